@@ -1,4 +1,4 @@
-"""0.3's environment variables that strategies and helpers read; Settings has all others. Explicit argument over variable over default."""
+"""0.3's environment variables of strategies and helpers; all others are in Settings. Arguments override variables, variables defaults."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _FALSE: Final = ("0", "false", "no", "off")
 
 
 class LightningEnvVar(Enum):
-    """The variables, by name."""
+    """The variables that this module resolves."""
 
     AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
     """Whether emitters list the active span processors in the debug log."""
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
-    """Whether strategies look after the store (default yes)."""
+    """Whether strategies serve the store (default yes)."""
     AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
-    """algorithm, runner or both (default): what this process of a Trainer does."""
+    """Role of this process of a Trainer: algorithm, runner or both (default)."""
     AGL_SERVER_HOST = "AGL_SERVER_HOST"
-    """Where the algorithm's machine serves the store, and runners find it (default localhost)."""
+    """Host on which the algorithm's machine serves the store to runners (default localhost)."""
     AGL_SERVER_PORT = "AGL_SERVER_PORT"
-    """The port there (default 4747)."""
+    """Port of the served store (default 4747)."""
 
 
 @overload
@@ -34,7 +34,7 @@ def resolve_bool_env_var(env_var: LightningEnvVar, override: bool | None = None,
 @overload
 def resolve_bool_env_var(env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None) -> bool | None: ...
 def resolve_bool_env_var(env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None) -> bool | None:
-    """`override`, else the variable (1, true, yes, on; 0, false, no, off), else `fallback`. Raises SettingsError (a ValueError)."""
+    """Return `override`, else the variable (1, true, yes, on; 0, false, no, off), else `fallback`. Raises SettingsError (a ValueError)."""
     if override is not None:
         return override
     value = os.environ.get(env_var.value)
@@ -51,7 +51,7 @@ def resolve_int_env_var(env_var: LightningEnvVar, override: int | None = None, *
 @overload
 def resolve_int_env_var(env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None) -> int | None: ...
 def resolve_int_env_var(env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None) -> int | None:
-    """`override`, else the variable, else `fallback`. Raises SettingsError (a ValueError) where it is no whole number."""
+    """Return `override`, else the variable, else `fallback`. Raises SettingsError (a ValueError) if it is not a whole number."""
     if override is not None:
         return override
     value = os.environ.get(env_var.value)
@@ -68,7 +68,7 @@ def resolve_str_env_var(env_var: LightningEnvVar, override: str | None = None, *
 @overload
 def resolve_str_env_var(env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None) -> str | None: ...
 def resolve_str_env_var(env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None) -> str | None:
-    """`override`, else the variable, else `fallback`."""
+    """Return `override`, else the variable, else `fallback`."""
     return override if override is not None else os.environ.get(env_var.value, fallback)
 
 

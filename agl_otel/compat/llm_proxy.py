@@ -1,7 +1,7 @@
-"""0.3's LLMProxy: which models there are, as resources for agents. The proxy itself is the stack's service (proxy/), always running.
+"""0.3's LLMProxy: a list of models as resources for agents. The proxy itself is a service of the stack (proxy/), always running.
 
-A resource names the model's own server (or litellm); a runner hands it to the agent behind the proxy, under the attempt's address, and the
-proxy forwards to the server that the rollout's resource names. `start` also tells the proxy the list, for calls of no rollout.
+A resource names the model's own server (or litellm). Runners replace its endpoint by the proxy's address of the attempt, and the proxy
+forwards to the server that the rollout's resource names. `start` also sends the list to the proxy, for calls outside rollouts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from agl_otel.store import Store
 
 DIRECT: Final[dict[str, str]] = {"openai": "https://api.openai.com/v1", "hosted_vllm": "", "vllm": ""}
-"""{prefix of litellm's model names: base URL where none is given}; these speak OpenAI's protocol themselves."""
+"""{prefix of litellm's model names: default base URL} of servers with OpenAI's protocol, which need no litellm."""
 LITELLM: Final = "litellm:"
-"""The endpoint of a resource whose model litellm knows where to find."""
+"""Endpoint of a resource whose server litellm resolves."""
 _IGNORED: Final = ("litellm_config", "num_workers", "launch_mode", "launcher_args", "middlewares", "callbacks", "host", "port")
 _log = logging.getLogger(__name__)
 
 
 class ModelConfig(TypedDict):
-    """One entry of a model list: what agents ask for, and where that is served (litellm's words)."""
+    """One entry of litellm's model list: the name that agents request, and the parameters of its server."""
 
     model_name: str
     litellm_params: dict[str, Any]
@@ -39,8 +39,8 @@ class LLMProxy:
     """Models behind the stack's proxy.
 
     Args:
-        port: and all of host, litellm_config, num_workers, launch_mode, launcher_args, middlewares, callbacks: they change nothing,
-            because the proxy is a service of the stack, which always records token ids and log-probs.
+        port: ignored, like host, litellm_config, num_workers, launch_mode, launcher_args, middlewares and callbacks: the proxy is a
+            service of the stack, which always records token ids and log-probs.
         model_list: the models. Raises UsageError for an entry that cannot be served.
         store: the store of the stack; a Trainer sets it.
     """
@@ -51,7 +51,7 @@ class LLMProxy:
         if unknown := ignored.keys() - set(_IGNORED):
             raise UsageError(f"LLMProxy takes no argument {', '.join(sorted(unknown))}")
         if ignored or port is not None:
-            _log.info("LLMProxy(%s): the proxy is a service of the stack; these change nothing", ", ".join([*ignored, "port"]))
+            _log.info("LLMProxy(%s): ignored, because the proxy is a service of the stack", ", ".join([*ignored, "port"]))
         self.model_list: list[ModelConfig] = []
         self._store: weakref.ref[Store] | None = None
         self._running = False
@@ -60,41 +60,41 @@ class LLMProxy:
         self.update_model_list(model_list or [])
 
     def set_store(self, store: Store) -> None:
-        """Say which stack's proxy it is; a weak reference is kept."""
+        """Set the store of the proxy's stack; a weak reference is kept."""
         self._store = weakref.ref(store)
 
     def get_store(self) -> Store | None:
-        """The store; None where none was set."""
+        """Return the store; None if none was set."""
         return self._store() if self._store is not None else None
 
     def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
-        """Serve these models from now on: publish `as_resource()` anew for the next rollouts. Raises UsageError."""
+        """Replace the models. Publish `as_resource()` again for it to affect new rollouts. Raises UsageError for an invalid entry."""
         for entry in model_list:
             _backend(entry)
         self.model_list = list(model_list)
 
     def is_running(self) -> bool:
-        """Whether `start` was called; the service runs with its stack."""
+        """Return whether `start` was called; the service itself runs as long as its stack."""
         return self._running
 
     async def start(self) -> None:
-        """Tell the stack's proxy the models, for calls of no rollout. Raises ModelServerError, UnavailableError."""
-        await self._hand_over(self.model_list)
+        """Send the models to the stack's proxy, for calls outside rollouts. Raises ModelServerError, UnavailableError."""
+        await self._send(self.model_list)
         self._running = True
 
     async def stop(self) -> None:
-        """Take the models back; resources that name them go on."""
+        """Withdraw the models from the proxy; resources that name them keep working."""
         if not self._running:
             _log.warning("the proxy was not started: there is nothing to stop")
             return
         self._running = False
-        await self._hand_over([])
+        await self._send([])
 
     async def restart(self, *, _port: int | None = None) -> None:
-        """Tell the stack's proxy the list as it is now; calls under way go on."""
+        """Send the current models to the stack's proxy; calls in flight are not interrupted."""
         await self.start()
 
-    async def _hand_over(self, models: Sequence[ModelConfig]) -> None:
+    async def _send(self, models: Sequence[ModelConfig]) -> None:
         store = self.get_store()
         proxy = store.description.proxy if store is not None else None
         if store is not None and proxy is not None:
@@ -103,7 +103,7 @@ class LLMProxy:
             await hand_over(proxy.rstrip("/"), models, token=store.token)
 
     def initialize(self) -> None:
-        """Nothing to set up."""
+        """Do nothing: 0.3's callers may call it."""
 
     def as_resource(
         self,
@@ -112,11 +112,11 @@ class LLMProxy:
         model: str | None = None,
         sampling_parameters: Mapping[str, Any] | None = None,
     ) -> LLM:
-        """A model as a resource: without ids for any rollout, with both for that attempt, with its key.
+        """Return a model as a resource: without ids for any rollout; with both ids for that attempt, including its key.
 
-        It samples as its litellm_params say, and `sampling_parameters` where those say otherwise.
+        `sampling_parameters` override those of its litellm_params.
 
-        Raises ValueError where only one id is given, UsageError (a ValueError) where the model is not clear or not in the list.
+        Raises ValueError if only one id is given, UsageError (a ValueError) if the model is ambiguous or not in the list.
         """
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("as_resource takes a rollout id and an attempt id, or neither")
@@ -136,15 +136,15 @@ class LLMProxy:
         names = {entry["model_name"] for entry in self.model_list}
         if model is None and len(names) != 1:
             raise UsageError(f"which model? give model=, one of: {', '.join(sorted(names)) or 'none, the model list is empty'}")
-        wanted = model or next(iter(names))
-        found = next((entry for entry in self.model_list if entry["model_name"] == wanted), None)
+        name = model or next(iter(names))
+        found = next((entry for entry in self.model_list if entry["model_name"] == name), None)
         if found is None:
-            raise UsageError(f"there is no model {wanted!r}; known are: {', '.join(sorted(names)) or 'none'}")
+            raise UsageError(f"there is no model {name!r}; known are: {', '.join(sorted(names)) or 'none'}")
         return found
 
 
 def _backend(entry: ModelConfig) -> tuple[str, str, str | None]:
-    """(base URL, or LITELLM for what litellm knows where to find; model name there; key). Raises UsageError that names what is wrong."""
+    """Return (base URL, or LITELLM if litellm resolves the server; model name there; key). Raises UsageError without a server."""
     parameters = entry.get("litellm_params") or {}
     name = str(parameters.get("model", ""))
     prefix, slash, rest = name.partition("/")

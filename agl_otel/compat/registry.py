@@ -1,4 +1,4 @@
-"""Components by instance, class, factory, name or dict: how a Trainer's arguments may be written."""
+"""Build a Trainer's components from an instance, class, factory, name or dict."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def build_component(
     dict_default_cls: type[T] | None = None,
     registry: Mapping[str, str] | None = None,
 ) -> T | None:
-    """The component that `spec` describes.
+    """Build the component that `spec` describes.
 
     Args:
         spec: an instance; a class or factory; an import path (of Agent Lightning 0.3 too) or a name of `registry`; a dict with `type`
             (any of these) and constructor arguments; None for the default.
-        expected_type: what it must be.
-        spec_name: what it is called in errors.
+        expected_type: type of the result.
+        spec_name: name of the component in errors.
         default_factory: makes the default.
-        allow_none: whether None is fine where there is no default.
-        optional_defaults: arguments that a class gets where it takes them and the spec does not give them.
-        dict_requires_type: whether a dict must say its type.
-        dict_default_cls: the class of a dict without one.
+        allow_none: whether None is allowed without a default.
+        optional_defaults: {parameter: factory of its value}, for parameters that a class has and the spec does not set.
+        dict_requires_type: wording of the error for a dict without `type`.
+        dict_default_cls: class for a dict without `type`.
         registry: {short name: import path}.
 
-    Raises UsageError (a ValueError) that names the component and what was wrong, TypeError where it is of another type.
+    Raises UsageError (a ValueError) that names the component and the error, TypeError for a component of another type.
     """
     if spec is None:
         if default_factory is None and not allow_none:
@@ -70,13 +70,13 @@ def build_component(
 
 
 def load_named(path: str, spec_name: str = "the component") -> Any:
-    """What an import path names: `package.module.Name` or `package.module:Name`. Raises UsageError.
+    """Import the object named by `package.module.Name` or `package.module:Name`. Raises UsageError.
 
-    A path into 0.3's package means the same name here, wherever in this package it lives.
+    A path into 0.3's package is resolved to the same name in this package.
     """
     module, _, name = path.replace(":", ".").rpartition(".")
     if not module:
-        raise UsageError(f"{spec_name} {path!r} is no known name and no import path: write package.module.Name")
+        raise UsageError(f"{spec_name} {path!r} is neither a known name nor an import path: write package.module.Name")
     ours = module == OLD_PACKAGE or module.startswith(f"{OLD_PACKAGE}.")
     module = PACKAGE + module.removeprefix(OLD_PACKAGE) if ours else module
     for place in (module, PACKAGE) if ours else (module,):
@@ -84,7 +84,7 @@ def load_named(path: str, spec_name: str = "the component") -> Any:
             found = import_module(place)
         except ModuleNotFoundError as error:
             if error.name is None or not place.startswith(error.name):
-                raise  # something that the user's module needs
+                raise  # a missing dependency of the user's module
             continue
         if (value := getattr(found, name, None)) is not None:
             return value
@@ -94,7 +94,7 @@ def load_named(path: str, spec_name: str = "the component") -> Any:
 def _with_defaults(make: Callable[..., Any], arguments: dict[str, Any], defaults: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(make).parameters
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return arguments
     taken = {name: give() for name, give in defaults.items() if name in parameters and name not in arguments}
     return {**taken, **arguments}

@@ -1,7 +1,7 @@
-"""The runner that users hold in their hands: LitAgentRunner, with 0.3's run_context, iter and step, over the runner of this package.
+"""LitAgentRunner, with 0.3's run_context, iter and step, over agl_otel.runner.
 
-It adds what 0.3 promises around an attempt (hooks, the tracer's context, what an agent may return) as one kind of Agent (job.py);
-claiming, resources, heartbeats, seals and completion are runner.py's.
+0.3's behaviour around an attempt (hooks, the tracer's context, the allowed return values) is one kind of Agent (runner/job.py); claims,
+resources, heartbeats, seals and completion belong to runner/runner.py.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ from agl_otel_hook import attempt_scope
 from agl_otel_hook.emit import emit_reward
 
 T = TypeVar("T")
-EVENT_POLL_SECONDS: Final = 0.1  # events of threads and of other processes cannot be awaited
+EVENT_POLL_SECONDS: Final = 0.1  # events of threads and processes cannot be awaited
 PROGRESS_EVERY: Final = 10
 _log = logging.getLogger("agl_otel.runner")
 
 
 class Event(Protocol):
-    """Something that says when to stop: asyncio's, threading's or multiprocessing's event, or ours."""
+    """A stop event: asyncio's, threading's, multiprocessing's, or an ExecutionEvent."""
 
     def is_set(self) -> bool:
-        """Whether it is time."""
+        """Return whether the runner should stop."""
         ...
 
 
 class Runner(ParallelWorkerBase, Generic[T]):
-    """Base of runners: `iter` works until it is told to stop, `step` runs one task."""
+    """Base of runners: `iter` runs rollouts until it is stopped, `step` runs one task."""
 
     def init(self, agent: Any, *args: Any, hooks: Sequence[Hook] | None = None, **kwargs: Any) -> None:
-        """Say what is run, in the main process."""
+        """Set the agent and hooks, in the main process."""
 
-    def init_worker(self, worker_id: int | None, store: Store, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # 0.3's
-        """Say where the work comes from, in the worker."""
+    def init_worker(self, worker_id: int | None, store: Store, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # 0.3's signature
+        """Set the store, in the worker."""
 
     async def iter(self, *, event: Event | None = None) -> None:
-        """Run what is in the queue until `event` is set."""
+        """Run rollouts from the queue until `event` is set."""
         raise NotImplementedError(f"{type(self).__name__} gives no iter")
 
     async def step(
@@ -78,14 +78,14 @@ class Runner(ParallelWorkerBase, Generic[T]):
         mode: RolloutMode | None = None,
         event: Event | None = None,
     ) -> Rollout:
-        """Run one task."""
+        """Run one task; return its finished rollout."""
         raise NotImplementedError(f"{type(self).__name__} gives no step")
 
     @contextlib.contextmanager
     def run_context(
         self, *, agent: Any, store: Store, hooks: Sequence[Hook] | None = None, worker_id: int | None = None
     ) -> Generator[Runner[T]]:
-        """Set the runner up for `agent` and `store`, and take it down again."""
+        """Set the runner up for `agent` and `store` within the context."""
         self.init(agent, hooks=hooks)
         try:
             self.init_worker(worker_id, store)
@@ -102,12 +102,12 @@ class LitAgentRunner(Runner[T]):
 
     Args:
         tracer: records the agent's spans.
-        max_rollouts: `iter` ends after so many; None: never.
-        poll_interval: changes nothing: a waiting runner is told of a rollout when it is enqueued.
-        heartbeat_interval: seconds; 0 or below: none.
-        interval_jitter: seconds by which the time between two heartbeats varies.
-        heartbeat_launch_mode: where the snapshot of the machine is taken: "thread", or "asyncio" (in the event loop).
-        heartbeat_include_gpu: whether the snapshot names GPUs, as nvidia-smi knows them.
+        max_rollouts: `iter` ends after so many; None: no limit.
+        poll_interval: ignored: the queue notifies a waiting runner.
+        heartbeat_interval: seconds; 0 or below: no heartbeats.
+        interval_jitter: random variation of the heartbeat interval, in seconds.
+        heartbeat_launch_mode: takes the machine's snapshot in a thread ("thread") or in the event loop ("asyncio").
+        heartbeat_include_gpu: whether the snapshot includes GPUs (nvidia-smi).
 
     Raises ValueError for another launch mode.
     """
@@ -134,58 +134,58 @@ class LitAgentRunner(Runner[T]):
         self._store: Store | None = None
         self._hooks: list[Hook] = []
 
-    # --- what it works with
+    # --- agent, store and tracer
 
     @property
     def tracer(self) -> Tracer:
-        """The tracer it was made with."""
+        """The runner's tracer."""
         return self._tracer
 
     def init(self, agent: Any, *args: Any, hooks: Sequence[Hook] | None = None, **kwargs: Any) -> None:
-        """Say what is run: a LitAgent, or a function of a task."""
+        """Set the agent (a LitAgent, or a function of a task) and the hooks."""
         self._agent = as_agent(agent)
         self._agent.set_runner(self)
         self._hooks = list(hooks or ())
         self._tracer.init()
 
-    def init_worker(self, worker_id: int | None, store: Store, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # 0.3's
-        """Say where the work comes from. Without a worker id there are no heartbeats."""
+    def init_worker(self, worker_id: int | None, store: Store, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # 0.3's signature
+        """Set the store. Without a worker id no heartbeats are sent."""
         self.worker_id = worker_id
         self._store = store
         self._tracer.init_worker(0 if worker_id is None else worker_id, store)
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """Let go of the store."""
+        """Release the store."""
         self._store = None
         self.worker_id = None
         self._tracer.teardown_worker(worker_id)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Let go of the agent."""
+        """Release the agent and hooks."""
         self._agent = None
         self._hooks = []
         self._tracer.teardown()
 
     def get_agent(self) -> LitAgent[T]:
-        """The agent. Raises ValueError before `init`."""
+        """Return the agent. Raises ValueError before `init`."""
         if self._agent is None:
             raise ValueError("the runner has no agent: use `with runner.run_context(agent=…, store=…)`")
         return self._agent
 
     def get_store(self) -> Store:
-        """The store. Raises ValueError before `init_worker`."""
+        """Return the store. Raises ValueError before `init_worker`."""
         if self._store is None:
             raise ValueError("the runner has no store: use `with runner.run_context(agent=…, store=…)`")
         return self._store
 
     def get_worker_id(self) -> str:
-        """Its name in the store."""
+        """Return the worker id under which the store knows the runner."""
         return "Worker-Unknown" if self.worker_id is None else f"Worker-{self.worker_id}"
 
-    # --- what it does
+    # --- running rollouts
 
     async def iter(self, *, event: Event | None = None) -> None:
-        """Run what is in the queue until `event` is set or `max_rollouts` are done. A rollout that fails never stops it."""
+        """Run rollouts from the queue until `event` is set or `max_rollouts` are done. Failed rollouts do not stop it."""
         await self._run(_Attempts(self), event, max_rollouts=self._max_rollouts)
 
     async def step(
@@ -196,7 +196,7 @@ class LitAgentRunner(Runner[T]):
         mode: RolloutMode | None = None,
         event: Event | None = None,
     ) -> Rollout:
-        """Run one task now, as a rollout that was never queued; what the agent raises is raised here. Returns the finished rollout."""
+        """Run one task as a rollout that is never queued; return the finished rollout. Raises the agent's error."""
         store = self.get_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources else None
         started = await store.start_rollout(input, mode, resources_id, worker_id=None if self.worker_id is None else self.get_worker_id())
@@ -253,32 +253,32 @@ class LitAgentRunner(Runner[T]):
 
 
 class _Attempts:
-    """A LitAgent as the Agent of runner.py: hooks and trace around it, and what it returns."""
+    """Adapts a LitAgent to runner/runner.py's Agent: hooks, tracer context and return values."""
 
-    instrument: tuple[str, ...] = ()  # the tracer does that
+    instrument: tuple[str, ...] = ()  # the tracer enables instrumentations
 
     def __init__(self, runner: LitAgentRunner[Any]) -> None:
         self._runner = runner
         self._agent: LitAgent[Any] = runner.get_agent()
         self._store = runner.get_store()
-        self._hooks: list[Hook] = list(runner._hooks)  # pyright: ignore[reportPrivateUsage]  # one unit with LitAgentRunner
+        self._hooks: list[Hook] = list(runner._hooks)  # pyright: ignore[reportPrivateUsage]  # a helper of LitAgentRunner
         self._tracer = runner.tracer
         self.hooked = self._tracer.hooked
         self.route = Route("", self._store.token)
-        """Where the spans of its attempts go."""
+        """Destination of its attempts' spans."""
         self.error: BaseException | None = None
-        """What the latest agent raised; None where it succeeded."""
+        """The error of the latest attempt; None if it succeeded."""
         self._done = 0
 
     def prepare(self, addresses: Addresses) -> None:
-        """Note where the stack is. The user's environment stays as it is: the algorithm may live in this process."""
+        """Set the stack's addresses. The process environment is not changed, because the algorithm may run in this process."""
         self.route.endpoint, self.route.http = addresses.collector_grpc, addresses.collector_http
 
     def check(self, task: Any) -> None:
-        """Any task will do."""
+        """Accept any task."""
 
     async def run(self, job: Job) -> None:
-        """Run one attempt. Raises AgentError where the agent or what it returned is at fault."""
+        """Run one attempt. Raises AgentError if the agent fails or returns an invalid value."""
         rollout, began = job.rollout, time.monotonic()
         self.error = None
         around: dict[str, Any] = {"agent": self._agent, "runner": self._runner, "rollout": rollout}
@@ -294,7 +294,7 @@ class _Attempts:
                     await self._hook("on_trace_end", **around, tracer=self._tracer)
                 spans = list(self._tracer.get_last_trace())
                 spans = await self._result(answer, spans, job)
-        except Exception as error:  # the user's code: whatever it raises is data about this attempt
+        except Exception as error:  # the boundary to the user's code: its error is data about this attempt
             self.error = error
             _log.error("[Rollout %s] failed", rollout.rollout_id, exc_info=error)
             raise AgentError(f"{type(error).__name__}: {error}") from error
@@ -313,18 +313,18 @@ class _Attempts:
         for hook in self._hooks:
             try:
                 await getattr(hook, name)(**given)
-            except Exception:  # noqa: BLE001 - the boundary: a user's hook never decides over a rollout
+            except Exception:  # noqa: BLE001 - the boundary to the user's hooks, which must not fail a rollout
                 _log.exception("hook %s.%s failed", type(hook).__name__, name)
 
     async def _result(self, answer: Any, traced: list[Any], job: Job) -> list[Any]:
-        """Bring what the agent returned into the store; the attempt's spans."""
+        """Store the reward or spans that the agent returned; return the attempt's spans."""
         if answer is None:
             return traced
         if isinstance(answer, (bool, int, float)):
             return self._reward(answer, traced)
         if not isinstance(answer, (list, tuple)):
             raise TypeError(f"an agent returns None, a number or a list of spans, not a {type(answer).__name__}")
-        return await self._spans(list(answer), job) or traced  # pyright: ignore[reportUnknownArgumentType]  # checked there
+        return await self._spans(list(answer), job) or traced  # pyright: ignore[reportUnknownArgumentType]  # _spans checks the items
 
     def _reward(self, value: float, traced: list[Any]) -> list[Any]:
         if isinstance(value, bool) or not isinstance(value, float):
@@ -334,7 +334,7 @@ class _Attempts:
         emitted = find_reward_spans(traced)
         if emitted:
             _log.warning(
-                "the agent returned the reward %s and emitted %s as well: emit it or return it. Of the same value one counts",
+                "the agent returned the reward %s and emitted %s as well: emit it or return it. Equal values count once",
                 value, [get_reward_value(span) for span in emitted],
             )  # fmt: skip
             if get_reward_value(emitted[-1]) == float(value):
@@ -343,9 +343,7 @@ class _Attempts:
 
     async def _spans(self, answer: list[Any], job: Job) -> list[Any]:
         if not answer:
-            _log.warning(
-                "[Rollout %s] the agent returned an empty list of spans: return None where the traced ones are meant", job.rollout_id
-            )
+            _log.warning("[Rollout %s] the agent returned an empty list of spans: return None to use the traced ones", job.rollout_id)
             return answer
         if all(isinstance(span, ReadableSpan) for span in answer):
             for span in answer:
@@ -374,7 +372,7 @@ async def _find_stack(store: Store) -> Addresses:
 
 
 def _resources(job: Job) -> NamedResources:
-    """The resources as the agent sees them; a ProxyLLM stays one, at the proxy's address."""
+    """Return the resources for the agent; a ProxyLLM stays one, with the proxy's address."""
     seen = agent_resources(job.resources, *job.key, job.addresses.proxy)
     first = first_llm(job.resources)
     for name, resource in job.resources.items():
@@ -389,7 +387,7 @@ async def _follow(event: Event | None, stop: asyncio.Event) -> None:
         return
     if isinstance(event, asyncio.Event):
         await event.wait()
-    while not event.is_set():  # noqa: ASYNC110 - of another thread or process
+    while not event.is_set():  # noqa: ASYNC110 - set in another thread or process
         await asyncio.sleep(EVENT_POLL_SECONDS)
     stop.set()
 

@@ -1,4 +1,4 @@
-"""Names of Agent Lightning 0.3 for what is one Store here, and errors that say what to use where a name has no meaning any more."""
+"""0.3's store classes, all of them one Store here; a class that does not exist any more raises UsageError with its replacement."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LightningStore = Store
 
 
 class InMemoryLightningStore(Store):
-    """A store with a stack of its own in a temporary folder, which goes away with it. Starts at first use.
+    """A store with its own stack in a temporary folder, which is deleted with it. Starts on first use.
 
-    The arguments are 0.3's and change nothing: spans are on disk, so nothing is evicted, and the stack is always safe for threads.
+    The arguments are 0.3's and have no effect: spans are on disk, so nothing is evicted, and the stack is always thread-safe.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class InMemoryLightningStore(Store):
 
 
 class LightningStoreClient(Store):
-    """A store on a running stack, at `http://host:4747` or `host:4747`; connects at first use.
+    """A store on a running stack, at `http://host:4747` or `host:4747`; connects on first use.
 
-    The times are 0.3's and change nothing: calls are tried again for ten seconds while a service is away.
+    The times are 0.3's and have no effect: calls are retried for ten seconds while a service is unavailable.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class LightningStoreClient(Store):
 
 
 def LightningStoreThreaded(store: Store) -> Store:  # noqa: N802 - the name of a class in 0.3
-    """`store` itself: it is safe for threads already."""
+    """Return `store` itself, which is thread-safe."""
     return store
 
 
-class _Gone:
-    """A class that has no place here; `remedy` says what to use instead."""
+class _Removed:
+    """Base of classes that do not exist any more; `remedy` names the replacement."""
 
     remedy = ""
 
@@ -77,10 +77,10 @@ class _Gone:
 
 
 class LightningStoreServer(Store):
-    """`store` for other processes and machines, at `http://host:port`; itself the same store.
+    """Serves `store` to other processes and machines at `http://host:port`; is a Store itself, with the same content.
 
-    A stack of the store's own is started there; one that runs already answers where it is (`endpoint`). Further arguments are 0.3's and
-    change nothing.
+    The store's own stack is started at that address; a stack that runs already keeps its address (`endpoint`). Further arguments are
+    0.3's and have no effect.
     """
 
     def __init__(self, store: Store, host: str | None = None, port: int | None = None, *_: object, **__: object) -> None:
@@ -92,34 +92,34 @@ class LightningStoreServer(Store):
 
     @property
     def endpoint(self) -> str:
-        """The address for LightningStoreClient. Raises UsageError before `start`."""
+        """Address for LightningStoreClient. Raises UsageError before `start`."""
         if not self._endpoint:
             raise UsageError("the server has no address yet: await server.start() first")
         return self._endpoint
 
     async def start(self) -> None:
-        """Answer. Raises UnavailableError where the stack does not start, as on a port that is taken."""
+        """Start to serve. Raises UnavailableError if the stack does not start, for example because the port is in use."""
         address = await asyncio.to_thread(self.store.serve, self.host, self.port)
         async with Store(address, token=self.token) as served:
             self._endpoint = served.description.web or address
 
     async def run_forever(self) -> None:
-        """Answer until it is cancelled."""
+        """Serve until cancelled."""
         await self.start()
         await asyncio.get_running_loop().create_future()
 
     async def stop(self) -> None:
-        """Nothing more is done with this object; the store's stack answers, and keeps what it holds, until the store is closed."""
+        """Forget the endpoint. The store's stack keeps running, with its data, until the store is closed."""
         self._endpoint = ""
 
 
-class CollectionBasedLightningStore(_Gone):
-    """0.3's store over collections of the user's own."""
+class CollectionBasedLightningStore(_Removed):
+    """0.3's store over the user's own collections."""
 
-    remedy = "the queue keeps what is intended in SQLite or PostgreSQL (AGL_QUEUE_URL), ClickHouse what was observed (AGL_CLICKHOUSE_URL)"
+    remedy = "rollouts are stored in SQLite or PostgreSQL (AGL_QUEUE_URL), spans in ClickHouse (AGL_CLICKHOUSE_URL)"
 
 
-class MongoLightningStore(_Gone):
+class MongoLightningStore(_Removed):
     """0.3's store over MongoDB."""
 
     remedy = "use PostgreSQL: AGL_QUEUE_URL=postgresql://…, then LightningStoreClient with the stack's address"

@@ -1,4 +1,4 @@
-"""Trainer: an agent, an algorithm and data in one call. It builds the parts and hands them to a strategy, which runs them."""
+"""Trainer: build an agent, an algorithm, a store and runners, and run them by an execution strategy."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains an agent: runners run it, the algorithm learns from its traces, over one store.
+    """Trains an agent: runners run it, and the algorithm learns from its traces, over one store.
 
-    A component is given as an instance, a class or factory, an import path, or a dict with `type` and arguments.
+    A component is an instance, a class or factory, an import path, or a dict with `type` and arguments.
 
     Args:
-        n_runners: how many runners, each with one rollout at a time.
-        max_rollouts: of each runner; None: no limit.
-        initial_resources: what the algorithm begins with.
+        n_runners: number of runners, each with one rollout at a time.
+        max_rollouts: limit for each runner; None: no limit.
+        initial_resources: resources that the algorithm starts from.
         tracer: default AgentOpsTracer().
         adapter: default TracerTraceToTriplet(); a dict needs no `type`.
         store: default a stack of the trainer's own, in a temporary folder.
         runner: default LitAgentRunner.
         strategy: "cs" (processes, default), "shm" (threads), or any ExecutionStrategy.
-        port: where a store that the trainer serves answers, whatever its strategy says.
-        algorithm: also by name: "apo", "gepa", "random_search", "baseline", "sft", "verl". None only runs what others enqueue, until it is
-            interrupted.
-        llm_proxy: handed to the algorithm.
+        port: port on which the trainer serves its store; overrides the strategy's.
+        algorithm: also by name: "apo", "gepa", "random_search", "baseline", "sft", "verl". None: runners process what others enqueue,
+            until interrupted.
+        llm_proxy: passed to the algorithm.
         hooks: one, or several.
-        run_dir: where the run is kept, whatever the algorithm (keeping.py); an algorithm's own `run_dir` wins. None: as the algorithm says.
+        run_dir: the run's folder (algorithms/kept_runs.py), unless the algorithm has its own `run_dir`. None: the algorithm's default.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Trainer:
         if dev:
             warnings.warn("Trainer(dev=True) is deprecated: call trainer.dev(…)", DeprecationWarning, stacklevel=2)
         self._dev = dev
-        self._wanted: int = given["n_runners"] or 1
+        self._n_requested: int = given["n_runners"] or 1
         self.max_rollouts: int | None = given["max_rollouts"]
         self.initial_resources = initial_resources
         self.port = port
@@ -107,25 +107,25 @@ class Trainer:
             llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy", allow_none=True, dict_default_cls=LLMProxy
         )
         self.strategy: ExecutionStrategy = self._strategy(strategy)
-        self.n_runners: int = getattr(self.strategy, "n_runners", self._wanted)
+        self.n_runners: int = getattr(self.strategy, "n_runners", self._n_requested)
         self.store: Store = _made(store, Store, "store", default=InMemoryLightningStore)
         self._runner_spec = runner
 
     def _strategy(self, spec: Any) -> ExecutionStrategy:
-        defaults: dict[str, Any] = {"n_runners": lambda: self._wanted}
-        if self._wanted > 1:
+        defaults: dict[str, Any] = {"n_runners": lambda: self._n_requested}
+        if self._n_requested > 1:
             defaults["main_thread"] = lambda: "algorithm"
         made = _made(spec or ClientServerExecutionStrategy, ExecutionStrategy, "strategy", registry=STRATEGIES, optional_defaults=defaults)
         if self.port is not None and hasattr(made, "server_port"):
             made.server_port = self.port
         return made
 
-    # --- what users call
+    # --- the public methods
 
     def fit(self, agent: Any, train_dataset: Dataset[Any] | None = None, *, val_dataset: Dataset[Any] | None = None) -> None:
-        """Run the algorithm on the data, and the agent for what it enqueues; returns when the algorithm has ended.
+        """Run the algorithm on the data, and the agent on the rollouts that it enqueues; return when the algorithm has ended.
 
-        `agent` is a LitAgent or a function of a task. Raises what algorithm or strategy raise.
+        `agent` is a LitAgent or a function of a task. Raises the errors of algorithm and strategy.
         """
         if self._dev:
             return self.dev(agent, train_dataset, val_dataset=val_dataset)
@@ -139,9 +139,9 @@ class Trainer:
         val_dataset: Dataset[Any] | None = None,
         dev_dataset: Dataset[Any] | None = None,
     ) -> None:
-        """The same with a fast algorithm (Baseline, unless another was given), to see that an agent works.
+        """Run `fit` with a fast algorithm (Baseline, unless another was given), to test an agent.
 
-        Raises TypeError where the trainer's algorithm is no FastAlgorithm.
+        Raises TypeError if the trainer's algorithm is not a FastAlgorithm.
         """
         algorithm = self.algorithm if self.algorithm is not None else Baseline()
         if not isinstance(algorithm, FastAlgorithm):
@@ -168,7 +168,7 @@ class Trainer:
         if algorithm is None:
             if self.initial_resources is not None:
                 await store.add_resources(self.initial_resources)
-            while not event.is_set():  # noqa: ASYNC110 - of another thread or process
+            while not event.is_set():  # noqa: ASYNC110 - set in another thread or process
                 await asyncio.sleep(EVENT_POLL_SECONDS)
             return
         algorithm.set_trainer(self)
@@ -181,7 +181,7 @@ class Trainer:
             algorithm.set_llm_proxy(self.llm_proxy)
         with keeping(algorithm, self.run_dir, train=train, val=val, resources=self.initial_resources):
             if algorithm.is_async():
-                await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # it says that it is async
+                await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # is_async() was true
             else:
                 await call(algorithm.run, train, val)
 
@@ -207,7 +207,7 @@ def _made(spec: Any, kind: Any, name: str, *, default: Any = None, **options: An
 
 
 def _renamed(old: dict[str, Any], **given: Any) -> dict[str, Any]:
-    """The arguments with older names put in their places. Raises UsageError for one that is unknown."""
+    """Map arguments with deprecated names to their current ones. Raises UsageError for an unknown name."""
     for name, value in old.items():
         if name not in _OLD:
             raise UsageError(f"Trainer takes no argument {name!r}")

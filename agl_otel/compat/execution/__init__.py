@@ -1,4 +1,4 @@
-"""How algorithm and runners of one Trainer are run together: in processes (client-server) or in threads (shared memory)."""
+"""Strategies that run a Trainer's algorithm and runners together: in processes (client-server) or in threads (shared memory)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Runners as processes, the algorithm beside them or on another machine; the store is served between them.
+"""Run runners as processes, with the algorithm on the same or another machine and a served store between them.
 
-On one machine (role `both`) the runners are forks of this process, made before it opens anything, so that agents may be closures and
-live in `__main__`. With AGL_CURRENT_ROLE the same script is the algorithm on one machine and a runner on others: AGL_SERVER_HOST and
-AGL_SERVER_PORT say where the algorithm's machine serves the store, and AGL_TLS_CA (or AGL_TLS_CERT) that it speaks TLS. Those runners
-stay when the algorithm ends.
+On one machine (role `both`) the runners are forks of this process, made before it opens connections, so that agents may be closures or
+defined in `__main__`. With AGL_CURRENT_ROLE the same script is the algorithm on one machine and a runner on others: AGL_SERVER_HOST and
+AGL_SERVER_PORT name the address at which the algorithm's machine serves the store; AGL_TLS_CA (or AGL_TLS_CERT) selects TLS. Those
+runners keep running when the algorithm ends.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from agl_otel.store import Store
 Role = Literal["algorithm", "runner", "both"]
 ROLES: Final = ("algorithm", "runner", "both")
 GRPC_THREAD: Final = "_poll_wrapper"
-"""In the name of the thread of a gRPC connection that is open in this process."""
-KILL_SECONDS: Final = 60.0  # a killed process ends as soon as it gets a processor, which on a busy machine may take a while
+"""Part of the thread name of an open gRPC connection."""
+KILL_SECONDS: Final = 60.0  # a killed process needs CPU time to end, which may take long on a busy machine
 _log = logging.getLogger(__name__)
 
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
-    """Algorithm and runners in processes of their own.
+    """Runs algorithm and runners in separate processes.
 
     Args:
-        role: what this process does; None: AGL_CURRENT_ROLE, else both.
-        server_host: where the store is served, and found; None: AGL_SERVER_HOST, else localhost.
-        server_port: None: AGL_SERVER_PORT, else 4747 (with role both a free one where that is taken).
-        n_runners: processes.
-        graceful_timeout: seconds that runners have for what they are doing, once they are told to stop.
-        terminate_timeout: seconds that they have after SIGINT, and again after SIGTERM, before they are killed.
+        role: role of this process; None: AGL_CURRENT_ROLE, else both.
+        server_host: host of the served store; None: AGL_SERVER_HOST, else localhost.
+        server_port: port of the served store; None: AGL_SERVER_PORT, else 4747 (with role both, a free one if that is in use).
+        n_runners: number of runner processes.
+        graceful_timeout: seconds for runners to finish their work after the stop event.
+        terminate_timeout: seconds after SIGINT, and again after SIGTERM, before they are killed.
         main_process: `runner` runs the one runner in this process (for a debugger) and the algorithm in another.
         managed_store: False: the store is served already, use it as it is; None: AGL_MANAGED_STORE, else True.
-        allowed_exit_codes: of runner processes; any other is an error.
+        allowed_exit_codes: exit codes of runner processes that are no error.
     """
 
     alias = "cs"
@@ -71,7 +71,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             raise SettingsError(f"role (AGL_CURRENT_ROLE) is {self.role!r}: use {', '.join(ROLES)}")
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, override=server_host, fallback="localhost")
         self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, override=server_port)
-        """None: 4747, or with role both a free one where that is taken."""
+        """None: 4747, or with role both a free port if that is in use."""
         if n_runners < 1:
             raise UsageError(f"n_runners is {n_runners}: at least one is needed")
         if main_process == "runner" and (self.role != "both" or n_runners != 1):
@@ -84,7 +84,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.allowed_exit_codes = frozenset(allowed_exit_codes)
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: Store) -> None:
-        """Run what the role says, to its end. Raises what the algorithm raises, AgentError where a runner process failed."""
+        """Run the parts of this process's role to their end. Raises the algorithm's errors, AgentError if a runner process failed."""
         stop = MultiprocessingEvent()
         if self.role == "runner":
             return self._only_runners(runner, self._client(store), stop)
@@ -101,10 +101,10 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check(processes)
         return None
 
-    # --- the store between them
+    # --- the served store
 
     def _served(self, store: Store) -> Store:
-        """The store as processes on this and other machines reach it."""
+        """Serve the store, and return one with the address for other processes and machines."""
         if not self.managed_store:
             return store
         return store.at(store.serve(self.server_host, self.server_port, strict=self.role == "algorithm"))
@@ -116,10 +116,10 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         scheme = "https" if ambient().by_default else "http"
         return store.at(f"{scheme}://{self.server_host}:{port}")
 
-    # --- who runs where
+    # --- roles
 
     def _only_runners(self, runner: RunnerBundle, store: Store, stop: ExecutionEvent) -> None:
-        """Until they have ended, or Ctrl+C: that is how runners of another machine are ended, and no error."""
+        """Run runners until they end, or until Ctrl+C, the regular way to stop runners on another machine."""
         if self.n_runners == 1:
             try:
                 return _run(runner(store, 0, stop))
@@ -128,7 +128,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         processes = [_forked(f"runner-{n}", _runner_process, runner, store, n, stop, self.graceful_timeout) for n in range(self.n_runners)]
         try:
             running = {process.sentinel for process in processes}
-            while running:  # join would reap one, and an interrupt right then would lose its exit code
+            while running:  # an interrupt during join() would lose the exit code of the process that it reaps
                 running -= {*multiprocessing.connection.wait(running)}
         except KeyboardInterrupt:
             _log.warning("interrupted: stopping")
@@ -144,10 +144,10 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             self._stop([process], stop)
         self._check([process])
 
-    # --- the ladder
+    # --- stopping
 
     def _stop(self, processes: list[BaseProcess], stop: ExecutionEvent) -> None:
-        """Tell them, then SIGINT, then SIGTERM, then SIGKILL."""
+        """Stop processes by the stop event, then SIGINT, then SIGTERM, then SIGKILL."""
         stop.set()
         for seconds, number in (
             (self.graceful_timeout, signal.SIGINT),
@@ -174,17 +174,17 @@ def _run(work: object) -> None:
 
 
 async def _unless_gone(work: object, processes: list[BaseProcess], allowed: frozenset[int]) -> None:
-    """Do the work; raise AgentError when every runner is gone by itself with an error, because then nobody would finish it."""
+    """Run the work; raise AgentError as soon as every runner process has failed, because no rollout would be run any more."""
     task = asyncio.ensure_future(work)  # pyright: ignore[reportArgumentType, reportCallIssue]  # a coroutine
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()
 
     def ended(process: BaseProcess) -> None:
         loop.remove_reader(process.sentinel)
-        process.join()  # it is ending: its exit code is a moment away
+        process.join()  # its sentinel is readable, so its exit code follows at once
         codes = [process.exitcode for process in processes]
         if all(code is not None and code not in allowed for code in codes) and not gone.done():
-            gone.set_exception(AgentError(f"every runner process has ended in an error (exit codes {codes}): see what they printed"))
+            gone.set_exception(AgentError(f"every runner process has ended in an error (exit codes {codes}): see their output"))
 
     for process in processes:
         loop.add_reader(process.sentinel, ended, process)
@@ -203,7 +203,7 @@ async def _unless_gone(work: object, processes: list[BaseProcess], allowed: froz
 
 
 def _forked(name: str, target: object, *args: object) -> BaseProcess:
-    """A fork that runs `target`. Raises UsageError where this process holds connections that no fork survives."""
+    """Fork a process that runs `target`. Raises UsageError if this process has open gRPC connections, which do not survive a fork."""
     if any(GRPC_THREAD in thread.name for thread in threading.enumerate()):
         raise UsageError(
             "runner processes are forks, and this process has connections of a store open: close it before fit "
@@ -232,10 +232,10 @@ def _algorithm_process(algorithm: AlgorithmBundle, store: Store, stop: Execution
 
 
 def _end_with_parent(stop: ExecutionEvent, grace_seconds: float) -> None:
-    """In a fork: end by SIGINT; when the parent is gone, whatever ended it, stop in order, and after the grace at once."""
+    """In a fork: accept SIGINT; when the parent has ended, set the stop event, and exit after the grace period."""
     parent = multiprocessing.parent_process()
-    assert parent is not None, "it is a fork of one"
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it puts into the background so; the ladder asks by it
+    assert parent is not None, "called in a fork"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in background processes, but `_stop` sends it
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def watch() -> None:
@@ -247,8 +247,8 @@ def _end_with_parent(stop: ExecutionEvent, grace_seconds: float) -> None:
 
 
 def _wait(processes: list[BaseProcess], seconds: float) -> list[BaseProcess]:
-    """Those that still run after so many seconds."""
+    """Join processes for so many seconds; return those that still run."""
     deadline = time.monotonic() + seconds
     for process in processes:
-        process.join(max(0.001, deadline - time.monotonic()))  # 0 would not wait for one that is just ending
+        process.join(max(0.001, deadline - time.monotonic()))  # 0 would not wait for a process that is just ending
     return [process for process in processes if process.is_alive()]

@@ -1,4 +1,4 @@
-"""Events that say "time to stop" across threads or processes."""
+"""Stop events across threads or processes."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class ExecutionEvent(Protocol):
-    """Set once it is time to stop."""
+    """A stop event, with the interface of threading.Event."""
 
     def set(self) -> None:
-        """Now."""
+        """Set the event."""
         ...
 
     def clear(self) -> None:
-        """Not any more."""
+        """Clear the event."""
         ...
 
     def is_set(self) -> bool:
-        """Whether it is time."""
+        """Return whether the event is set."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is time, or `timeout` seconds are over; whether it is."""
+        """Wait for the event, at most `timeout` seconds; return whether it is set."""
         ...
 
 
 class ThreadingEvent:
-    """Between threads."""
+    """A stop event between threads."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """Now."""
+        """Set the event."""
         self._event.set()
 
     def clear(self) -> None:
-        """Not any more."""
+        """Clear the event."""
         self._event.clear()
 
     def is_set(self) -> bool:
-        """Whether it is time."""
+        """Return whether the event is set."""
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is time, or `timeout` seconds are over; whether it is."""
+        """Wait for the event, at most `timeout` seconds; return whether it is set."""
         return self._event.wait(timeout)
 
 
 class MultiprocessingEvent(ThreadingEvent):
-    """Between processes of one `multiprocessing` context."""
+    """A stop event between processes of one `multiprocessing` context."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._event = multiprocessing.Event()  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]  # the same four methods
+        self._event = multiprocessing.Event()  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]  # it has the same four methods

@@ -1,4 +1,4 @@
-"""Algorithm and runners as threads of this process: breakpoints work, agents may be anything. The services stay processes."""
+"""Run algorithm and runners in threads of this process, so that breakpoints work and agents need no pickling. Services stay processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _log = logging.getLogger(__name__)
 
 
 class SharedMemoryExecutionStrategy(ExecutionStrategy):
-    """Threads, each with an event loop of its own.
+    """Runs algorithm and runners in threads, each with its own event loop.
 
     Args:
-        n_runners: threads that run agents.
+        n_runners: number of threads that run agents.
         main_thread: `runner` (with n_runners=1) runs the runner in the calling thread, `algorithm` the algorithm.
-        join_timeout: seconds that a thread has to end after it was cancelled; then it is left behind, with an error in the log.
-        graceful_delay: seconds that a runner has for what it is doing, once it is told to stop.
-        poll_interval: seconds between looks at the event.
-        managed_store: changes nothing: the store is safe for threads.
+        join_timeout: seconds for a cancelled thread to end; then it is abandoned, with an error in the log.
+        graceful_delay: seconds for a runner to finish its work after the stop event.
+        poll_interval: seconds between checks of the event.
+        managed_store: ignored: the store is thread-safe.
     """
 
     alias = "shm"
@@ -53,8 +53,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self.managed_store = resolve_managed_store_flag(managed_store)
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: Store) -> None:
-        """Run both to the algorithm's end. Raises what either raised; Ctrl+C stops them in order."""
-        store.serve("localhost", 0)  # a stack of the store's own has all services, on free ports
+        """Run both until the algorithm ends. Raises the first error of either; Ctrl+C stops them gracefully."""
+        store.serve("localhost", 0)  # the store's own stack, on free ports
         stop = ThreadingEvent()
         errors: list[BaseException] = []
 
@@ -64,10 +64,10 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             finally:
                 stop.set()
 
-        def runs(number: int) -> Callable[[], Awaitable[None]]:
+        def runner_work(number: int) -> Callable[[], Awaitable[None]]:
             return lambda: runner(store, number, stop)
 
-        runners = [runs(number) for number in range(self.n_runners)]
+        runners = [runner_work(number) for number in range(self.n_runners)]
         main, others = (runners[0], [algorithm_then_stop]) if self.main_thread == "runner" else (algorithm_then_stop, runners)
         threads = [self._thread(f"agl-{self.main_thread}-{n}", work, stop, errors) for n, work in enumerate(others)]
         try:
@@ -86,7 +86,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         def run() -> None:
             try:
                 asyncio.run(self._supervised(work, stop))
-            except BaseException as error:  # noqa: BLE001 - the end of a thread: raised in the calling one
+            except BaseException as error:  # noqa: BLE001 - the end of a thread: re-raised in the calling one
                 errors.append(error)
                 stop.set()
 
@@ -95,7 +95,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         return thread
 
     async def _supervised(self, work: Callable[[], Awaitable[None]], stop: ExecutionEvent) -> None:
-        """Do the work; once told to stop, it has the graceful delay, and is then cancelled."""
+        """Run the work; after the stop event, cancel it once the graceful delay is over."""
         task = asyncio.ensure_future(work())
         try:
             while not task.done() and not stop.is_set():
@@ -114,4 +114,4 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                _log.error("thread %s has not ended and is left behind: it ends with this process", thread.name)
+                _log.error("thread %s has not ended and is abandoned: it ends with this process", thread.name)

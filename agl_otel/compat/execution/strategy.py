@@ -1,4 +1,4 @@
-"""What every strategy is: something that runs an algorithm and some runners over one store until the algorithm is done."""
+"""Base of execution strategies, which run an algorithm and its runners over one store until the algorithm ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from agl_otel.store import Store
 AlgorithmBundle = Callable[[Store, ExecutionEvent], Awaitable[None]]
 """Runs the algorithm; the runners stop when it returns."""
 RunnerBundle = Callable[[Store, int, ExecutionEvent], Awaitable[None]]
-"""Runs one runner (store, its number, when to stop)."""
+"""Runs one runner: (store, worker number, stop event)."""
 
 
 class ExecutionStrategy:
     """Base of strategies."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: Store) -> None:
-        """Run both until the algorithm is done, or until told to stop. Errors of either are raised."""
+        """Run both until the algorithm ends or is interrupted. Raises the errors of either."""
         raise NotImplementedError(f"{type(self).__name__} gives no execute")
 
 
 def resolve_managed_store_flag(value: bool | None) -> bool:
-    """Whether the strategy looks after the store: what is given, else AGL_MANAGED_STORE, else yes."""
+    """Return whether the strategy serves the store: `value`, else AGL_MANAGED_STORE, else True."""
     return resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, override=value, fallback=True)

@@ -1,4 +1,4 @@
-"""Agents as Agent Lightning 0.3 knows them: a class with `rollout`, or a function that a decorator makes one of."""
+"""Agent Lightning 0.3's agents: a class with `rollout`, or a decorated function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions as agents: what their parameters name is what they get.
+"""Functions as agents; the names of their parameters select their arguments.
 
 @rollout
 def agent(task, llm): …                       the first LLM resource, behind the attempt's own address
@@ -29,7 +29,7 @@ class FunctionalLitAgent(LitAgent[T]):
 
     Args:
         function: sync or async.
-        strip_proxy: False hands a ProxyLLM on as it is.
+        strip_proxy: False passes a ProxyLLM unchanged.
     """
 
     def __init__(self, function: Function, *, strip_proxy: bool = True) -> None:
@@ -50,15 +50,15 @@ class FunctionalLitAgent(LitAgent[T]):
         return _by_name, (self._function.__module__, self._function.__qualname__, self._strip_proxy)
 
     def is_async(self) -> bool:
-        """Whether the function is."""
+        """Return whether the function is async."""
         return inspect.iscoroutinefunction(self._function)
 
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Call the function. Raises ValueError where a resource that it names is missing."""
+        """Call the function. Raises ValueError if a resource that it names is missing."""
         return self._function(**self._arguments(task, resources, rollout))
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Call the function. Raises ValueError where a resource that it names is missing."""
+        """Call the function. Raises ValueError if a resource that it names is missing."""
         return await self._function(**self._arguments(task, resources, rollout))
 
     def _arguments(self, task: T, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class FunctionalLitAgent(LitAgent[T]):
             given[unnamed[0]] = task
         elif unnamed:
             offered = ", ".join(["task", "rollout", "resources", "llm", "prompt_template", *resources])
-            raise UsageError(f"agent {self.name} takes {', '.join(unnamed)}, which nothing fills: there are {offered}")
+            raise UsageError(f"agent {self.name} takes {', '.join(unnamed)}, for which there is no argument: available are {offered}")
         return given
 
     def _llm(self, resources: NamedResources, rollout: Rollout) -> LLM:
@@ -110,7 +110,7 @@ def _first(resources: NamedResources, kind: type[Any], agent: str) -> Any:
 
 
 def _by_name(module: str, qualified_name: str, strip_proxy: bool) -> Any:
-    """The agent that a pickle names: what stands under that name, decorated or not."""
+    """Load the agent that a pickle names by its function, decorated or not."""
     import importlib
 
     found: Any = importlib.import_module(module)
@@ -133,9 +133,9 @@ def llm_rollout(func: Function) -> FunctionalLitAgent[Any]: ...
 @overload
 def llm_rollout(*, strip_proxy: bool = True) -> Callable[[Function], FunctionalLitAgent[Any]]: ...
 def llm_rollout(func: Function | None = None, *, strip_proxy: bool = True) -> Any:
-    """An agent from a function of `task` and `llm` (and, by name, `rollout`). Raises ValueError for other parameters.
+    """Make an agent from a function of `task` and `llm` (and optionally `rollout`). Raises ValueError for other parameters.
 
-    The LLM is behind the attempt's own address, unless `strip_proxy` is False.
+    The LLM's endpoint is the attempt's own address at the proxy, unless `strip_proxy` is False.
     """
     if func is None:
         return lambda function: llm_rollout(function) if strip_proxy else _unstripped(function)  # pyright: ignore[reportUnknownLambdaType]  # a decorator
@@ -151,14 +151,14 @@ def prompt_rollout(func: Function) -> FunctionalLitAgent[Any]: ...
 @overload
 def prompt_rollout(func: None = None) -> Callable[[Function], FunctionalLitAgent[Any]]: ...
 def prompt_rollout(func: Function | None = None) -> Any:
-    """An agent from a function of `task` and `prompt_template` (and, by name, `rollout`). Raises ValueError for other parameters."""
+    """Make an agent from a function of `task` and `prompt_template` (and optionally `rollout`). Raises ValueError for other parameters."""
     if func is None:
         return prompt_rollout
     return FunctionalLitAgent(_checked(func, "prompt_template"))
 
 
 def rollout(func: Function) -> FunctionalLitAgent[Any]:
-    """An agent from a function of `task` and `llm` or `prompt_template`. Raises NotImplementedError where it names neither."""
+    """Make an agent from a function of `task` and `llm` or `prompt_template`. Raises NotImplementedError if it has neither parameter."""
     names = inspect.signature(func).parameters
     for resource, make in (("llm", llm_rollout), ("prompt_template", prompt_rollout)):
         if resource in names:
@@ -170,11 +170,11 @@ def rollout(func: Function) -> FunctionalLitAgent[Any]:
 
 
 def as_agent(agent: Any) -> LitAgent[Any]:
-    """`agent` itself where it is one, else the function as one. Raises UsageError for what can be neither."""
+    """Return `agent` if it is a LitAgent, else the function as one. Raises UsageError for anything else."""
     if isinstance(agent, LitAgent):
-        return agent  # pyright: ignore[reportUnknownVariableType]  # of any task
+        return agent  # pyright: ignore[reportUnknownVariableType]  # its task type is unknown
     if isinstance(agent, type) and issubclass(agent, LitAgent):
         raise UsageError(f"{agent.__name__} is a class: give an agent, {agent.__name__}()")
     if not callable(agent):
-        raise UsageError(f"{agent!r} is no agent: give a LitAgent, or a function of task and llm, prompt_template or resources")
+        raise UsageError(f"{agent!r} is not an agent: give a LitAgent, or a function of task and llm, prompt_template or resources")
     return FunctionalLitAgent(agent)

@@ -19,10 +19,10 @@ _FALSE: Final = ("0", "false", "no", "off")
 
 
 def lightning_cli(*classes: type[Any], arguments: Sequence[str] | None = None) -> Any:
-    """Objects of these classes, made with what the command line says; one object, or a tuple of several.
+    """Instantiate these classes with arguments from the command line; return one object, or a tuple of several.
 
     Every parameter is `--class-name.parameter-name`; "None" and "nil" are None; lists take several values; parameters without a
-    default are required. `arguments` None: the program's own. Ends the program with a message where the line is wrong.
+    default are required. `arguments` None: sys.argv. Exits with a message if the arguments are invalid.
     """
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for cls in classes:
@@ -47,14 +47,14 @@ def _parameters(cls: type[Any]) -> list[tuple[str, inspect.Parameter, Any]]:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:
         hints = get_type_hints(cls.__init__)
-    except NameError:  # names that are for type checkers only
+    except NameError:  # imported under TYPE_CHECKING only
         hints = {}
     found = inspect.signature(cls).parameters.items()
     return [(name, parameter, hints.get(name, str)) for name, parameter in found if parameter.kind not in variadic]
 
 
 def _kind(hint: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type."""
+    """Return argparse's options for values of this type."""
     inner, optional = _without_none(hint)
     if get_origin(inner) in (list, tuple, Sequence) or inner in (list, tuple):
         item = next((arg for arg in get_args(inner) if arg is not Ellipsis), str)

@@ -1,4 +1,4 @@
-"""0.3's `logging`: set up Python's logging for programs that use this package. One set-up, whatever is called how often."""
+"""0.3's `logging`: set up Python's logging for programs that use this package. Repeated calls replace the earlier set-up."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def setup_logging(
     """Log this package to the terminal and to files.
 
     Args:
-        level: of this package.
+        level: level of this package.
         console: whether to log to standard error.
-        color: whether in color; None: where it is a terminal.
-        propagate: whether handlers of the root logger get the lines too.
-        disable_existing_loggers: switch off loggers that were made before and are none of `apply_to`.
-        capture_warnings: whether Python's warnings go to the log.
-        submodule_levels: {logger: level}, for parts that are to say more or less.
-        extra_handlers: more places for the lines.
-        formatter: how a line looks; the default has time, level, process and logger.
-        apply_to: further loggers that are set up in the same way.
+        color: whether to use colors; None: on a terminal only.
+        propagate: whether handlers of the root logger get the records too.
+        disable_existing_loggers: disable all existing loggers except this package's and those of `apply_to`.
+        capture_warnings: whether to log Python's warnings.
+        submodule_levels: {logger: level}, for parts with another level.
+        extra_handlers: further handlers.
+        formatter: formatter of records; the default has time, level, process and logger.
+        apply_to: further loggers to set up in the same way.
         files: one file for all, or {logger: file}.
     """
     logging.captureWarnings(capture_warnings)
@@ -77,7 +77,7 @@ def setup_module_logging(
     propagate: bool = False,
     formatter: logging.Formatter | None = None,
 ) -> logging.Logger:
-    """Log one logger to the terminal; earlier set-ups of it are replaced. Returns it. Arguments as of `setup_logging`."""
+    """Set up one logger, replacing its earlier set-up, and return it. Arguments as of `setup_logging`."""
     logger = logging.getLogger(name)
     for handler in [handler for handler in logger.handlers if getattr(handler, _OURS, False)]:
         logger.removeHandler(handler)

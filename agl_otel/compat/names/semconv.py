@@ -57,14 +57,14 @@ class LightningSpanAttributes(Enum):
 
 
 class RewardAttributes(Enum):
-    """What stands below `agentlightning.reward.{i}`."""
+    """Attributes below `agentlightning.reward.{i}`."""
 
     REWARD_NAME = "name"
     REWARD_VALUE = "value"
 
 
 class LinkAttributes(Enum):
-    """What stands below `agentlightning.link.{i}`."""
+    """Attributes below `agentlightning.link.{i}`."""
 
     KEY_MATCH = conventions.LINK_KEY_MATCH
     VALUE_MATCH = conventions.LINK_VALUE_MATCH

@@ -1,7 +1,7 @@
-"""Tracing in a plain `python script.py`: what a runner, an algorithm or a user's own code enters to have spans recorded.
+"""0.3's tracers, which record spans in a plain `python script.py`.
 
-process.py sets the process up once (SDK, instrumentations, ids and seals); base.py is what a user may subclass; otel.py and dummy.py
-are the tracers of Agent Lightning 0.3. An agent that runs under `opentelemetry-instrument` needs none of this.
+process.py sets the process up once (SDK, instrumentations, ids and seals); tracer.py has the base class for users to subclass; otel.py
+and dummy.py have the tracers of Agent Lightning 0.3. An agent that runs under `opentelemetry-instrument` needs none of this.
 """
 
 from __future__ import annotations

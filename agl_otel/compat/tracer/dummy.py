@@ -1,4 +1,4 @@
-"""A tracer that sends nothing anywhere: what a span would hold is all there is."""
+"""A tracer that builds spans in memory and sends nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agl_otel.store import Store
 
 
-class Noted:
+class InMemoryRecording:
     """A SpanRecordingContext over plain fields."""
 
     def __init__(self, name: str, attributes: Mapping[str, Any] | None, start_time: float | None) -> None:
@@ -23,7 +23,7 @@ class Noted:
         self.events: list[Event] = []
 
     def record_exception(self, exception: BaseException) -> None:
-        """The operation failed with this."""
+        """Record an exception and the status ERROR."""
         self.fields.attributes.update(format_exception_attributes(exception))
         self.record_status("ERROR", str(exception))
 
@@ -32,11 +32,11 @@ class Noted:
         self.fields.attributes.update(_clean(attributes))
 
     def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
-        """Set how it ended."""
+        """Set the status."""
         self.fields.status = TraceStatus(status_code=status_code, description=description)
 
     def get_recorded_span(self) -> SpanCoreFields:
-        """What was recorded so far."""
+        """Return the fields recorded so far."""
         return self.fields
 
 
@@ -48,7 +48,7 @@ class DummyTracer(Tracer):
         self._last: list[Span] = []
 
     @contextlib.asynccontextmanager
-    async def trace_context(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator makes it the base's form
+    async def trace_context(  # pyright: ignore[reportIncompatibleMethodOverride]  # decorated, it has the base's type
         self,
         name: str | None = None,
         *,
@@ -57,13 +57,13 @@ class DummyTracer(Tracer):
         attempt_id: str | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[DummyTracer]:
-        """A context without a trace."""
+        """Enter a context that clears the last trace and records into it."""
         self._last = []
         async with self._as_active():
             yield self
 
     def get_last_trace(self) -> list[Span]:
-        """What `create_span` and `operation_context` made in the latest trace context."""
+        """Return the spans of `create_span` and `operation_context` in the latest trace context."""
         return list(self._last)
 
     def create_span(
@@ -73,7 +73,7 @@ class DummyTracer(Tracer):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """What such a span holds."""
+        """Record a span of zero duration."""
         at = timestamp or time.time()
         made = SpanCoreFields(name=name, attributes=_clean(attributes), start_time=at, end_time=at, status=status or TraceStatus())
         self._last.append(Span.from_core_fields(made))
@@ -82,20 +82,20 @@ class DummyTracer(Tracer):
     @contextlib.contextmanager
     def operation_context(
         self, name: str, attributes: Mapping[str, Any] | None = None, start_time: float | None = None, end_time: float | None = None
-    ) -> Generator[Noted]:
-        """Notes what is recorded; an exception in the block is recorded and raised."""
-        noted = Noted(name, attributes, start_time)
+    ) -> Generator[InMemoryRecording]:
+        """Record a span for the context; an exception in it is recorded and raised."""
+        recording = InMemoryRecording(name, attributes, start_time)
         try:
-            yield noted
+            yield recording
         except BaseException as error:
-            noted.record_exception(error)
+            recording.record_exception(error)
             raise
         else:
-            if noted.fields.status.status_code == "UNSET":
-                noted.record_status("OK")
+            if recording.fields.status.status_code == "UNSET":
+                recording.record_status("OK")
         finally:
-            noted.fields.end_time = end_time or time.time()
-            self._last.append(Span.from_core_fields(noted.fields))
+            recording.fields.end_time = end_time or time.time()
+            self._last.append(Span.from_core_fields(recording.fields))
 
 
 def _clean(attributes: Mapping[str, Any] | None) -> dict[str, Any]:

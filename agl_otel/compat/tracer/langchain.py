@@ -1,4 +1,4 @@
-"""Agent names of LangChain and LangGraph runs, for `agent_match`: a callback handler that users hand to their graph."""
+"""A LangChain callback handler that records agent names of LangChain and LangGraph runs, for `agent_match`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TRACER: Final = "agl_otel.compat.tracer.langchain"
 
 
 def agent_names_handler() -> Any:
-    """A LangChain callback handler: every named chain of a run is a span with `agent.name`. Raises SettingsError without LangChain."""
+    """Make a callback handler that records each named chain as a span with `agent.name`. Raises SettingsError without LangChain."""
     try:
-        from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]  # the user's own, where they use it
+        from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]  # installed by the user
     except ModuleNotFoundError as error:
         raise SettingsError("get_langchain_handler() needs LangChain: pip install langchain-core") from error
     base: Any = BaseCallbackHandler
@@ -24,7 +24,7 @@ def agent_names_handler() -> Any:
 
 
 class _AgentNames:
-    run_inline = True  # in the thread and context of the run, so that model calls hang below the agent's span
+    run_inline = True  # in the thread and context of the run, so that model calls become children of the agent's span
 
     def __init__(self) -> None:
         self._spans: dict[UUID, trace.Span] = {}

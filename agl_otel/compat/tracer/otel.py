@@ -1,7 +1,7 @@
-"""The tracers over this process's OpenTelemetry SDK. All of 0.3's are one here: they differ in what they are asked to switch on.
+"""0.3's tracers over this process's OpenTelemetry SDK. They share one implementation and differ in the instrumentations they enable.
 
-With ids, spans are stored as the attempt's: its root span is exported and acked first, its seal last. A runner does both for all
-its attempts; within it a trace context only records.
+A trace context with ids stores its spans under that attempt: the root span is exported and acknowledged first, the seal last. In a runner,
+which does both for its attempts, a trace context only records.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 class OtelTracer(Tracer):
-    """Records this process's OpenTelemetry spans and switches on the instrumentations that are installed."""
+    """Records this process's OpenTelemetry spans and enables the installed instrumentations."""
 
     hooked = True
     opens_root = False
-    """Whether a span named after the rollout is put around each trace."""
+    """Whether each trace gets a root span named after the rollout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class OtelTracer(Tracer):
         self._here: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("agl_otel_recording", default=None)
 
     def init_worker(self, worker_id: int, store: Store | None = None, *args: Any, **kwargs: Any) -> None:
-        """Set this process up, once: in the worker, because threads and connections do not survive a fork."""
+        """Set up the process once, in the worker, because threads and connections do not survive a fork."""
         super().init_worker(worker_id, store, *args, **kwargs)
         self._set_up()
 
@@ -58,7 +58,7 @@ class OtelTracer(Tracer):
         process_telemetry().instrument()
 
     @contextlib.asynccontextmanager
-    async def trace_context(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator makes it the base's form
+    async def trace_context(  # pyright: ignore[reportIncompatibleMethodOverride]  # decorated, it has the base's type
         self,
         name: str | None = None,
         *,
@@ -67,16 +67,16 @@ class OtelTracer(Tracer):
         attempt_id: str | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[trace.Tracer]:
-        """A context in which spans are recorded, and stored where ids say whose they are.
+        """Record spans within the context, and with ids store them under that attempt. Yields an OpenTelemetry tracer.
 
-        Yields an OpenTelemetry tracer. Raises ValueError where only one id is given, or ids without a store.
+        Raises ValueError for one id without the other, or ids without a store.
         """
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("trace_context takes a rollout id and an attempt id, or neither")
         store = store or self._store
         self._set_up()
         self._latest = recording = Recording()
-        self._here.set(recording)  # threads and tasks share a tracer, and each has a latest trace of its own
+        self._here.set(recording)  # threads and tasks share a tracer; each has its own latest trace
         async with contextlib.AsyncExitStack() as entered:
             await entered.enter_async_context(self._as_active())
             if rollout_id is not None and attempt_id is not None and key_of(None) != (rollout_id, attempt_id):
@@ -91,7 +91,7 @@ class OtelTracer(Tracer):
             yield tracer
 
     def get_last_trace(self) -> list[ReadableSpan]:
-        """The spans that ended in the latest trace context so far."""
+        """Return the spans that ended in the latest trace context so far."""
         return list((self._here.get() or self._latest).spans)
 
     def create_span(
@@ -101,7 +101,7 @@ class OtelTracer(Tracer):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """Record a span without length."""
+        """Record a span of zero duration."""
         at = timestamp or time.time()
         clean = dict(sanitize_attributes(flatten_attributes(attributes or {})))
         span = trace.get_tracer(TRACER).start_span(name, attributes=clean, start_time=_nano(at))
@@ -115,7 +115,7 @@ class OtelTracer(Tracer):
     def operation_context(
         self, name: str, attributes: Mapping[str, Any] | None = None, start_time: float | None = None, end_time: float | None = None
     ) -> Generator[Recorded]:
-        """A span for the block; an exception in it is recorded and raised."""
+        """Open a span for the context; an exception in it is recorded and raised."""
         clean = dict(sanitize_attributes(flatten_attributes(attributes or {})))
         span = trace.get_tracer(TRACER).start_span(name, attributes=clean, start_time=_nano(start_time or time.time()))
         recorded = Recorded(span, SpanCoreFields(name=name, attributes=clean, start_time=start_time or time.time()))
@@ -133,17 +133,17 @@ class OtelTracer(Tracer):
             span.end(_nano(end_time) if end_time else None)
 
     def get_langchain_handler(self) -> Any:
-        """A callback handler: agent names on spans of LangChain and LangGraph runs. Raises SettingsError without LangChain."""
+        """Make a callback handler that records agent names of LangChain and LangGraph runs. Raises SettingsError without LangChain."""
         return agent_names_handler()
 
 
 class AgentOpsTracer(OtelTracer):
-    """0.3's default tracer: a root span named after the rollout, model calls and frameworks by OpenTelemetry's instrumentations.
+    """0.3's default tracer: a root span named after the rollout; OpenTelemetry's instrumentations record model calls and frameworks.
 
-    AgentOps itself is not needed and not started. `agentops_managed` and `daemon` change nothing.
+    AgentOps itself is neither needed nor started. `agentops_managed` and `daemon` have no effect.
 
     Args:
-        instrument_managed: False leaves the switching on of instrumentations to you.
+        instrument_managed: False enables no instrumentations; the user does.
     """
 
     opens_root = True
@@ -161,10 +161,10 @@ class AgentOpsTracer(OtelTracer):
 
 
 class WeaveTracer(OtelTracer):
-    """0.3's tracer over Weights & Biases Weave: here the same instrumentations as everywhere.
+    """0.3's tracer for Weights & Biases Weave, with the same instrumentations as OtelTracer.
 
-    Calls of `@weave.op` functions are not spans of OpenTelemetry and are not recorded: use `@agl.operation` for those. What the
-    arguments would set up in Weave is set up with `weave.init` by yourself.
+    Calls of `@weave.op` functions are not OpenTelemetry spans and are not recorded: use `@agl.operation` for those. To configure Weave,
+    call `weave.init`; the arguments have no effect.
     """
 
     def __init__(self, project_name: str | None = None, *, weave_user_settings: Any = None, instrument_managed: bool = True) -> None:
@@ -177,7 +177,7 @@ class WeaveTracer(OtelTracer):
 
 
 class Recorded:
-    """A SpanRecordingContext over a span that is open."""
+    """A SpanRecordingContext over an open span."""
 
     def __init__(self, span: trace.Span, fields: SpanCoreFields) -> None:
         self._span = span
@@ -195,18 +195,18 @@ class Recorded:
         self._fields.attributes.update(clean)
 
     def record_status(self, status_code: StatusName, description: str | None = None) -> None:
-        """Set how it ended."""
+        """Set the status."""
         self._span.set_status(Status(StatusCode[status_code], description if status_code == "ERROR" else None))
         self._fields.status = TraceStatus(status_code=status_code, description=description)
 
     def get_recorded_span(self) -> SpanCoreFields:
-        """What was recorded so far."""
+        """Return the fields recorded so far."""
         return self._fields
 
 
 @contextlib.asynccontextmanager
 async def _stored(store: Store, rollout_id: str, attempt_id: str) -> AsyncGenerator[None]:
-    """Within it spans belong to the attempt and go to the store's collector; sealed and flushed at the end."""
+    """Send spans within the context to the store's collector under the attempt; seal and flush at the end."""
     description = (await store.open()).description
     if description.collector_grpc is None:
         raise UnavailableError("the stack has no collector: start it with `agl-otel up`")

@@ -1,7 +1,7 @@
-"""The one telemetry of a user's process: its spans go to the stack that their attempt belongs to, and to nobody else's.
+"""The process-wide telemetry of a user's process: it sends each span only to the stack of the span's attempt.
 
-A process has one tracer provider, and may use several stores one after the other or at once (a notebook, a test run, threads).
-So the exporter looks up where an attempt's spans go; spans of no attempt are recorded where somebody listens, and not exported.
+A process has one tracer provider, and may use several stores in turn or at once (a notebook, a test run, threads). So the exporter looks
+up the destination by attempt; spans outside attempts are recorded in an active trace context, and not exported.
 """
 
 from __future__ import annotations
@@ -31,62 +31,62 @@ _RECORDING: Final = otel_context.create_key("agl-otel-recording")
 
 @dataclass(slots=True)
 class Route:
-    """Where the spans of some attempts go. Its fields may change: a stack may move."""
+    """Destination of the spans of some attempts. Mutable, because a stack may move."""
 
     endpoint: str
     """host:port of a collector's OTLP over gRPC."""
     token: str = field(default="", repr=False)
     http: str = ""
-    """http(s)://host:port of its OTLP over HTTP, for forks."""
+    """http(s)://host:port of the collector's OTLP over HTTP, for forks."""
 
 
 class Recording:
-    """The spans that ended within one trace context, in that order."""
+    """The spans that ended within one trace context, in order of their ends."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
 
     def context(self, context: Context | None = None) -> Context:
-        """`context` (None: the current one) in which spans are recorded here."""
+        """Return a copy of `context` (None: the current one) whose spans are recorded here."""
         return otel_context.set_value(_RECORDING, self, context)
 
 
 class Recorder(SpanProcessor):
-    """Hands ended spans to the recording of the context that they started in."""
+    """Adds ended spans to the recording of the context in which they started."""
 
     def __init__(self) -> None:
         self._open: dict[int, Recording] = {}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Note whose it is (OpenTelemetry calls this)."""
+        """Remember the span's recording."""
         recording = otel_context.get_value(_RECORDING, parent_context)
         if isinstance(recording, Recording) and span.name not in UNCOUNTED:
             self._open[span.get_span_context().span_id] = recording
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Record it (OpenTelemetry calls this)."""
+        """Record the span."""
         context = span.get_span_context()
         recording = self._open.pop(context.span_id, None) if context is not None else None
         if recording is not None:
             recording.spans.append(span)
 
     def shutdown(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: no spans are buffered."""
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is held here."""
+        """Do nothing: no spans are buffered."""
         return True
 
 
 class Routes:
-    """{attempt: where its spans go}; the oldest are forgotten first."""
+    """The Route of each attempt; only the latest ROUTES_KEPT are kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._routes: dict[Key, Route] = {}
 
     def add(self, keys: Sequence[Key], route: Route) -> None:
-        """From now on the spans of these attempts go there."""
+        """Set the route of these attempts."""
         with self._lock:
             for key in keys:
                 self._routes.pop(key, None)
@@ -95,21 +95,21 @@ class Routes:
                 del self._routes[next(iter(self._routes))]
 
     def of(self, span: ReadableSpan) -> tuple[str, str, str] | None:
-        """(endpoint, token, http) for the span; None where it belongs to no attempt that is known here."""
+        """Return (endpoint, token, http) for the span; None if it belongs to no known attempt."""
         key = key_of_attributes(span)
         route = self._routes.get(key) if key is not None else None
         return (route.endpoint, route.token, route.http) if route is not None else None
 
 
 class RoutedExporter(SpanExporter):
-    """Sends each span where its attempt's route says."""
+    """Exports each span to its attempt's route."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
         self._exporters: dict[tuple[str, str, str], OtlpExporter] = {}
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """One request for each stack; FAILURE where one of them did not take its part."""
+        """Send one request per stack; FAILURE if one of them fails."""
         by_target: dict[tuple[str, str, str], list[ReadableSpan]] = {}
         for span in spans:
             if (target := self._routes.of(span)) is not None:
@@ -129,12 +129,12 @@ class RoutedExporter(SpanExporter):
             exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is held here."""
+        """Do nothing: no spans are buffered."""
         return True
 
 
 class ProcessTelemetry(Telemetry):
-    """Telemetry whose spans go where `routes` says. Get it with `process_telemetry()`."""
+    """Telemetry that exports by `routes`. Use `process_telemetry()` to get it."""
 
     def __init__(self) -> None:
         self.routes = Routes()
@@ -151,7 +151,7 @@ class ProcessTelemetry(Telemetry):
         self._provider.add_span_processor(Recorder())
 
     def instrument(self) -> None:
-        """Switch on what is installed and not on yet."""
+        """Enable all installed instrumentations that are not enabled yet."""
         instrument_all()
 
 
@@ -160,7 +160,7 @@ _telemetry: ProcessTelemetry | None = None
 
 
 def process_telemetry() -> ProcessTelemetry:
-    """This process's telemetry; the first call sets the SDK up (or adds to the provider that is there already)."""
+    """Return this process's telemetry. The first call sets up the SDK, or extends an existing provider."""
     global _telemetry
     with _lock:
         if _telemetry is None:
@@ -170,6 +170,6 @@ def process_telemetry() -> ProcessTelemetry:
 
 
 def shut_down() -> None:
-    """Seal and flush, where this process has a telemetry: for processes whose end runs no atexit functions."""
+    """Seal and flush this process's telemetry, if any, in processes whose exit runs no atexit functions."""
     if _telemetry is not None:
         _telemetry.shutdown()

@@ -1,6 +1,6 @@
-"""What a tracer is to runners and users: a context in which spans are recorded, and the spans of the last one.
+"""Base class of tracers: a context in which spans are recorded, and access to the spans of the last one.
 
-Exactly one tracer is active at a time in a context: entering `trace_context` makes it so.
+At most one tracer is active in a context; entering `trace_context` activates it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _active: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("agl_ote
 
 
 def get_active_tracer() -> Tracer | None:
-    """The tracer whose trace context we are in; None outside."""
+    """Return the tracer of the current trace context; None outside."""
     return _active.get()
 
 
 def set_active_tracer(tracer: Tracer) -> None:
-    """Make `tracer` the active one. Raises ValueError where another one is."""
+    """Make `tracer` the active one. Raises ValueError if another one is active."""
     if (active := _active.get()) is not None and active is not tracer:
         raise ValueError(f"{type(active).__name__} is active already: leave its trace context, or call clear_active_tracer() first")
     _active.set(tracer)
 
 
 def clear_active_tracer() -> None:
-    """No tracer is active from now on."""
+    """Deactivate the active tracer."""
     _active.set(None)
 
 
 class Tracer(ParallelWorkerBase):
-    """Base of all tracers. A subclass gives `trace_context` and `get_last_trace`; the rest follows from them."""
+    """Base of all tracers. Subclasses implement `trace_context` and `get_last_trace`; the other methods build on them."""
 
     hooked = False
-    """Whether the spans of its traces are counted by this process (agl_otel_hook), so that uncounted ones are an alarm."""
+    """Whether this process counts the spans of its traces (agl_otel_hook), so that uncounted ones raise an alarm."""
 
     def __init__(self) -> None:
         super().__init__()
         self._store: Store | None = None
 
     def init_worker(self, worker_id: int, store: Store | None = None, *args: Any, **kwargs: Any) -> None:
-        """Set up one worker; `store` is where the spans of its attempts go."""
+        """Set up one worker; `store` receives the spans of its attempts."""
         super().init_worker(worker_id, *args, **kwargs)
         if store is not None:
             self._store = store
@@ -65,11 +65,11 @@ class Tracer(ParallelWorkerBase):
         attempt_id: str | None = None,
         **kwargs: Any,
     ) -> AbstractAsyncContextManager[Any]:
-        """A context in which spans are recorded; with ids they belong to that attempt and are stored."""
+        """Record spans within the context, and with ids store them under that attempt."""
         raise NotImplementedError(f"{type(self).__name__} gives no trace_context")
 
     def get_last_trace(self) -> Sequence[ReadableSpan] | Sequence[Span]:
-        """The spans that ended in the latest trace context so far."""
+        """Return the spans that ended in the latest trace context so far."""
         raise NotImplementedError(f"{type(self).__name__} gives no get_last_trace")
 
     def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -95,22 +95,22 @@ class Tracer(ParallelWorkerBase):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """Record a span without length. Times are Unix seconds; None: now."""
+        """Record a span of zero duration. Times are Unix seconds; None: now."""
         raise NotImplementedError(f"{type(self).__name__} gives no create_span")
 
     def operation_context(
         self, name: str, attributes: Mapping[str, Any] | None = None, start_time: float | None = None, end_time: float | None = None
     ) -> AbstractContextManager[SpanRecordingContext]:
-        """A span for the block; what is recorded goes onto it. Times are Unix seconds; None: when the block begins and ends."""
+        """Open a span for the context and yield its recorder. Times are Unix seconds; None: the context's begin and end."""
         raise NotImplementedError(f"{type(self).__name__} gives no operation_context")
 
     def get_langchain_handler(self) -> Any:
-        """A callback handler that names agents in LangChain and LangGraph runs; None where the tracer needs none."""
+        """Return a callback handler that records agent names of LangChain and LangGraph runs; None if the tracer needs none."""
         return None
 
     @contextlib.contextmanager
     def lifespan(self, store: Store | None = None) -> Generator[Tracer]:
-        """Set the tracer up for one worker in this process, and take it down again."""
+        """Set the tracer up for one worker in this process within the context."""
         self.init()
         self.init_worker(0, store)
         try:

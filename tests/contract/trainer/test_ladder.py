@@ -151,4 +151,4 @@ def test_a_thread_that_does_not_end_is_left_behind_with_an_error(tmp_path: Path)
         strategy.execute(algorithm, runner, store)
         """,
     )
-    assert "is left behind" in said
+    assert "is abandoned" in said

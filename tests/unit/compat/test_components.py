@@ -1,4 +1,4 @@
-"""How a Trainer's components may be written, the forms of 0.3 included. Nothing is started."""
+"""Forms in which a Trainer's components may be given, including those of 0.3. Nothing is started."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_a_class_or_its_path_is_made_without_arguments(spec: Any) -> None:
     [
         (None, UsageError, "algorithm is missing"),
         ({"n_epochs": 3}, UsageError, "algorithm: a dict needs a key `type`"),
-        ("nothing", UsageError, "algorithm 'nothing' is no known name and no import path"),
+        ("nothing", UsageError, "algorithm 'nothing' is neither a known name nor an import path"),
         ("no_such_package.Thing", UsageError, "algorithm 'no_such_package.Thing' cannot be found"),
         ("agentlightning.algorithm.NoSuch", UsageError, "algorithm 'agentlightning.algorithm.NoSuch' cannot be found"),
         (7, TypeError, "algorithm is 7: give a Algorithm"),
         (OtelTracer, TypeError, "algorithm is a OtelTracer, not a Algorithm"),
     ],
 )
-def test_what_is_none_is_named(spec: Any, error: type[Exception], words: str) -> None:
+def test_an_invalid_component_is_named(spec: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         build_component(spec, expected_type=Algorithm, spec_name="algorithm")
     assert words in str(caught.value)
@@ -93,7 +93,7 @@ def test_port_runners_and_old_strings_reach_the_parts() -> None:
     assert isinstance(trainer(tracer={"type": OtelTracer}).tracer, Tracer)
 
 
-def test_older_names_are_taken_with_a_warning_and_unknown_ones_refused() -> None:
+def test_deprecated_names_warn_and_unknown_ones_are_refused() -> None:
     with pytest.warns(DeprecationWarning, match="n_workers.*n_runners"):
         assert trainer(n_workers=3).n_runners == 3
     with pytest.warns(DeprecationWarning, match="max_tasks.*max_rollouts"):
@@ -107,4 +107,4 @@ def test_dev_refuses_an_algorithm_that_is_not_fast() -> None:
         pass
 
     with pytest.raises(TypeError, match=r"FastAlgorithm, not Slow.*fit"):
-        trainer(algorithm=Slow()).dev(lambda task: 1.0, [1])  # pyright: ignore[reportUnknownLambdaType]
+        trainer(algorithm=Slow()).dev(lambda task: 1.0, [1])  # pyright: ignore[reportUnknownLambdaType]  # its task has no type

@@ -42,7 +42,7 @@ def test_every_parameter_is_an_option() -> None:
         ("--my-agent.prompt x --my-agent.colour red", "colour"),
     ],
 )
-def test_a_wrong_line_ends_the_program_with_its_reason(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_command_line_exits_with_a_message(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         lightning_cli(MyAgent, arguments=line.split())
     assert ended.value.code == 2 and words in capsys.readouterr().err
@@ -50,7 +50,7 @@ def test_a_wrong_line_ends_the_program_with_its_reason(line: str, words: str, ca
 
 @pytest.fixture
 def restored() -> Iterator[None]:
-    """The loggers as they were."""
+    """Restore the loggers after the test."""
     loggers = [logging.getLogger(name) for name in (OURS, f"{OURS}.part", "user.program")]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
@@ -64,7 +64,7 @@ def restored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restored")
-def test_lines_go_to_the_terminal_to_files_and_to_more_handlers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_go_to_the_terminal_files_and_further_handlers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = logging.FileHandler(tmp_path / "more.log")
     setup_logging(
         "WARNING", apply_to=["user.program"], submodule_levels={f"{OURS}.part": "DEBUG"}, files=tmp_path / "logs" / "all.log",
@@ -90,10 +90,10 @@ def test_a_second_call_replaces_the_first(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("restored")
-def test_color_is_for_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_color_is_used_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     setup_module_logging("INFO", name="user.program", color=True).info("bright")
     assert "\x1b[32m" in capsys.readouterr().err
-    setup_module_logging("INFO", name="user.program").info("plain")  # this is no terminal
+    setup_module_logging("INFO", name="user.program").info("plain")  # stderr is not a terminal here
     assert "\x1b[" not in capsys.readouterr().err
 
 
@@ -111,6 +111,6 @@ def test_warnings_go_to_the_log_and_files_by_logger(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("restored")
-def test_the_older_name_works_with_a_warning() -> None:
+def test_the_deprecated_name_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="setup_logging"):
         assert import_module("agl_otel.logging").configure_logger(logging.DEBUG).level == logging.DEBUG

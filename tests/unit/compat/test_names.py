@@ -1,6 +1,6 @@
-"""`import agentlightning as agl` becomes `import agl_otel as agl`: the names that this covers so far, by module of 0.3.
+"""`import agentlightning as agl` becomes `import agl_otel as agl`: the names of 0.3, by module.
 
-A name that is added to a list is one that must be there; one that moves or goes away fails here.
+A name in these lists must be importable from its module; a moved or removed one fails here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in MODULES.items() for name in names.split()])
-def test_a_name_of_0_3_is_where_it_was(module: str, name: str) -> None:
+def test_a_name_of_0_3_can_be_imported_from_its_module(module: str, name: str) -> None:
     assert getattr(import_module(module), name) is not None
 
 
@@ -146,14 +146,14 @@ ADDED = {"query_rollouts": ["mode_in", "run", "input_contains", "attempts_from",
 
 
 @pytest.mark.parametrize("method", PARAMETERS)
-def test_a_method_of_the_store_takes_what_it_took(method: str) -> None:
+def test_a_store_method_accepts_the_arguments_of_0_3(method: str) -> None:
     assert len(PARAMETERS) == 29
     found = getattr(Store, method)
     parameters: Any = inspect.signature(found).parameters
     added = ADDED.get(method, [])
     assert {*parameters} == {"self", *PARAMETERS[method].split(), *added}
     for name in added:
-        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY and not parameters[name].default  # without it, as it was
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY and not parameters[name].default  # left out, it behaves as in 0.3
     assert inspect.iscoroutinefunction(found) is (method != "otlp_traces_endpoint")
 
 

@@ -1,4 +1,4 @@
-"""0.3's `utils.metrics`: its metrics were counted in the program; here every service has its own page (GET /metrics)."""
+"""0.3's `utils.metrics`, which counted metrics in the program; here every service has a metrics page (GET /metrics)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ __all__ = ["ConsoleMetricsBackend", "MetricsBackend", "MultiMetricsBackend", "Pr
 
 
 class MetricsBackend:
-    """0.3's base: a store of ours takes none. Raises UsageError."""
+    """0.3's base of metrics backends, which a Store does not take. Raises UsageError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         _refuse(type(self).__name__)
 
 
 class ConsoleMetricsBackend(MetricsBackend):
-    """As its base."""
+    """0.3's backend. Raises UsageError."""
 
 
 class PrometheusMetricsBackend(MetricsBackend):
-    """As its base."""
+    """0.3's backend. Raises UsageError."""
 
 
 class MultiMetricsBackend(MetricsBackend):
-    """As its base."""
+    """0.3's backend. Raises UsageError."""
 
 
 def _refuse(name: str) -> NoReturn:

@@ -47,10 +47,10 @@ __all__ = [
 
 
 def get_tracer_provider(inspect: bool = True) -> trace.TracerProvider:
-    """The process's tracer provider; `inspect` has no effect."""
+    """Return the process's tracer provider; `inspect` has no effect."""
     return trace.get_tracer_provider()
 
 
 def get_tracer(use_active_span_processor: bool = True) -> trace.Tracer:
-    """The tracer of the emitters; without the active span processor, one whose spans go nowhere."""
+    """Return the tracer of the emitters; without the active span processor, a no-op tracer."""
     return trace.get_tracer(TRACER) if use_active_span_processor else trace.NoOpTracer()
