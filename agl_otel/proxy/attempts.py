@@ -1,6 +1,7 @@
 """Call numbers, budgets, retries, and what was said before (prefixes.py). Pure; the clock is handed in.
 
-Bounded by forgetting attempts without a call under way: soon where they are over, after a day without a call, earlier where room is needed.
+Bounded by forgetting attempts without a call under way: soon where they are over, after a day without a call, earlier where there are too
+many. What was said is bounded by itself: an attempt that says very much makes nobody else's be forgotten.
 """
 
 from __future__ import annotations
@@ -118,8 +119,15 @@ class Attempts:
         self._hold(attempt, attempt.messages.remember(call, digests))
 
     def _hold(self, attempt: Attempt, count: int) -> None:
+        """Count what is remembered; where it is too much, those that said most lose it: their later calls are stored whole."""
         attempt.held += count
         self._held += count
+        if self._held > self._max_held:
+            for each in sorted(self._attempts.values(), key=lambda each: each.held, reverse=True):
+                self._held -= each.held
+                each.said, each.messages, each.held = TokenPrefixes(), MessagePrefixes(), 0
+                if self._held <= self._max_held * 7 // 8:  # not the same again with the next call
+                    break
 
     def active(self, key: Key) -> int:
         """How many calls of the attempt are under way."""
@@ -153,7 +161,7 @@ class Attempts:
         return len(self._attempts)
 
     def _make_room(self) -> None:
-        while len(self._attempts) >= self._max_attempts or self._held > self._max_held:
+        while len(self._attempts) >= self._max_attempts:
             key = next((key for key, attempt in self._attempts.items() if not attempt.active), None)
             if key is None:
                 return

@@ -45,15 +45,22 @@ def test_an_attempt_without_a_call_under_way_is_forgotten_when_room_is_needed() 
     assert attempts.begin(("ro", "idle"))[1] == 1
 
 
-def test_the_memory_of_replies_is_bounded_too() -> None:
+def test_an_attempt_that_says_very_much_loses_what_it_said_and_no_other_anything() -> None:
     forgotten: list[tuple[str, str]] = []
-    attempts = Attempts(forgotten.append, max_held=3)
-    for turn in range(5):
+    attempts = Attempts(forgotten.append, max_held=16)
+    other, number = attempts.begin(("ro", "other"))
+    attempts.continued(other, number, [1], {0: [2]})
+    attempts.remember(other, number, [b"said"])
+    other.active -= 1
+    for turn in range(100):
         attempt, number = attempts.begin(KEY)
         attempts.continued(attempt, number, [turn], {0: [turn]})
+        attempts.remember(attempt, number, [bytes([turn, each]) for each in range(5)])
+        assert attempt.held + other.held <= 16
         attempt.active -= 1
-    attempts.begin(("ro", "next"))
-    assert forgotten == [KEY]
+    assert forgotten == [] and attempts.begin(KEY)[1] == 101
+    again, number = attempts.begin(("ro", "other"))
+    assert number == 2 and attempts.continued(again, number, [1, 2], {0: [3]}) is not None
 
 
 def test_attempts_that_are_over_or_idle_for_long_are_forgotten() -> None:
