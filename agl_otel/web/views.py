@@ -335,7 +335,7 @@ async def _versions(store: Store, request: web.Request) -> Any:
 async def _version(store: Store, request: web.Request) -> Any:
     resources_id, version = request.match_info["resources_id"], request.match_info["version"]
     await store.open()
-    if not version.isdecimal() or int(version) >= 1 << 31:
+    if not version.isdecimal() or len(version) > 10 or int(version) >= 1 << 31:
         raise UsageError(f"version {version[:40]!r} is not a version number")
     return require_found(await store.queue.get_resources(resources_id, version=int(version)), f"version {version} of {resources_id!r}")
 

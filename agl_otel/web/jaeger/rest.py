@@ -28,7 +28,7 @@ from agl_otel.web.routes import STORE
 
 Handler = Callable[[web.Request, Store], Awaitable[Any]]
 TRACE_ID: Final = re.compile(r"[0-9a-fA-F]{1,32}")
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_DURATION: Final = re.compile(r"(\d{1,19}(?:\.\d{1,19})?)(ns|us|µs|ms|s|m|h)")
 _UNITS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
 
@@ -135,8 +135,8 @@ def _tags(params: MultiMapping[str]) -> dict[str, str]:
 def _json_tags(text: str, name: str) -> dict[str, str]:
     try:
         given = json.loads(text) if text else {}
-    except json.JSONDecodeError as error:
-        raise UsageError(f'{name} is not JSON ({error.msg}): write {{"name": "value"}}') from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f'{name} is not JSON ({error}): write {{"name": "value"}}') from None
     if not isinstance(given, dict):
         raise UsageError(f'{name} is not a JSON object: write {{"name": "value"}}')
     return {str(key): value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}  # pyright: ignore[reportUnknownVariableType]  # any JSON

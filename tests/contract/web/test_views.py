@@ -201,7 +201,12 @@ def test_resources_have_versions(web: Web, begun: dict[str, Any]) -> None:
     page = web.rest("GET", "/resources/rs-views/versions", {"sort_order": "desc", "limit": 1}).json
     assert (page["total"], page["items"][0]["version"]) == (2, 2)
     assert web.rest("GET", "/resources/rs-views/versions/1").json["resources"] == {"p": PROMPT}
-    for path, status in (("rs-none/versions", 404), ("rs-views/versions/9", 404), ("rs-views/versions/x", 400)):
+    for path, status in (
+        ("rs-none/versions", 404),
+        ("rs-views/versions/9", 404),
+        ("rs-views/versions/x", 400),
+        (f"rs-views/versions/{'9' * 5000}", 400),
+    ):
         assert web.rest("GET", f"/resources/{path}").status == status
 
 
