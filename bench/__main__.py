@@ -1,15 +1,15 @@
-"""`make bench`: every benchmark in turn, one JSON object a line. `ARGS="ingest"` runs one of them; each has options of its own."""
+"""`make bench`: run every benchmark, one JSON object a line. `ARGS="ingest"` runs one of them; each has its own options."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-BENCHES = ("adapters", "claims", "exactness", "ingest", "ledger", "proxy", "queue_shapes", "reads", "rollouts", "zygote")
+BENCHES = ("adapters", "claims", "exactness", "ingest", "ledger", "proxy", "queue_shapes", "reads", "zygote")
 
 
 def main() -> int:
-    """Run the benches named on the command line, or all; the first exit code that is not 0, else 0."""
+    """Run the benchmarks named on the command line, or all; return the first exit code that is not 0, else 0."""
     names = [name for name in sys.argv[1:] if not name.startswith("-")] or list(BENCHES)
     if unknown := set(names) - set(BENCHES):
         print(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}", file=sys.stderr)

@@ -1,12 +1,11 @@
-"""From ClickHouse to tensors: a million trained tokens read, adapted and padded, against Agent Lightning 0.3's TracerTraceToTriplet.
+"""From ClickHouse to tensors: read, adapt and pad a million trained tokens, against Agent Lightning 0.3's TracerTraceToTriplet.
 
-python -m bench.adapters               # 1,000 attempts of four turns, 250 tokens each
-python -m bench.adapters --lone        # 4,000 attempts of one call instead
-python -m bench.adapters --full        # our spans hold whole prompts, as 0.3's do, and not what our proxy would store
+python -m bench.adapters               # 1,000 attempts of four calls, 250 tokens each
+python -m bench.adapters --single-call # 4,000 attempts of one call instead
 
-Ours: all of it, from the query over HTTP to the embedded ClickHouse up to padded torch tensors with ids, mask, log-probs and rewards.
-Theirs: `adapt` alone, on the same calls, on span objects that lie in memory already. So the ratio flatters them; a second one holds adapter
-against adapter: ours on the columns that were read, theirs on its spans, both in memory.
+Ours covers everything from the HTTP query to the embedded ClickHouse up to padded torch tensors with ids, mask, log-probs and rewards.
+Theirs is `adapt` alone, on the same calls, as span objects in memory, which favours it. A second ratio compares the adapters alone: ours
+on columns in memory, theirs on spans in memory.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ class Call(NamedTuple):
     trace_id: str
     span_id: str
     prompt: list[int]
-    """All of it."""
+    """Token ids of the whole prompt."""
     added: list[int]
-    """What it adds to the call before, its reply included; the whole prompt of the first."""
+    """Token ids after the previous call's prompt and reply; of the first call, the whole prompt."""
     response: list[int]
     logprobs: list[float]
     messages: list[dict[str, str]]
@@ -66,7 +65,7 @@ class Call(NamedTuple):
 
 
 def conversations(attempts: int, turns: int) -> Iterator[list[Call]]:
-    """The calls of each attempt; every turn goes on from the one before."""
+    """Generate the calls of each attempt; every call extends the previous one."""
     chance = random.Random(7)
     for number in range(attempts):
         calls: list[Call] = []
@@ -85,9 +84,9 @@ def conversations(attempts: int, turns: int) -> Iterator[list[Call]]:
         yield calls
 
 
-def span_of(call: Call, *, full: bool) -> dict[str, Any]:
-    """The call as our proxy writes it; `full`: without the prefix form."""
-    prefixed = call.number > 1 and not full
+def span_of(call: Call) -> dict[str, Any]:
+    """Make the proxy's span of a call: later calls reference the previous call as their prefix."""
+    prefixed = call.number > 1
     attributes: dict[str, Any] = {
         conventions.PROCESS: MARKER,
         "gen_ai.operation.name": "chat",
@@ -110,19 +109,19 @@ def span_of(call: Call, *, full: bool) -> dict[str, Any]:
 
 
 def reward_of(call: Call) -> dict[str, Any]:
-    """The reward of the attempt that ends with `call`."""
+    """Make the reward's span of the attempt that ends with `call`."""
     attributes = {conventions.PROCESS: MARKER, conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 1.0}
     span_id = f"{int(call.span_id, 16) + 50:016x}"
     return {"name": conventions.SPAN_ANNOTATION, "trace_id": call.trace_id, "span_id": span_id, "attributes": attributes}
 
 
 @contextlib.asynccontextmanager
-async def filled(attempts: list[list[Call]], *, full: bool) -> AsyncGenerator[TraceReader]:
-    """A reader of a collector that has taken all calls and rewards."""
+async def filled(attempts: list[list[Call]]) -> AsyncGenerator[TraceReader]:
+    """Send all calls and rewards to a collector; yield a reader of it."""
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
         async with ours(Path(folder)) as peer, aiohttp.ClientSession() as session:
             for calls in attempts:
-                spans = [*(span_of(call, full=full) for call in calls), reward_of(calls[-1])]
+                spans = [*map(span_of, calls), reward_of(calls[-1])]
                 body = request_of(spans, {conventions.ROLLOUT_ID: calls[0].rollout_id, conventions.ATTEMPT_ID: "at-1"})
                 async with session.post(peer.address.http, data=body, headers={"Content-Type": "application/x-protobuf"}) as answer:
                     answer.raise_for_status()
@@ -133,14 +132,14 @@ async def filled(attempts: list[list[Call]], *, full: bool) -> AsyncGenerator[Tr
 
 
 def rollout_of(calls: list[Call]) -> AttemptedRollout:
-    """What the queue says of an attempt with these calls."""
+    """Make the queue's record of an attempt with these calls."""
     rollout_id = calls[0].rollout_id
     attempt = Attempt(rollout_id=rollout_id, attempt_id="at-1", sequence_id=1, start_time=0.0, seals={MARKER: len(calls) + 1})
     return AttemptedRollout(rollout_id=rollout_id, input=None, start_time=0.0, status="succeeded", attempt=attempt)
 
 
 def our_turn(reader: TraceReader, rollouts: list[AttemptedRollout], expected: int, seconds: dict[str, list[float]]) -> Turn:
-    """Read, adapt, pad; answers trained tokens a second (there are `expected`) and notes the parts."""
+    """Make a turn that reads, adapts and pads; it measures trained tokens (`expected`) a second, and adds the `seconds` of each part."""
 
     async def turn() -> float:
         start = time.perf_counter()
@@ -159,7 +158,7 @@ def our_turn(reader: TraceReader, rollouts: list[AttemptedRollout], expected: in
 
 
 def padded(batch: TrajectoryBatch) -> dict[str, torch.Tensor]:
-    """What a trainer takes: (trajectory, position) tensors of ids, mask and log-probs of the responses, ids of the prompts, rewards."""
+    """Make a trainer's tensors: prompt and response ids, mask and log-probs (trajectories, positions); rewards (trajectories,)."""
     rows = {"prompt": batch.prompt, "response": batch.response, "mask": batch.response_mask, "logprobs": batch.logprobs}
     return {name: torch.from_numpy(_rectangle(ragged)) for name, ragged in rows.items()} | {"reward": torch.from_numpy(batch.reward)}
 
@@ -173,7 +172,7 @@ def _rectangle(rows: Ragged) -> np.ndarray[Any, np.dtype[Any]]:
 
 @contextlib.contextmanager
 def their_turn(attempts: list[list[Call]]) -> Generator[Turn]:
-    """The same calls as 0.3's spans, in a process of its own; a turn answers trained tokens a second."""
+    """Run 0.3's adapter on the same calls in another process; yield a turn that measures trained tokens a second."""
     tokens = sum(len(call.response) for calls in attempts for call in calls)
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
         path = Path(folder) / "spans.json"
@@ -207,17 +206,17 @@ def _ask(child: subprocess.Popen[str], tokens: int) -> float:
 
 
 async def compare(options: argparse.Namespace) -> None:
-    """Fill, take turns, report."""
-    turns = 1 if options.lone else 4
+    """Fill the store, take turns, report."""
+    turns = 1 if options.single_call else 4
     attempts = list(conversations(options.tokens // (turns * RESPONSE_TOKENS), turns))
     what = f"{options.tokens} trained tokens, {len(attempts)} attempts of {turns} calls"
     seconds: dict[str, list[float]] = {}
-    async with filled(attempts, full=options.full) as reader:
+    async with filled(attempts) as reader:
         rollouts, expected = [rollout_of(calls) for calls in attempts], sum(len(call.response) for calls in attempts for call in calls)
         turn = our_turn(reader, rollouts, expected, seconds)
         try:
             with their_turn(attempts) as theirs:
-                attempts.clear()  # a million numbers that no trainer would keep are not to be walked through in every turn
+                attempts.clear()  # else the garbage collector would traverse a million objects that no trainer has
                 contest: Contest | None = await take_turns(turn, theirs, rounds=options.rounds)
         except AbsentError as reason:
             report_absent("adapters", what, "tokens/s", str(reason))
@@ -238,8 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lone", action="store_true", help="attempts of one call")
-    parser.add_argument("--full", action="store_true", help="whole prompts in our spans")
+    parser.add_argument("--single-call", action="store_true", help="attempts of one call")
     asyncio.run(compare(parser.parse_args()))
 
 

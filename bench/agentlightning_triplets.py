@@ -1,7 +1,7 @@
-"""The child of bench.adapters: Agent Lightning 0.3's TracerTraceToTriplet on spans from a file, timed; run by an interpreter that has it.
+"""Time Agent Lightning 0.3's TracerTraceToTriplet. Run by bench.adapters with an interpreter that has Agent Lightning 0.3.
 
-Reads spans from the file that is named on the command line, then adapts all of them once for every line on stdin and prints
-{"seconds", "tokens"}. `as_03` is for the parent, which has no Agent Lightning.
+Reads spans from the file named on the command line, then adapts all of them once for every line on stdin and prints
+{"seconds", "tokens"}. `as_03` is called by the parent process, which has no Agent Lightning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def as_03(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One attempt's spans, in the form in which 0.3's tracer stores them: a root, a span for each call, and the reward."""
+    """Make one attempt's spans as 0.3's tracer stores them: a root, a span for each call, and the reward."""
     first = calls[0]
     root = f"{int(first['span_id'], 16) + 60:016x}"
     own = {"rollout_id": first["rollout_id"], "attempt_id": "at-1", "trace_id": first["trace_id"]}
@@ -58,7 +58,7 @@ def as_03(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Adapt on demand."""
+    """Adapt all spans once per input line."""
     types: Any = importlib.import_module("agentlightning.types")
     adapter = importlib.import_module("agentlightning.adapter").TracerTraceToTriplet()
     rest = {

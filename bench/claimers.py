@@ -1,8 +1,8 @@
-"""Claimers in a process of their own, so that what is measured is the server and not its clients: claim, then report success.
+"""Clients that claim rollouts and report success, in a separate process, so that their CPU is not counted as the server's.
 
-Reads one job a line from stdin (JSON, see `Job`), does it, and answers with one line: how many rollouts it claimed and completed. Our
-claimers speak gRPC, each over a connection of its own; those of Agent Lightning 0.3 its HTTP interface, kept open. 0.3 takes the end of
-one attempt a request, however many were claimed at once.
+Reads one job a line from stdin (JSON, see `Job`), runs it, and prints the number of rollouts claimed and completed. Our clients use gRPC,
+each over its own connection; those of Agent Lightning 0.3 use its HTTP interface over kept-alive connections. 0.3 completes one attempt
+per request, however many were claimed at once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from bench.otlp import attempt_request
 INPUT: Final = json.dumps({"question": "x" * 200})
 FILLED_AT_ONCE: Final = 500
 SPANS: Final = 4
-ATTRIBUTES: Final = 32  # of each
+ATTRIBUTES: Final = 32  # per span
 Export = Callable[[str, str], Awaitable[None]]
-"""Send the spans of this rollout and attempt."""
+"""Sends the spans of this rollout and attempt."""
 Work = Callable[[int], Awaitable[int]]
-"""One call, or two, of the client with this number; answers how many rollouts it claimed."""
+"""One or two calls of the client with this number; returns the number of rollouts."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """`kind` of server, its address, what to do there ("fill", "complete", "trace", "empty"), and how much of it.
+    """A task ("fill", "complete", "trace", "empty") for so many rollouts, at a server of a kind ("ours", "agentlightning").
 
-    "trace" completes with spans: four of 32 attributes each, in one OTLP request to `collector`, before the end of the attempt.
+    "trace" sends four spans of 32 attributes each, in one OTLP request to `collector`, before it completes the attempt.
     """
 
     kind: str
@@ -47,15 +47,15 @@ class Job:
     clients: int = 1
     limit: int = 1
     collector: str = ""
-    """The URL that takes OTLP over HTTP."""
+    """URL for OTLP over HTTP."""
 
     def line(self) -> bytes:
-        """On the wire."""
+        """Encode the job as a line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 class OurClients:
-    """Stubs of a queue, each on a connection of its own."""
+    """Stubs of a queue, each on its own connection."""
 
     def __init__(self, address: str, count: int) -> None:
         self._channels = [
@@ -64,25 +64,25 @@ class OurClients:
         self._stubs: list[Any] = [queue_pb2_grpc.QueueStub(channel) for channel in self._channels]
 
     async def fill(self, _: int) -> int:
-        """Enqueue."""
+        """Enqueue a batch."""
         rollouts = [pb.NewRollout(input_json=INPUT)] * FILLED_AT_ONCE
         await self._stubs[0].Enqueue(pb.EnqueueRequest(rollouts=rollouts, request_id=new_request_id()))
         return FILLED_AT_ONCE
 
     async def empty(self, index: int) -> int:
-        """A call that does nothing (see claims.Nothing)."""
+        """Call a server that does nothing (claims.EmptyServicer)."""
         await self._stubs[index].Claim(pb.ClaimRequest(limit=1, request_id=new_request_id()))
         return 1
 
     async def claim(self, index: int, limit: int) -> pb.Rollouts:
-        """Claim."""
+        """Claim `limit` rollouts."""
         request = pb.ClaimRequest(limit=limit, worker_id=f"w{index}", request_id=new_request_id())
         answer = cast("pb.Rollouts", await self._stubs[index].Claim(request))
         assert len(answer.rollouts) == limit, f"{len(answer.rollouts)} instead of {limit} rollouts were claimed"
         return answer
 
     async def complete(self, index: int, limit: int) -> int:
-        """Claim, and say that all of them succeeded."""
+        """Claim rollouts and complete all of them in one call."""
         updates = [
             pb.AttemptUpdate(rollout_id=r.rollout_id, attempt_id=r.attempt.attempt_id, status="succeeded", token=r.token)
             for r in (await self.claim(index, limit)).rollouts
@@ -91,7 +91,7 @@ class OurClients:
         return limit
 
     async def trace(self, index: int, export: Export) -> int:
-        """Claim, export spans, say that it succeeded."""
+        """Claim a rollout, export spans, complete it."""
         [rollout] = (await self.claim(index, 1)).rollouts
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         await export(rollout_id, attempt_id)
@@ -117,24 +117,24 @@ class AgentLightningClients:
             return await answer.json()
 
     async def fill(self, _: int) -> int:
-        """Enqueue."""
+        """Enqueue a batch."""
         await self._post("queues/rollouts/enqueue", {"rollouts": [{"input": json.loads(INPUT)}] * FILLED_AT_ONCE})
         return FILLED_AT_ONCE
 
     async def claim(self, index: int, limit: int) -> list[dict[str, Any]]:
-        """Claim."""
+        """Claim `limit` rollouts."""
         answer = await self._post("queues/rollouts/dequeue", {"limit": limit, "worker_id": f"w{index}"})
         assert len(answer) == limit, f"{len(answer)} instead of {limit} rollouts were claimed"
         return answer
 
     async def complete(self, index: int, limit: int) -> int:
-        """Claim, and say of one after the other that it succeeded."""
+        """Claim rollouts and complete them one by one."""
         for rollout in await self.claim(index, limit):
             await self._post(f"rollouts/{rollout['rollout_id']}/attempts/{rollout['attempt']['attempt_id']}", {"status": "succeeded"})
         return limit
 
     async def trace(self, index: int, export: Export) -> int:
-        """Claim, export spans, say that it succeeded."""
+        """Claim a rollout, export spans, complete it."""
         [rollout] = await self.claim(index, 1)
         rollout_id, attempt_id = rollout["rollout_id"], rollout["attempt"]["attempt_id"]
         await export(rollout_id, attempt_id)
@@ -147,7 +147,7 @@ class AgentLightningClients:
 
 
 def exporter(session: aiohttp.ClientSession, url: str) -> Export:
-    """What sends the spans of one attempt."""
+    """Make a function that sends the spans of one attempt."""
     headers = {"Content-Type": "application/x-protobuf"}
 
     async def export(rollout_id: str, attempt_id: str) -> None:
@@ -160,7 +160,7 @@ def exporter(session: aiohttp.ClientSession, url: str) -> Export:
 
 
 async def spread(calls: int, clients: int, work: Work) -> int:
-    """Let so many concurrent clients make that many calls between them; answers how many rollouts."""
+    """Distribute `calls` over concurrent clients; return the number of rollouts."""
     numbers = iter(range(calls))
 
     async def client(index: int) -> int:
@@ -173,7 +173,7 @@ async def spread(calls: int, clients: int, work: Work) -> int:
 
 
 async def perform(job: Job, clients: OurClients | AgentLightningClients) -> int:
-    """Do a job; answers how many rollouts."""
+    """Run a job; return the number of rollouts."""
     if job.task == "fill":
         return await spread(-(-job.rollouts // FILLED_AT_ONCE), 1, clients.fill)
     if job.task == "empty":
@@ -187,7 +187,7 @@ async def perform(job: Job, clients: OurClients | AgentLightningClients) -> int:
 
 
 async def serve() -> None:
-    """Do the jobs that stdin names, until it ends."""
+    """Run the jobs from stdin until it ends."""
     connected: dict[tuple[str, int], OurClients | AgentLightningClients] = {}
     while line := await asyncio.to_thread(sys.stdin.readline):
         job = Job(**json.loads(line))
@@ -201,21 +201,21 @@ async def serve() -> None:
 
 @contextlib.asynccontextmanager
 async def claimers() -> AsyncGenerator[Callable[[Job], Awaitable[int]]]:
-    """The process: a function that has it do a job, and answers what it did."""
+    """Start the process; yield a function that runs a job in it and returns the number of rollouts."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.claimers", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     reader, writer = child.stdout, child.stdin
     assert reader is not None and writer is not None
 
-    async def have(job: Job) -> int:
+    async def submit(job: Job) -> int:
         writer.write(job.line())
         if answer := await reader.readline():
             return int(answer)
         raise RuntimeError(f"the claimers ended at {job} (see above)")
 
     try:
-        yield have
+        yield submit
     finally:
         writer.close()
         await child.wait()

@@ -1,11 +1,12 @@
-"""How fast rollouts are claimed and completed, against Agent Lightning 0.3 where it is given, else an empty gRPC call.
+"""Rate of claiming and completing rollouts, against Agent Lightning 0.3 if it is given, else against an empty gRPC call.
 
-python -m bench.claims                                          # the share of the floor: an empty call to the same kind of server
+python -m bench.claims                                          # the baseline is an empty call to the same kind of server
 python -m bench.claims --agentlightning-python VENV/bin/python  # pip install agentlightning==0.3.0 into that environment
 
-One rollout is one claim and one report of success; both are on the disk, synced, when they are answered (0.3 keeps them in memory). The
-clients are a process of their own (claimers.py). Batches are compared with single claims of 64 clients, and with 0.3's own batches. The
-queue runs on SQLite, and on PostgreSQL where psycopg and a server's programs are installed.
+One rollout is one claim and one report of success, both synced to disk before the response (0.3 keeps them in memory). The clients run in
+a separate process (claimers.py). Batches are compared with single claims of 64 clients, and with 0.3's own batches. The queue runs on
+SQLite, and on PostgreSQL if psycopg and a server are installed. With 0.3 there is also its own benchmark shape: 32 runners that export
+four spans of 32 attributes between claim and report.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ import grpc.aio
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.server import OPTIONS
-from bench.claimers import Job, claimers
-from bench.harness import Turn, cpu_seconds, free_port, process, report, take_turns
+from bench.claimers import ATTRIBUTES, SPANS, Job, claimers
+from bench.harness import Turn, cpu_seconds, free_port, process, report, services, take_turns
 from tests.postgres_server import NoPostgresError, Postgres
 
-Have = Callable[[Job], Awaitable[int]]
+RUNNERS: Final = 32
+WITH_SPANS: Final = f"{RUNNERS} runners: claim, {SPANS} spans of {ATTRIBUTES} attributes, report"
+Submit = Callable[[Job], Awaitable[int]]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A way to claim: how many clients, how many rollouts a call, how many in a turn; and what it is compared with."""
+    """Numbers of clients, rollouts per call (`limit`) and rollouts per turn, of ours and of the baseline."""
 
     name: str
     clients: int
@@ -58,7 +61,7 @@ SHAPES: Final = (
 
 @dataclass(frozen=True)
 class Server:
-    """A queue that runs: its engine, address, and all processes that work for it."""
+    """A running queue with its engine, address and processes."""
 
     engine: str
     address: str
@@ -66,43 +69,49 @@ class Server:
     database: Postgres | None
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """CPU time of the queue, and of its database server where that is a process of its own."""
+        """Return the CPU seconds of the queue, and of its database server if it has one."""
         return cpu_seconds(self.pid), sum(map(_spent, self.database.pids())) if self.database else 0.0
 
 
 def _spent(pid: int) -> float:
     try:
         return cpu_seconds(pid)
-    except FileNotFoundError:  # a worker process of the database that ended meanwhile
+    except FileNotFoundError:  # a worker process of the database that has ended
         return 0.0
 
 
-def turn_of(have: Have, kind: str, address: str, clients: int, limit: int, rollouts: int, spent: Callable[[], None] = lambda: None) -> Turn:
-    """Fill the queue, then claim and complete all of it; answers rollouts a second (the filling is not counted)."""
+def turn_of(submit: Submit, job: Job, mark: Callable[[], None] = lambda: None) -> Turn:
+    """Make a turn that fills the queue (unmeasured), then runs `job`, calling `mark` before and after; it measures rollouts a second."""
 
     async def turn() -> float:
-        if kind == "nothing":
-            task = "empty"
-        else:
-            await have(Job(kind, address, "fill", rollouts))
-            task = "complete"
-        spent()
+        if job.task != "empty":
+            await submit(Job(job.kind, job.address, "fill", job.rollouts))
+        mark()
         start = time.perf_counter()
-        done = await have(Job("ours" if kind == "nothing" else kind, address, task, rollouts, clients, limit))
+        done = await submit(job)
         rate = done / (time.perf_counter() - start)
-        spent()
+        mark()
         return rate
 
     return turn
 
 
-async def contest(have: Have, server: Server, shape: Shape, kind: str, other: str, rounds: int) -> None:
-    """One shape at one server; prints the line."""
+async def contest(submit: Submit, server: Server, shape: Shape, kind: str, other: str, rounds: int) -> None:
+    """Compare one shape on one server; print the result."""
     marks: list[tuple[float, float]] = []
-    ours = turn_of(have, "ours", server.address, shape.clients, shape.limit, shape.rollouts, lambda: marks.append(server.cpu_seconds()))
-    theirs = turn_of(have, kind, other, shape.baseline_clients, shape.baseline_limit, shape.baseline_rollouts)
-    result = await take_turns(ours, theirs, rounds=rounds)
-    turns = list(zip(marks[2::2], marks[3::2], strict=True))  # after the unmeasured one
+    job = Job("ours", server.address, "complete", shape.rollouts, shape.clients, shape.limit)
+    task = "complete" if kind == "agentlightning" else "empty"
+    baseline = Job(
+        kind if kind == "agentlightning" else "ours",
+        other,
+        task,
+        shape.baseline_rollouts,
+        shape.baseline_clients,
+        shape.baseline_limit,
+    )
+    ours = turn_of(submit, job, lambda: marks.append(server.cpu_seconds()))
+    result = await take_turns(ours, turn_of(submit, baseline), rounds=rounds)
+    turns = list(zip(marks[2::2], marks[3::2], strict=True))  # without the unmeasured one
     queue, database = (sum(after[i] - before[i] for before, after in turns) / len(turns) / shape.rollouts * 1e6 for i in (0, 1))
     more = {"queue_cpu_us": round(queue), "load_average": round(os.getloadavg()[0], 1)}
     if server.database is not None:
@@ -111,9 +120,22 @@ async def contest(have: Have, server: Server, shape: Shape, kind: str, other: st
     report("claims", f"{server.engine}: claim and complete, {shape.name}", "rollouts/s", result, against=against, **more)
 
 
+async def contest_with_spans(submit: Submit, other: str, rounds: int) -> None:
+    """Compare with Agent Lightning 0.3 in its own benchmark shape, and print the result."""
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
+        async with services(Path(folder), "queue", "collector") as made:
+            turns = (
+                turn_of(submit, Job(kind, address, "trace", 500, RUNNERS, collector=f"{collector}/v1/traces"))
+                for kind, address, collector in (("ours", made.queue, made.otlp), ("agentlightning", other, f"http://{other}"))
+            )
+            result = await take_turns(*turns, rounds=rounds)
+    against, load = "agentlightning 0.3 (in memory)", round(os.getloadavg()[0], 1)
+    report("claims", WITH_SPANS, "rollouts/s", result, against=against, load_average=load)
+
+
 @contextlib.contextmanager
 def databases(folder: str, engines: str) -> Generator[list[tuple[str, str, Postgres | None]]]:
-    """(engine, url, its server) of those that there are here and that are asked for."""
+    """Start the requested and installed databases; yield (engine, url, server or None) of each."""
     urls: list[tuple[str, str, Postgres | None]] = [("sqlite", f"sqlite:///{folder}/queue.db", None)] if "sqlite" in engines else []
     if "postgresql" not in engines:
         yield urls
@@ -135,7 +157,7 @@ def databases(folder: str, engines: str) -> Generator[list[tuple[str, str, Postg
 
 @contextlib.asynccontextmanager
 async def servers(engines: str) -> AsyncGenerator[list[Server]]:
-    """Queues, one on each engine."""
+    """Run a queue on each engine."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-bench-"))
         found: list[Server] = []
@@ -149,7 +171,7 @@ async def servers(engines: str) -> AsyncGenerator[list[Server]]:
 
 
 async def compare(options: argparse.Namespace) -> None:
-    """Start the servers, let them take turns, print the results."""
+    """Start the servers, compare them, print the results."""
     other = free_port()
     kind = "agentlightning" if options.agentlightning_python else "nothing"
     if options.agentlightning_python:
@@ -157,18 +179,20 @@ async def compare(options: argparse.Namespace) -> None:
         command = [script, "store", "--port", str(other), "--host", "127.0.0.1", "--log-level", "ERROR"]
     else:
         command = [sys.executable, "-m", "bench.claims", "--serve-nothing", str(other)]
-    async with servers(options.engines) as queues, process(command, os.environ, other), claimers() as have:
+    async with servers(options.engines) as queues, process(command, os.environ, other), claimers() as submit:
         for server in queues:
             for shape in SHAPES:
                 if options.only in shape.name:
-                    await contest(have, server, shape, kind, f"127.0.0.1:{other}", options.rounds)
+                    await contest(submit, server, shape, kind, f"127.0.0.1:{other}", options.rounds)
+        if kind == "agentlightning" and options.only in WITH_SPANS:
+            await contest_with_spans(submit, f"127.0.0.1:{other}", options.rounds)
 
 
-class Nothing:
-    """A servicer whose every call answers at once with nothing."""
+class EmptyServicer:
+    """A servicer whose every method returns an empty message at once."""
 
     async def Claim(self, request: pb.ClaimRequest, context: object) -> pb.Rollouts:  # noqa: N802 - the wire's name
-        """Nothing."""
+        """Return no rollouts."""
         return pb.Rollouts()
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[pb.Rollouts]]:
@@ -176,9 +200,9 @@ class Nothing:
 
 
 async def serve_nothing(port: int) -> None:
-    """The floor: the same kind of server without a queue behind it."""
+    """Serve the baseline: the same kind of server without a queue behind it."""
     server = grpc.aio.server(options=OPTIONS)
-    queue_pb2_grpc.add_QueueServicer_to_server(Nothing(), server)  # pyright: ignore[reportArgumentType] - answers whatever is asked
+    queue_pb2_grpc.add_QueueServicer_to_server(EmptyServicer(), server)  # pyright: ignore[reportArgumentType] - __getattr__ has all methods
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
@@ -188,7 +212,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agentlightning-python", default="", help="an interpreter that has agentlightning==0.3.0")
-    parser.add_argument("--engines", default="sqlite,postgresql", help="of the queue")
+    parser.add_argument("--engines", default="sqlite,postgresql", help="engines of the queue")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve-nothing", type=int, default=0, help=argparse.SUPPRESS)

@@ -1,11 +1,11 @@
-"""The dashboard at size: first paint and interactions in headless Chromium, at 100,000 rollouts and 5,000,000 spans.
+"""Latency of the dashboard in headless Chromium at 100,000 rollouts and 5,000,000 spans: first paint and interactions.
 
 python -m bench.dashboard                        # fills a store first: some minutes
-python -m bench.dashboard --data=FOLDER          # keeps the filled store there, and uses it again
+python -m bench.dashboard --data=FOLDER          # keeps the filled store there for reuse
 python -m bench.dashboard --rollouts=10000 --spans=500000
 
-Spans are those of bench.reads; the queue knows the first `--rollouts` of their rollouts, as one run of 500 steps. Every figure is of a
-browser without a cache; an interaction ends when what was asked for is painted.
+The spans are those of bench.reads; the queue has the first `--rollouts` of their rollouts, as one run of 500 steps. The browser has no
+cache; an interaction ends when its result is painted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from agl_otel.settings import Settings, free_port
+from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.traces.opened import open_store
-from bench.harness import report_absent, report_against_bar
+from bench.harness import report_absent, report_against_bar, store_command
 from bench.read_data import fill
 from tests.environments import AbsentError, installed
 
@@ -42,11 +42,11 @@ _COLUMNS: Final = (
 
 
 async def known_rollouts(folder: Path, count: int) -> None:
-    """Rows of the queue for `count` rollouts whose spans are stored, written into its database while nothing runs."""
+    """Insert rows for `count` rollouts with stored spans into the database of a stopped queue."""
     database = folder / "queue.db"
     if database.exists():
         return
-    async with Store.embedded(folder) as store:  # makes the schema
+    async with Store.embedded(folder) as store:  # creates the schema
         await store.statistics()
     engine = open_store(Settings.load(data_dir=folder, clickhouse_url="").clickhouse_db)
     try:
@@ -81,27 +81,12 @@ async def known_rollouts(folder: Path, count: int) -> None:
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> None:
-    """Start the stack and let Chromium look."""
+    """Start the stack, run dashboard_look.py, print its results."""
     chromium = shutil.which("chromium")
     if chromium is None:
         raise AbsentError("chromium is missing: apt-get install chromium")
     python = installed("playwright", PLAYWRIGHT) / "bin" / "python"
-    port = free_port()
-    command = [
-        str(Path(sys.executable).with_name("agl-otel")),
-        "store",
-        "--port",
-        str(port),
-        "--queue-port",
-        "0",
-        "--data-dir",
-        str(folder),
-        "--json",
-    ]
-    stack = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert stack.stdout is not None
-        url = json.loads(await asyncio.wait_for(stack.stdout.readline(), 180))["url"]
+    async with store_command(folder) as (url, _):
         given = {"url": url, "chromium": chromium, "rounds": options.rounds, "run": RUN}
         look = await asyncio.create_subprocess_exec(
             str(python), str(Path(__file__).with_name("dashboard_look.py")), json.dumps(given), stdout=asyncio.subprocess.PIPE
@@ -113,13 +98,10 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
             more = {"worst_ms": round(waits[-1], 1), "rounds": len(waits), "rollouts": options.rollouts, "spans": options.spans}
             report_against_bar("dashboard", found["metric"], waits[len(waits) // 2], "ms", BARS_MS[found["kind"]], **more)
         await look.wait()
-    finally:
-        stack.terminate()
-        await stack.wait()
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Fill, then look."""
+    """Fill the store, then measure."""
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as made:
         folder = Path(options.data or made)
         start = time.monotonic()
@@ -134,8 +116,8 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=100_000, help="how many the queue knows")
-    parser.add_argument("--spans", type=int, default=5_000_000, help="how many spans are stored")
-    parser.add_argument("--rounds", type=int, default=5, help="times that everything is done")
-    parser.add_argument("--data", default="", help="a folder for the stack's data, kept and used again; a temporary one where empty")
+    parser.add_argument("--rollouts", type=int, default=100_000, help="rollouts in the queue")
+    parser.add_argument("--spans", type=int, default=5_000_000, help="stored spans")
+    parser.add_argument("--rounds", type=int, default=5, help="measured repetitions")
+    parser.add_argument("--data", default="", help="data directory to keep and reuse; default: a temporary one")
     asyncio.run(main(parser.parse_args()))

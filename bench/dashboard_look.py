@@ -1,4 +1,4 @@
-"""Run by bench.dashboard in Playwright's environment: one JSON line {"metric", "kind", "ms"} for each thing that was waited for."""
+"""Measure paints and interactions. Run by bench.dashboard in Playwright's environment; prints JSON lines {"metric", "kind", "ms"}."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLAGS = [
     "--disable-sync",
 ]  # fmt: skip
 given: dict[str, Any] = json.loads(sys.argv[1])
-# The clock is the page's: from the click to the second frame after the condition holds.
+# Measured by the page's clock, from the click to the second frame after the condition holds.
 WAIT = """([act, done]) => new Promise((resolve, reject) => {
   const act_ = (0, eval)(act), done_ = (0, eval)(done), start = performance.now();
   act_();
@@ -39,12 +39,12 @@ TYPE = """{ const i = document.querySelector('input[type=search]');
 
 
 def every(condition: str) -> str:
-    """Whether all rows that are drawn, `r`, are so."""
+    """Return a JavaScript expression: whether `condition` holds for every rendered row `r`."""
     return f"[...document.querySelectorAll('.tr')].every(r => {condition})"
 
 
 def painted(browser: Any) -> dict[str, float]:
-    """First contentful paint, and the time until the page has its data."""
+    """Return the first contentful paint of each page, in milliseconds."""
     found: dict[str, float] = {}
     for name, (path, there) in PAINTS.items():
         page = browser.new_context(viewport={"width": 1440, "height": 860}).new_page()
@@ -56,7 +56,7 @@ def painted(browser: Any) -> dict[str, float]:
 
 
 def interactions(page: Any) -> dict[str, float]:
-    """What a person does on /rollouts, and with one rollout."""
+    """Use /rollouts, one rollout and /runs; return the milliseconds of each interaction."""
     found: dict[str, float] = {}
     rows = "document.querySelectorAll('.tr').length > 5 && !document.querySelector('.ghost')"
 
@@ -88,7 +88,7 @@ def interactions(page: Any) -> dict[str, float]:
 
 
 def collect(rounds: int, turn: Callable[[], dict[str, float]]) -> dict[str, list[float]]:
-    """The figures of all rounds but a first one, which warms the service."""
+    """Collect the figures of all rounds but the first, which warms the service."""
     found: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for name, ms in turn().items():
@@ -98,14 +98,14 @@ def collect(rounds: int, turn: Callable[[], dict[str, float]]) -> dict[str, list
 
 
 def main() -> None:
-    """Paints, then interactions."""
+    """Measure paints, then interactions."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given["chromium"], headless=True, args=FLAGS)
         for name, ms in collect(given["rounds"], lambda: painted(browser)).items():
             print(json.dumps({"metric": name, "kind": "paint", "ms": ms}), flush=True)
 
         def turn() -> dict[str, float]:
-            context = browser.new_context(viewport={"width": 1440, "height": 860}, bypass_csp=True)  # for the clock in the page
+            context = browser.new_context(viewport={"width": 1440, "height": 860}, bypass_csp=True)  # lets the page run WAIT
             try:
                 return interactions(context.new_page())
             finally:

@@ -1,6 +1,6 @@
-"""`make demo-matrix`: is the demo reliable? All targets with the default seed, other seeds, and the control; a summary at the end.
+"""`make demo-matrix`: check that the demo is reliable, with all targets, other seeds and the control; prints a summary.
 
-Not a benchmark of speed. Takes about half an hour on two cores; `--seeds 3` makes it shorter. Exit code 1 where a promise is broken.
+Not a benchmark of speed. Takes about half an hour on two cores; `--seeds 3` makes it shorter. Exits with 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 LEARNED = 0.9
 UNLEARNED = 0.45
 RATIO = 1e-4
-CONTROL_RISE = 0.15  # more than a mean over 128 tasks moves by chance (three standard errors of 0.04, and a little)
+CONTROL_RISE = 0.15  # a little more than three standard errors (0.04) of a mean over 128 tasks
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """One demo in a folder of its own; its JSON result, or {"error": …}."""
+    """Run one demo in its own folder; return its JSON result, or {"error": …}."""
     with tempfile.TemporaryDirectory(prefix="agl-demo-") as folder:
         command = [sys.executable, "-m", "agl_otel", "demo", "--json", "--data-dir", f"{folder}/data", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -31,12 +31,12 @@ def run(*arguments: str) -> dict[str, Any]:
 
 
 def learned(result: dict[str, Any]) -> bool:
-    """Whether one run got there."""
+    """Return whether the agent learned the task in this run."""
     return "error" not in result and result["score_before"] <= UNLEARNED and result["score_after"] >= LEARNED
 
 
 def exact(result: dict[str, Any]) -> bool:
-    """Whether everything that was trained on is what was sampled and stored."""
+    """Return whether the trained data equal the sampled and stored data."""
     return (
         "error" not in result
         and result["trajectories"] == result["trajectories_in_clickhouse"]
@@ -46,14 +46,14 @@ def exact(result: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    """Run the matrix; 0 where every promise holds."""
+    """Run the matrix; return 0 if every promise holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--control-steps", type=int, default=40)
-    seeds_wanted = parser.parse_args()
+    options = parser.parse_args()
     targets = [run("--target", str(target)) for target in range(4)]
-    seeds = [run("--target", str(seed % 4), "--seed", str(seed)) for seed in range(1, seeds_wanted.seeds + 1)]
-    control = run("--shuffle-rewards", "--max-steps", str(seeds_wanted.control_steps))
+    seeds = [run("--target", str(seed % 4), "--seed", str(seed)) for seed in range(1, options.seeds + 1)]
+    control = run("--shuffle-rewards", "--max-steps", str(options.control_steps))
     promises = {
         "all targets with the default seed": all(map(learned, targets)),
         "at least 9 of 10 other seeds": sum(map(learned, seeds)) >= 0.9 * len(seeds),

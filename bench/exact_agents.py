@@ -1,7 +1,7 @@
-"""Agents that talk to a model at random, in four protocols: turns, tools, n > 1, retries, edits of history, sub-agents, faults on purpose.
+"""Random agents in four protocols: several turns, tools, n > 1, retries, edited history, concurrent conversations, injected faults.
 
-Each conversation is a list of neutral messages; a protocol writes them as its requests and reads replies back. What an agent received
-is held against what the server sampled at once: the proxy must not change an answer.
+A conversation is a list of protocol-independent messages; each protocol encodes them as requests and parses the replies. Received replies
+are compared with the samples: the proxy must not change them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ IMAGE: Final = {"type": "image_url", "image_url": {"url": "data:image/png;base64
 
 
 class Turn(NamedTuple):
-    """A message: of the user, the system, a tool (which names the call that it answers), or the model (text, or a tool call)."""
+    """A message of the user, the system, a tool (with the call that it answers), or the model (text, or a tool call)."""
 
     role: str
     text: str = ""
     tool: Json | None = None
-    """{id, name, arguments}: the model calls it, or this is its answer."""
+    """{id, name, arguments} of the model's tool call, or of the call that this message answers."""
     image: bool = False
 
 
 class Received(NamedTuple):
-    """An answer as the agent read it."""
+    """A response as the agent parsed it."""
 
     id: str
     replies: list[Turn]
 
 
 def _events(body: bytes) -> list[Json]:
-    lines = [line[6:] for line in body.decode().split("\n") if line.startswith("data: ")]  # U+2028 ends no line here
+    lines = [line[6:] for line in body.decode().split("\n") if line.startswith("data: ")]  # not splitlines(), which also splits at U+2028
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
@@ -151,37 +151,37 @@ def _responses_read(body: bytes, stream: bool) -> Received:
     return Received(whole["id"], [Turn("assistant", "", {"id": item["call_id"], "name": item["name"], "arguments": item["arguments"]})])
 
 
-class Speech(NamedTuple):
-    """How an agent speaks one protocol."""
+class Codec(NamedTuple):
+    """Encoder of requests and parser of responses of one protocol."""
 
     body: Callable[[Sequence[Turn]], Json]
     read: Callable[[bytes, bool], Received]
     choices: bool
-    """Whether there may be more than one."""
+    """Whether n > 1 is supported."""
     tools: bool
     system: bool
 
 
-SPEECH: Final = {
-    "chat/completions": Speech(_chat, _chat_read, choices=True, tools=True, system=True),
-    "completions": Speech(_text, _text_read, choices=True, tools=False, system=True),
-    "messages": Speech(_messages, _messages_read, choices=False, tools=True, system=True),
-    "responses": Speech(_responses, _responses_read, choices=False, tools=True, system=True),
+CODECS: Final = {
+    "chat/completions": Codec(_chat, _chat_read, choices=True, tools=True, system=True),
+    "completions": Codec(_text, _text_read, choices=True, tools=False, system=True),
+    "messages": Codec(_messages, _messages_read, choices=False, tools=True, system=True),
+    "responses": Codec(_responses, _responses_read, choices=False, tools=True, system=True),
 }
 
 
 class Agent:
-    """One attempt's worth of conversations at `url` (the attempt's base URL); `calls` counts requests."""
+    """Runs the conversations of one attempt at `url` (the attempt's base URL); `calls` counts requests."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, chance: random.Random, *, faults: float) -> None:
         self._session, self._url, self._chance, self._faults = session, url, chance, faults
         self.calls = 0
         self.received: list[tuple[Received, str]] = []
-        """Whole answers, with their protocol."""
+        """Complete responses with their protocol's path."""
 
     async def run(self) -> None:
-        """One to three conversations, one after the other or at once."""
-        talks = [self._talk(self._chance.choice(list(SPEECH))) for _ in range(self._chance.choice((1, 1, 1, 2, 3)))]
+        """Run one to three conversations, in sequence or concurrently."""
+        talks = [self._talk(self._chance.choice(list(CODECS))) for _ in range(self._chance.choice((1, 1, 1, 2, 3)))]
         if self._chance.random() < 0.3:
             await asyncio.gather(*talks)
         else:
@@ -189,11 +189,11 @@ class Agent:
                 await talk
 
     async def _talk(self, path: str) -> None:
-        chance, speech = self._chance, SPEECH[path]
+        chance, codec = self._chance, CODECS[path]
         turns = [Turn("system", f"You are {chance.random()}. ")] if chance.random() < 0.7 else []
         turns.append(Turn("user", self._words(), image=chance.random() < 0.1))
         for _ in range(chance.choice((1, 2, 3, 4, 6, 9))):
-            answer = await self._ask(path, speech, turns)
+            answer = await self._ask(path, codec, turns)
             if answer is None:
                 continue
             reply = chance.choice(answer.replies)
@@ -205,7 +205,7 @@ class Agent:
         return "".join(self._chance.choices('ab é漢😀\n"', k=self._chance.choice((0, 1, 5, 20))))
 
     def _edited(self, turns: list[Turn]) -> list[Turn]:
-        """Sometimes an agent drops a middle part of its history, changes a message, or begins anew from an earlier place."""
+        """Edit the history at random: drop a middle part, change a message, or branch from an earlier one."""
         first = 1 if turns[0].role == "system" else 0
         places = [n for n, turn in enumerate(turns) if turn.role == "user" and n > first]
         if len(places) < 2 or self._chance.random() > 0.15:
@@ -223,24 +223,24 @@ class Agent:
             ]
         )
 
-    async def _ask(self, path: str, speech: Speech, turns: Sequence[Turn]) -> Received | None:
-        """One call, tried again as an SDK does where it failed; None where it had no use."""
+    async def _ask(self, path: str, codec: Codec, turns: Sequence[Turn]) -> Received | None:
+        """Make one call, retried after a failure as SDKs do; None if it has no usable response."""
         chance = self._chance
-        body: Json = {"model": "m", **speech.body(turns), "stream": chance.random() < 0.5}
-        if speech.tools and (chance.random() < 0.4 or any(turn.tool for turn in turns)):
+        body: Json = {"model": "m", **codec.body(turns), "stream": chance.random() < 0.5}
+        if codec.tools and (chance.random() < 0.4 or any(turn.tool for turn in turns)):
             body["tools"] = [{"type": "function", "name": "look", "function": {"name": "look", "parameters": {"type": "object"}}}]
-        if speech.choices and chance.random() < 0.15:
+        if codec.choices and chance.random() < 0.15:
             body["n"] = chance.choice((2, 3))
-        if speech.choices and chance.random() < 0.3:
+        if codec.choices and chance.random() < 0.3:
             body |= {"logprobs": True} if path.startswith("chat") else {"logprobs": 1}
         fault = chance.choice(FAULTS) if chance.random() < self._faults else ""
         raw = json.dumps(body, ensure_ascii=False).encode()
-        answer = await self._send(path, speech, raw, body, fault, 0)
+        answer = await self._send(path, codec, raw, body, fault, 0)
         if fault in ("error", "hold", "cut") and answer is None:
-            answer = await self._send(path, speech, raw, body, "", 1)
+            answer = await self._send(path, codec, raw, body, "", 1)
         return answer
 
-    async def _send(self, path: str, speech: Speech, raw: bytes, body: Json, fault: str, retry: int) -> Received | None:
+    async def _send(self, path: str, codec: Codec, raw: bytes, body: Json, fault: str, retry: int) -> Received | None:
         headers = {"content-type": "application/json", "x-fault": fault, RETRY_HEADER: str(retry)}
         self.calls += 1
         patience = aiohttp.ClientTimeout(total=HOLD_SECONDS if fault == "hold" else 300.0)
@@ -248,7 +248,7 @@ class Agent:
             async with self._session.post(f"{self._url}/{path}", data=raw, headers=headers, timeout=patience) as response:
                 content = await response.read()
                 if response.status == 200:
-                    answer = speech.read(content, bool(body["stream"]))
+                    answer = codec.read(content, bool(body["stream"]))
                     if b"token_ids" in content:
                         raise AssertionError(f"{path}: an agent that did not ask for token ids got some")
                     self.received.append((answer, path))

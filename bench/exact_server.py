@@ -1,8 +1,8 @@
-"""A model server that samples at random and keeps what it sampled: four protocols, streamed or not, with faults on request.
+"""A model server that samples at random and records its samples: four protocols, streamed or not, with injected faults.
 
-Token ids are the code points of the text, so that a reply which an agent sends back has the ids that were sampled, as a good chat
-template has it; a tool call has ids of its own, which the server remembers by the id of the call. `Truth` is what every stored token is
-held against. The header `x-fault` asks for a fault.
+Token ids are the code points of the text, so that a reply in an agent's history has its sampled ids, as with a faithful chat template; a
+tool call has random ids, recorded by the id of the call. `Truth` is the record that stored tokens are compared with. The header `x-fault`
+injects a fault.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Json = dict[str, Any]
 ALPHABET: Final = 'abcdefghijklmnopqrstuvwxyz 0123456789"\\\n,{}äßéñ漢字あ😀🦆\u2028'
 OPEN, CLOSE = 1, 2
 FAULTS: Final = ("error", "cut", "hold", "logprobs_length", "logprobs_nan", "ids_negative", "no_ids")
-"""What goes wrong on purpose: HTTP 500; the stream ends in the middle; the answer never comes; what is no token id, and so on."""
+"""Injected faults: HTTP 500, a stream cut in the middle, no response, invalid log-probs, invalid ids, no ids."""
 MAX_PIECE_BYTES: Final = 40
 
 
 class Sampled(NamedTuple):
-    """What one choice of one call was."""
+    """One sampled choice of one call."""
 
     prompt: list[int]
     response: list[int]
@@ -36,18 +36,18 @@ class Sampled(NamedTuple):
 
 @dataclass
 class Truth:
-    """What was sampled, by (response id, choice)."""
+    """The record of samples, by (response id, choice)."""
 
     sampled: dict[tuple[str, int], Sampled] = field(default_factory=dict[tuple[str, int], Sampled])
     tools: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     """{id of a tool call: its token ids}."""
     calls: int = 0
-    """Requests, those with faults included."""
+    """Number of requests, including those with faults."""
 
 
 @dataclass
 class Reply:
-    """One choice, before it is written in a protocol."""
+    """One choice, independent of the protocol."""
 
     text: str
     ids: list[int]
@@ -82,24 +82,24 @@ class Server:
 
     def _handler(self, serve: Protocol) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked = json.loads(await request.read())
+            request_body = json.loads(await request.read())
             self.truth.calls += 1
             fault = request.headers.get("x-fault", "")
-            fault = "" if fault == "cut" and not asked.get("stream") else fault
+            fault = "" if fault == "cut" and not request_body.get("stream") else fault
             if fault == "error":
-                return web.json_response({"error": {"message": "told to fail"}}, status=500)
+                return web.json_response({"error": {"message": "injected fault"}}, status=500)
             name = f"{serve.prefix}{next(self._number)}"
-            prompt = serve.prompt(self, asked)
-            replies = [self._reply(bool(asked.get("tools"))) for _ in range(asked.get("n") or 1)]
+            prompt = serve.prompt(self, request_body)
+            replies = [self._reply(bool(request_body.get("tools"))) for _ in range(request_body.get("n") or 1)]
             for choice, reply in enumerate(replies):
                 self.truth.sampled[name, choice] = Sampled(prompt, reply.ids, reply.logprobs, fault)
             if fault == "hold":
                 await asyncio.sleep(3600)
-            told = asked.get("return_token_ids") and fault != "no_ids"
+            with_ids = request_body.get("return_token_ids") and fault != "no_ids"
             given = [_broken(reply, fault) for reply in replies]
-            events = list(serve.stream(name, prompt if told else None, given)) if asked.get("stream") else None
+            events = list(serve.stream(name, prompt if with_ids else None, given)) if request_body.get("stream") else None
             if events is None:
-                return web.json_response(serve.whole(name, prompt if told else None, given))
+                return web.json_response(serve.whole(name, prompt if with_ids else None, given))
             return await self._stream(request, events, fault)
 
         return handle
@@ -120,7 +120,7 @@ class Server:
         await response.prepare(request)
         body = b"".join(events[: len(events) // 2] if fault == "cut" else events)
         at = 0
-        while at < len(body):  # in pieces that know nothing of events or characters
+        while at < len(body):  # in chunks that split events and characters
             size = self._chance.randint(1, MAX_PIECE_BYTES) if len(body) < 2000 else 600
             await response.write(body[at : at + size])
             at += size
@@ -128,14 +128,14 @@ class Server:
             request.transport.close()
         return response
 
-    # --- what a prompt's tokens are
+    # --- token ids of a prompt
 
-    def said(self, text: Any) -> list[int]:
-        """A message of somebody else's."""
+    def input_ids(self, text: Any) -> list[int]:
+        """Return the ids of a message that the model did not write."""
         return [OPEN, *map(ord, text if isinstance(text, str) else json.dumps(text)), CLOSE]
 
-    def own(self, text: str, tools: list[str]) -> list[int]:
-        """A message that a model wrote, as it was sampled."""
+    def sampled_ids(self, text: str, tools: list[str]) -> list[int]:
+        """Return the ids of a message that the model wrote, as they were sampled."""
         return [OPEN, *map(ord, text), *(number for tool in tools for number in self.truth.tools[tool])]
 
 
@@ -147,12 +147,12 @@ def _broken(reply: Reply, fault: str) -> Reply:
     return Reply(reply.text, [-1, *reply.ids[1:]], reply.logprobs, reply.tool) if fault == "ids_negative" else reply
 
 
-def _pieces(reply: Reply, told: bool) -> Iterator[tuple[str, list[int], list[float]]]:
-    """A reply as a stream has it: a few characters at a time, with their ids and log-probs."""
+def _pieces(reply: Reply, with_ids: bool) -> Iterator[tuple[str, list[int], list[float]]]:
+    """Split a reply into parts of a stream: a few characters with their ids and log-probs."""
     size = max(1, len(reply.ids) // 4)
     for at in range(0, len(reply.ids), size):
         part = slice(at, at + size)
-        yield reply.text[part], reply.ids[part] if told else [], reply.logprobs[part]
+        yield reply.text[part], reply.ids[part] if with_ids else [], reply.logprobs[part]
 
 
 def _event(payload: Json, name: str = "") -> bytes:
@@ -163,12 +163,12 @@ def _event(payload: Json, name: str = "") -> bytes:
 # --- chat/completions ---------------------------------------------------------------------------------------------
 
 
-def _chat_prompt(server: Server, asked: Json) -> list[int]:
+def _chat_prompt(server: Server, request_body: Json) -> list[int]:
     ids: list[int] = []
-    for message in asked["messages"]:
+    for message in request_body["messages"]:
         own = message["role"] == "assistant"
         tools = [call["id"] for call in message.get("tool_calls") or ()]
-        ids += server.own(message["content"] or "", tools) if own else server.said(message["content"])
+        ids += server.sampled_ids(message["content"] or "", tools) if own else server.input_ids(message["content"])
     return [*ids, OPEN]
 
 
@@ -245,15 +245,15 @@ def _text_stream(name: str, prompt: list[int] | None, replies: list[Reply]) -> I
 # --- messages (Anthropic) -----------------------------------------------------------------------------------------
 
 
-def _messages_prompt(server: Server, asked: Json) -> list[int]:
-    ids = server.said(asked["system"]) if asked.get("system") else []
-    for message in asked["messages"]:
+def _messages_prompt(server: Server, request_body: Json) -> list[int]:
+    ids = server.input_ids(request_body["system"]) if request_body.get("system") else []
+    for message in request_body["messages"]:
         blocks = message["content"] if isinstance(message["content"], list) else [{"type": "text", "text": message["content"]}]
         if message["role"] == "assistant":
             text = "".join(block["text"] for block in blocks if block["type"] == "text")
-            ids += server.own(text, [block["id"] for block in blocks if block["type"] == "tool_use"])
+            ids += server.sampled_ids(text, [block["id"] for block in blocks if block["type"] == "tool_use"])
         else:
-            ids += [number for block in blocks for number in server.said(block.get("text", block.get("content")))]
+            ids += [number for block in blocks for number in server.input_ids(block.get("text", block.get("content")))]
     return [*ids, OPEN]
 
 
@@ -297,17 +297,17 @@ def _message_stream(name: str, prompt: list[int] | None, replies: list[Reply]) -
 # --- responses ----------------------------------------------------------------------------------------------------
 
 
-def _responses_prompt(server: Server, asked: Json) -> list[int]:
-    ids = server.said(asked["instructions"]) if asked.get("instructions") else []
-    for item in asked["input"]:
+def _responses_prompt(server: Server, request_body: Json) -> list[int]:
+    ids = server.input_ids(request_body["instructions"]) if request_body.get("instructions") else []
+    for item in request_body["input"]:
         if item.get("type") == "function_call":
-            ids += server.own("", [item["call_id"]])
+            ids += server.sampled_ids("", [item["call_id"]])
         elif item.get("type") == "function_call_output":
-            ids += server.said(item["output"])
+            ids += server.input_ids(item["output"])
         elif item["role"] == "assistant":
-            ids += server.own("".join(part["text"] for part in item["content"]), [])
+            ids += server.sampled_ids("".join(part["text"] for part in item["content"]), [])
         else:
-            ids += server.said(item["content"])
+            ids += server.input_ids(item["content"])
     return [*ids, OPEN]
 
 
@@ -336,10 +336,10 @@ def _response_stream(name: str, prompt: list[int] | None, replies: list[Reply]) 
 
 
 class Protocol(NamedTuple):
-    """How one route is answered."""
+    """The functions that serve one route."""
 
     prefix: str
-    """Of its response ids."""
+    """Prefix of its response ids."""
     prompt: Callable[[Server, Json], list[int]]
     whole: Callable[[str, list[int] | None, list[Reply]], Json]
     stream: Callable[[str, list[int] | None, list[Reply]], Iterator[bytes]]
@@ -347,7 +347,7 @@ class Protocol(NamedTuple):
 
 PROTOCOLS: Final = {
     "chat/completions": Protocol("chatcmpl-", _chat_prompt, _chat_whole, _chat_stream),
-    "completions": Protocol("cmpl-", lambda _, asked: [ord(letter) for letter in asked["prompt"]], _text_whole, _text_stream),
+    "completions": Protocol("cmpl-", lambda _, request_body: [ord(letter) for letter in request_body["prompt"]], _text_whole, _text_stream),
     "messages": Protocol("msg_", _messages_prompt, _message_whole, _message_stream),
     "responses": Protocol("resp_", _responses_prompt, _response_whole, _response_stream),
 }

@@ -1,12 +1,12 @@
-"""Are the tokens that are trained on the tokens that were sampled? Random conversations in every protocol, through the real services.
+"""Check that the trained tokens are the sampled tokens, by random conversations in every protocol through the real services.
 
 python -m bench.exactness                          # 2,000 calls
 python -m bench.exactness --calls=100000 --seed=3
 
-Agents (exact_agents.py) talk through the proxy to a server that samples at random and remembers what (exact_server.py); what the
-adapters make of the stored spans is held against that: every token of every prompt and reply, log-probs, masks. A fifth of the attempts
-have calls with faults. Every call must be in one sample or be refused and counted, and of those that nothing was done to at least 99 %
-must be accepted. Exits with 1 where that does not hold.
+Agents (exact_agents.py) call, through the proxy, a server that samples at random and records its samples (exact_server.py). The
+trajectories adapted from the stored spans must equal the record: every token of every prompt and reply, log-probs, masks. A fifth of the
+attempts have calls with injected faults. Every call must be in one trajectory, or be refused and counted; at least 99 % of the calls
+without faults must be accepted. Exits with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ACCEPTED_BAR: Final = 0.99
 AT_ONCE: Final = 16
 ROLLOUTS_PER_BATCH: Final = 200
 FAULTY_ATTEMPTS: Final = 0.2
-FAULTS: Final = 0.3  # of the calls of such an attempt
+FAULTS: Final = 0.3  # share of the calls in such an attempt
 _CALLS: Final = f"""
 SELECT RolloutId, SpanId, SpanAttributes['gen_ai.response.id'] AS Response,
   toInt64OrZero(SpanAttributes['{conventions.LLM_CHOICE}']) AS Choice
@@ -55,7 +55,7 @@ FROM otel_traces WHERE RolloutId IN {{rollouts:Array(String)}} AND SpanName = '{
 
 @dataclass
 class Result:
-    """What was found."""
+    """Counts and errors of a run."""
 
     calls: int = 0
     """Requests that agents made."""
@@ -63,22 +63,22 @@ class Result:
     """(call, choice) that the server sampled."""
     accepted: int = 0
     whole: int = 0
-    """Sampled ones that nothing was done to on purpose."""
+    """Sampled (call, choice) without an injected fault."""
     whole_accepted: int = 0
     trained_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])
     breaks: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
-    """What is not as it was sampled, or not counted."""
+    """Differences from the record, and calls that are not counted."""
 
     @property
     def good(self) -> bool:
-        """Whether the bars hold."""
+        """Whether there are no errors and enough calls were accepted."""
         return not self.wrong and self.whole_accepted >= ACCEPTED_BAR * self.whole
 
 
 class Services(NamedTuple):
-    """A stack of processes."""
+    """Clients and addresses of a running stack."""
 
     queue: QueueClient
     reader: TraceReader
@@ -89,7 +89,7 @@ class Services(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def services(directory: Path, upstream: str, start_seconds: float) -> AsyncGenerator[Services]:
-    """Queue, collector and proxy."""
+    """Run queue, collector and proxy."""
     async with (
         harness.services(directory, "queue", "collector", "proxy", start_seconds=start_seconds) as made,
         QueueClient(made.queue) as queue,
@@ -100,7 +100,7 @@ async def services(directory: Path, upstream: str, start_seconds: float) -> Asyn
 
 
 async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: random.Random, truth: Truth, result: Result) -> str:
-    """Run an agent as an attempt, reward it, close and complete it; the rollout's id."""
+    """Run an agent as an attempt, reward it, close and complete it; return the rollout's id."""
     (started,) = await stack.queue.start([EnqueueRolloutRequest(input=1, resources_id=stack.resources_id)])
     key = (started.rollout_id, started.attempt.attempt_id)
     base = f"{stack.proxy}/rollout/{key[0]}/attempt/{key[1]}"
@@ -109,9 +109,9 @@ async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: r
     result.calls += agent.calls
     for answer, path in agent.received:
         for choice, reply in enumerate(answer.replies):
-            told = truth.sampled[answer.id, choice].response
+            sampled = truth.sampled[answer.id, choice].response
             ids = truth.tools[reply.tool["id"]] if reply.tool else [ord(letter) for letter in reply.text]
-            if ids != told:
+            if ids != sampled:
                 result.wrong.append(f"{path} {answer.id}: the agent got another reply than was sampled")
     reward = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): chance.random()}
     ids = {"trace_id": os.urandom(16).hex(), "span_id": os.urandom(8).hex()}
@@ -129,7 +129,7 @@ _IDS: Final = (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID)
 
 
 async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, result: Result) -> None:
-    """Read the rollouts, adapt them, and hold every sample against what was sampled."""
+    """Read and adapt the rollouts, and compare every trajectory with the sampled calls."""
     found = [r for r in await stack.queue.query_rollouts(rollout_id_in=list(rollout_ids)) if isinstance(r, AttemptedRollout)]
     traces = await stack.reader.traces(found, [rollout.attempt for rollout in found])
     batch = to_trajectories(traces)
@@ -144,7 +144,7 @@ async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, resul
 
 
 def differences(batch: TrajectoryBatch, place: int, calls: Sequence[Sampled]) -> list[str]:
-    """What of one trajectory is not as it was sampled, given its calls in order."""
+    """Compare one trajectory with its sampled calls, given in order; return the differences."""
     prompt = batch.prompt[place].tolist()
     tokens = prompt + batch.response[place].tolist()
     mask, logprobs = batch.response_mask[place], batch.logprobs[place]
@@ -153,15 +153,15 @@ def differences(batch: TrajectoryBatch, place: int, calls: Sequence[Sampled]) ->
     for number, call in enumerate(calls):
         start, end = len(call.prompt), len(call.prompt) + len(call.response)
         if tokens[:start] != call.prompt:
-            wrong.append(f"call {number}: the prompt is not what the server got")
+            wrong.append(f"call {number}: the prompt is not the one that the server got")
         if tokens[start:end] != call.response:
-            wrong.append(f"call {number}: the reply is not what was sampled")
+            wrong.append(f"call {number}: the reply is not the sampled one")
         expected_mask[start - len(prompt) : end - len(prompt)] = 1
         expected_logprobs[start - len(prompt) : end - len(prompt)] = call.logprobs
     if len(tokens) != len(calls[-1].prompt) + len(calls[-1].response):
-        wrong.append("there is more, or less, than the last call's prompt and reply")
+        wrong.append("the length is not that of the last call's prompt and reply")
     if not np.array_equal(mask, expected_mask):
-        wrong.append("the mask is not what the model wrote")
+        wrong.append("the mask does not cover exactly the sampled tokens")
     if not np.array_equal(logprobs, expected_logprobs):
         wrong.append("the log-probs are not those of the sampled tokens")
     return wrong
@@ -194,7 +194,7 @@ def _count(
 
 
 async def run(calls: int, seed: int, directory: Path, *, start_seconds: float = 60.0) -> Result:
-    """Make at least so many calls, and check them all."""
+    """Make at least `calls` calls, and check all of them."""
     server, result, chance = Server(seed), Result(), random.Random(seed)
     await server.start()
     timeout = aiohttp.ClientTimeout(total=None)
@@ -214,12 +214,12 @@ async def run(calls: int, seed: int, directory: Path, *, start_seconds: float = 
         await server.stop()
     lost = Counter(call.fault or "nothing" for call in server.truth.sampled.values())
     if missing := {fault: count for fault, count in lost.items() if fault not in ("hold", "cut")}:
-        result.wrong.append(f"sampled and neither accepted nor refused, by what was done to them: {missing}")
+        result.wrong.append(f"sampled and neither accepted nor refused, by fault: {missing}")
     return result
 
 
 def main() -> int:
-    """Parse the command line, run, report; 1 where a bar does not hold."""
+    """Parse the command line, run, report; return 1 if the check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
@@ -230,10 +230,10 @@ def main() -> int:
     share = result.whole_accepted / max(1, result.whole)
     head = {"bench": "exactness", "metric": "whole calls accepted, all of them exact", "unit": "share", "against": "the bar"}
     figures = {"value": round(share, 6), "baseline": ACCEPTED_BAR, "ratio": round(share / ACCEPTED_BAR, 4), "wrong": len(result.wrong)}
-    told = {name: getattr(result, name) for name in ("calls", "sampled", "accepted", "whole", "trained_tokens")}
+    counts = {name: getattr(result, name) for name in ("calls", "sampled", "accepted", "whole", "trained_tokens")}
     seconds = round(time.perf_counter() - started, 1)
     why = {"refused": dict(result.refused), "breaks": dict(result.breaks), "examples": result.wrong[:10]}
-    print(json.dumps({**head, **figures, **told, **why, "seed": given.seed, "seconds": seconds}), flush=True)
+    print(json.dumps({**head, **figures, **counts, **why, "seed": given.seed, "seconds": seconds}), flush=True)
     return 0 if result.good else 1
 
 

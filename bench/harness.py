@@ -1,7 +1,7 @@
-"""Benchmarks that compare: ours and a baseline take turns in one run, and the result is a ratio.
+"""Comparative benchmarks: ours and a baseline take turns in one run, and the result is the ratio.
 
-Absolute figures swing by half from run to run on shared cores; a ratio of neighbouring turns does not. Each result is one JSON object
-a line: {"bench", "metric", "value", "unit", "baseline", "ratio"}, and "against", which says in words what the baseline is.
+On shared cores, absolute figures vary by half between runs; the ratio of adjacent turns does not. Each result is one line of JSON:
+{"bench", "metric", "value", "unit", "baseline", "ratio", "against"}, where "against" describes the baseline.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from agl_otel.settings import Settings
 from agl_otel.settings import free_port as free_port
 
 Turn = Callable[[], Awaitable[float]]
-"""One turn of a contender: does the work, answers the measured figure."""
+"""One turn of a contender: does the work and returns the measured figure."""
 
 
 class Contest(NamedTuple):
-    """What is compared: `ours` and `baseline` are the figures of the turns, in the order they were taken."""
+    """Figures of the turns of `ours` and of `baseline`, in the order they were taken."""
 
     ours: list[float]
     baseline: list[float]
 
     @property
     def ratio(self) -> float:
-        """The median over the rounds of ours divided by the baseline."""
+        """Median over the rounds of ours divided by the baseline."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.ours, self.baseline, strict=True))
 
 
 async def take_turns(ours: Turn, baseline: Turn, *, rounds: int) -> Contest:
-    """Run both `rounds` times after one unmeasured turn each; who begins changes from round to round."""
+    """Run both `rounds` times after one unmeasured turn each, alternating which is first."""
     await ours()
     await baseline()
     contest = Contest([], [])
@@ -52,7 +52,7 @@ async def take_turns(ours: Turn, baseline: Turn, *, rounds: int) -> Contest:
 
 
 def report(bench: str, metric: str, unit: str, contest: Contest, *, against: str, **more: object) -> None:
-    """Print the medians and their ratio as one line of JSON, and whatever `more` there is to say."""
+    """Print the medians, their ratio and the fields of `more` as one line of JSON."""
     result = {
         "bench": bench,
         "metric": metric,
@@ -67,26 +67,26 @@ def report(bench: str, metric: str, unit: str, contest: Contest, *, against: str
 
 
 def report_against_bar(bench: str, metric: str, value: float, unit: str, bar: float, **more: object) -> None:
-    """Print a figure that is held to a fixed bar; the ratio is to be at most 1."""
+    """Print a figure with its fixed bar; the ratio should be at most 1."""
     line = {"bench": bench, "metric": metric, "value": round(value, 3), "unit": unit, "baseline": bar, "ratio": round(value / bar, 3)}
     print(json.dumps({**line, "against": "the bar", **more}), flush=True)
 
 
 def report_absent(bench: str, metric: str, unit: str, reason: str) -> None:
-    """Print that a baseline could not be had, and why."""
+    """Print that a baseline is unavailable, and why."""
     line = {"bench": bench, "metric": metric, "value": None, "unit": unit, "baseline": None, "ratio": None, "against": f"absent: {reason}"}
     print(json.dumps(line), flush=True)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so large a share does not exceed."""
+    """Return the value that `share` (0 to 1) of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 @contextlib.asynccontextmanager
 async def process(command: Sequence[str], environment: Mapping[str, str], port: int, *, start_seconds: float = 60.0) -> AsyncGenerator[int]:
-    """A child process that listens on `port` within `start_seconds`, until the block ends; answers its pid."""
+    """Run a child process that must listen on `port` within `start_seconds`; yield its pid, and stop it at the end of the context."""
     child = await asyncio.create_subprocess_exec(
         *command, env=dict(environment), stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
     )
@@ -101,42 +101,42 @@ async def process(command: Sequence[str], environment: Mapping[str, str], port: 
 
 @dataclass(frozen=True)
 class Services:
-    """Services of a fresh stack, real processes."""
+    """Services of a fresh stack, as processes."""
 
     settings: Settings
     environment: Mapping[str, str]
-    """Of processes that belong to the stack."""
+    """Environment for further processes of the stack."""
     pids: Mapping[str, int]
 
     @property
     def queue(self) -> str:
-        """host:port."""
+        """The queue's host:port."""
         return f"127.0.0.1:{self.settings.queue_port}"
 
     @property
     def otlp(self) -> str:
-        """The collector's HTTP address."""
+        """URL of the collector's OTLP over HTTP."""
         return f"http://127.0.0.1:{self.settings.otlp_http_port}"
 
     @property
     def clickhouse(self) -> str:
-        """The address of ClickHouse's HTTP protocol."""
+        """URL of ClickHouse's HTTP protocol."""
         return f"http://127.0.0.1:{self.settings.clickhouse_port}"
 
     @property
     def proxy(self) -> str:
-        """The proxy's address."""
+        """URL of the proxy."""
         return f"http://127.0.0.1:{self.settings.proxy_port}"
 
     async def barrier(self) -> None:
-        """Wait until all that was acknowledged is stored."""
+        """Wait until everything acknowledged is stored."""
         async with aiohttp.ClientSession() as session, session.post(f"{self.otlp}/barrier") as answer:
             assert answer.status == 200, await answer.text()
 
 
 @contextlib.asynccontextmanager
 async def services(folder: Path, *names: str, start_seconds: float = 60.0) -> AsyncGenerator[Services]:
-    """These services ("queue", "collector", "proxy") on free ports, with their data in `folder`, until the block ends."""
+    """Run these services ("queue", "collector", "proxy") on free ports within the context, with their data in `folder`."""
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port"), 0)
     settings = Settings.load(data_dir=folder, **ports).with_ports()
     environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
@@ -147,6 +147,22 @@ async def services(folder: Path, *names: str, start_seconds: float = 60.0) -> As
             command = [sys.executable, "-m", f"agl_otel.{name}"]
             pids[name] = await held.enter_async_context(process(command, environment, listens[name], start_seconds=start_seconds))
         yield Services(settings, environment, pids)
+
+
+@contextlib.asynccontextmanager
+async def store_command(folder: Path) -> AsyncGenerator[tuple[str, str]]:
+    """Run `agl-otel store` on a data directory; yield its URL and the host:port of Jaeger's remote storage."""
+    jaeger = free_port()
+    program = str(Path(sys.executable).with_name("agl-otel"))
+    command = [program, "store", "--port", "0", "--queue-port", "0", "--data-dir", str(folder), "--json"]
+    environment = {**os.environ, "AGL_JAEGER_PORT": str(jaeger)}
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    try:
+        assert child.stdout is not None
+        yield json.loads(await asyncio.wait_for(child.stdout.readline(), 180))["url"], f"127.0.0.1:{jaeger}"
+    finally:
+        child.terminate()
+        await child.wait()
 
 
 async def _listening(child: asyncio.subprocess.Process, port: int, timeout_seconds: float) -> None:
@@ -164,21 +180,21 @@ async def _listening(child: asyncio.subprocess.Process, port: int, timeout_secon
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used, all its threads together."""
+    """Return the CPU seconds of a process, over all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100.0  # in ticks of 1/100 s on Linux
 
 
 def below(pid: int) -> list[int]:
-    """The processes that come of this one and still run, children before their own."""
+    """List the running descendants of a process, parents before their children."""
     found = [pid]
     for each in found:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 found += map(int, children.read_text().split())
     return found[1:]
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds."""
+    """Return the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

@@ -1,10 +1,10 @@
-"""Spans in, counted to the last visible row: our collector against Agent Lightning 0.3's store, rotel and our OpenTelemetry Collector.
+"""Rate of ingest up to the last visible row: our collector against Agent Lightning 0.3's store, rotel and our OpenTelemetry Collector.
 
 python -m bench.ingest                  # a few minutes: three short turns of each
-python -m bench.ingest --seconds=60     # the real bars: each contender of a contest works for a minute
-python -m bench.ingest --only=510       # the contests whose name holds this
+python -m bench.ingest --seconds=60     # for the bars: a minute of load for each contender
+python -m bench.ingest --only=510       # only contests with this text in their name
 
-A ratio above the bar is good; of CPU, waits and memory, one below 1.
+Rates should exceed their bars as a ratio; ratios of CPU, latency and memory should be below 1.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.environments import AbsentError
 
 Made = Callable[[Path], contextlib.AbstractAsyncContextManager[Peer]]
 IDLE_PROBES: Final = 20
-IDLE_SECONDS: Final = 2.0  # before each of them: one after the other at once would be a load, whose rows are gathered
+IDLE_SECONDS: Final = 2.0  # before each probe: probes without pauses would be batched like a load
 PROBE_SECONDS: Final = 0.5
 
 
 class Shape(NamedTuple):
-    """What a request looks like."""
+    """Shape of the requests."""
 
     name: str
     spans: int
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     grpc: bool = False
 
     def bodies(self, ids: peers.Ids) -> Iterator[bytes]:
-        """Endless requests."""
+        """Generate requests without end."""
         return requests(self.spans, token_ids=self.tokens, ids=ids)
 
 
@@ -58,11 +58,11 @@ CONTESTS: Final[tuple[tuple[Shape, Made, float], ...]] = (
     (Shape("6 spans a request, gRPC (theirs: HTTP)", 6, 16, grpc=True), peers.agentlightning, 4.0),
     (Shape("800+200 token ids a model call", 60, 4, tokens=800), peers.agentlightning, 8.0),
 )
-"""(shape, peer, how many times its spans a second are to be reached)."""
+"""(shape, peer, bar: the ratio of our spans a second to the peer's)."""
 
 
 class Feed:
-    """Sends one shape to one peer; knows how many spans it has had."""
+    """Sends one shape to one peer, and counts its spans."""
 
     def __init__(self, peer: Peer, shape: Shape) -> None:
         self.peer = peer
@@ -72,7 +72,7 @@ class Feed:
         self._total = 0
 
     def turn(self, seconds: float) -> Turn:
-        """Visible spans a second: from the first request to the last row."""
+        """Make a turn that measures spans a second from the first request to the last visible row."""
 
         async def turn() -> float:
             start = time.perf_counter()
@@ -85,14 +85,14 @@ class Feed:
         return turn
 
     async def cost(self, seconds: float) -> float:
-        """Microseconds of CPU of all its processes for each span, until it is visible."""
+        """Return the CPU microseconds per span of all the peer's processes, until the spans are visible."""
         before, had = sum(map(cpu_seconds, self.peer.pids)), self._total
         await self.turn(seconds)()
         return (sum(map(cpu_seconds, self.peer.pids)) - before) / (self._total - had) * 1e6
 
 
 async def contests(folder: Path, options: argparse.Namespace) -> None:
-    """Each shape against its peers, turn by turn."""
+    """Compare each shape with its peers."""
     turn_seconds = options.seconds / options.rounds
     for number, (shape, made, bar) in enumerate(CONTESTS):
         metric = f"visible, {shape.name}"
@@ -112,7 +112,7 @@ async def contests(folder: Path, options: argparse.Namespace) -> None:
 
 
 async def alone(folder: Path, options: argparse.Namespace) -> None:
-    """What is held to a bar and not to a peer: CPU, waits and visibility at half of the top rate, memory."""
+    """Measure our collector against bars: CPU, latency and visibility at half of the top rate, memory."""
     async with peers.ours(folder) as mine:
         feed = Feed(mine, BIG)
         await feed.turn(options.seconds / options.rounds)()
@@ -133,7 +133,7 @@ async def alone(folder: Path, options: argparse.Namespace) -> None:
 
 
 async def _memory(mine: Peer, bodies: Iterator[bytes], spans: int) -> None:
-    """How much resident memory grows from the first tenth of `spans` to the last."""
+    """Measure the growth of resident memory from the first half of `spans` to the second."""
     steps: list[int] = []
     for _ in range(10):
         await asyncio.to_thread(drive, mine.address, bodies, seconds=3600, clients=BIG.clients, limit=spans // 10 // BIG.spans)
@@ -146,7 +146,7 @@ async def _memory(mine: Peer, bodies: Iterator[bytes], spans: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _probing(mine: Peer) -> AsyncGenerator[list[float]]:
-    """While the block runs: the seconds that single spans, twice a second, took to become visible."""
+    """Probe twice a second within the context; yield the list of seconds until the probes' spans were visible."""
     seen: list[float] = []
 
     async def probe() -> None:
@@ -164,7 +164,7 @@ async def _probing(mine: Peer) -> AsyncGenerator[list[float]]:
 
 
 async def _probe(mine: Peer) -> float:
-    """Seconds from sending the spans of one attempt until a query finds them."""
+    """Return the seconds from sending the spans of one attempt until a query finds them."""
     rollout = f"ro-probe-{uuid4().hex}"
     body = next(requests(6, templates=1, ids=[(rollout, "at-probe")]))
     start = time.perf_counter()
@@ -183,7 +183,7 @@ async def _probe(mine: Peer) -> float:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Run everything that was asked for."""
+    """Run the requested measurements."""
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
         (alone_in := Path(folder) / "alone").mkdir()
         if not options.only:
@@ -193,8 +193,8 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="how long each contender of a contest is under load, all turns together")
+    parser.add_argument("--seconds", type=float, default=6.0, help="seconds of load on each contender, over all turns")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each")
-    parser.add_argument("--spans", type=int, default=100_000, help="how many spans the memory is watched over (the bar: 5000000)")
-    parser.add_argument("--only", default="", help="only the contests whose name holds this text")
+    parser.add_argument("--spans", type=int, default=100_000, help="spans over which memory is measured (for the bar: 5000000)")
+    parser.add_argument("--only", default="", help="only contests with this text in their name")
     asyncio.run(main(parser.parse_args()))

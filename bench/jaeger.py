@@ -1,25 +1,21 @@
-"""Jaeger's APIs at size: traces by id, and searches, over gRPC and HTTP, at 5,000,000 spans.
+"""Latency of Jaeger's APIs at 5,000,000 spans: traces by id, and searches, over gRPC and HTTP.
 
 python -m bench.jaeger                        # fills a store first: some minutes
-python -m bench.jaeger --data=FOLDER          # keeps the filled store there (the one of bench.dashboard), and uses it again
+python -m bench.jaeger --data=FOLDER          # keeps the filled store there for reuse; shared with bench.dashboard
 python -m bench.jaeger --rollouts=10000 --spans=500000
 
-The data is bench.dashboard's. Every figure is what a client waits, each time for a trace that nobody has asked for yet; `worst_ms` is the
-worst of them. "At first" is asked of a stack that has just started: ClickHouse loads what it keeps of a part when the part is first read.
+Every request is for a trace that was not read before; `worst_ms` is the slowest. "At first" is measured right after the start of the
+stack, because ClickHouse loads a part's marks on its first read.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import random
-import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,24 +25,24 @@ import aiohttp
 import grpc.aio
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from agl_otel.settings import Settings, free_port
+from agl_otel.settings import Settings
 from agl_otel.traces.opened import open_store
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.service import READER
 from agl_otel_hook import conventions
 from bench.dashboard import known_rollouts
-from bench.harness import report_against_bar
+from bench.harness import report_against_bar, store_command
 from bench.read_data import fill
 
 BARS_MS: Final = {"trace": 50.0, "search": 500.0}
 SERVICE: Final = "agent"
-WARMING: Final = 100  # traces that are asked for before the others: most parts are open then
+WARMING: Final = 100  # unmeasured requests, after which most parts are open
 _TRACES: Final = """SELECT TraceId, any(RolloutId), toUnixTimestamp64Nano(min(Timestamp)) FROM otel.otel_traces
 WHERE cityHash64(RolloutId) % 100 = 1 GROUP BY TraceId LIMIT 600"""
 
 
 class Known(NamedTuple):
-    """A trace that is stored."""
+    """A stored trace."""
 
     trace_id: str
     rollout_id: str
@@ -54,11 +50,11 @@ class Known(NamedTuple):
 
 
 Ask = Callable[[Known], Awaitable[int]]
-"""Asks, and answers how many spans (or traces) came."""
+"""Sends a request; returns the number of spans or traces in the response."""
 
 
 def traces_of(folder: Path) -> list[Known]:
-    """Some of what is stored, in an order of its own."""
+    """Return some stored traces in random order."""
     engine = open_store(Settings.load(data_dir=folder, clickhouse_url="").clickhouse_db)
     try:
         found = [Known(str(row[0]), str(row[1]), int(str(row[2]))) for row in engine.select(_TRACES, {})]
@@ -68,24 +64,8 @@ def traces_of(folder: Path) -> list[Known]:
     return found
 
 
-@asynccontextmanager
-async def stack(folder: Path) -> AsyncGenerator[tuple[str, str]]:
-    """`agl-otel store` on the folder: (its URL, Jaeger's host:port)."""
-    jaeger = free_port()
-    program = str(Path(sys.executable).with_name("agl-otel"))
-    command = [program, "store", "--port", "0", "--queue-port", "0", "--data-dir", str(folder), "--json"]
-    environment = {**os.environ, "AGL_JAEGER_PORT": str(jaeger)}
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
-    try:
-        assert process.stdout is not None
-        yield json.loads(await asyncio.wait_for(process.stdout.readline(), 180))["url"], f"127.0.0.1:{jaeger}"
-    finally:
-        process.terminate()
-        await process.wait()
-
-
 def asks(session: aiohttp.ClientSession, url: str, channel: grpc.aio.Channel) -> dict[str, tuple[str, Ask]]:
-    """{what is asked: (its bar, how)}."""
+    """Return {name of the request: (its bar, function that sends it)}."""
 
     async def stream(method: str, request: Any) -> int:
         call = channel.unary_stream(
@@ -102,15 +82,15 @@ def asks(session: aiohttp.ClientSession, url: str, channel: grpc.aio.Channel) ->
         return len(found["data"] if "data" in found else found["result"]["resourceSpans"])
 
     def find(known: Known, **more: Any) -> pb.FindTracesRequest:
-        asked = pb.TraceQueryParameters(service_name=SERVICE, search_depth=20)
+        query = pb.TraceQueryParameters(service_name=SERVICE, search_depth=20)
         if more.pop("hour", False):
-            asked.start_time_min.FromNanoseconds(known.start_nano)
-            asked.start_time_max.FromNanoseconds(known.start_nano + 3600 * 10**9)
+            query.start_time_min.FromNanoseconds(known.start_nano)
+            query.start_time_max.FromNanoseconds(known.start_nano + 3600 * 10**9)
         for name, value in more.pop("tags", {}).items():
-            asked.attributes.append(pb.KeyValue(key=name, value=pb.AnyValue(string_value=value)))
+            query.attributes.append(pb.KeyValue(key=name, value=pb.AnyValue(string_value=value)))
         for name, value in more.items():
-            setattr(asked, name, value)
-        return pb.FindTracesRequest(query=asked)
+            setattr(query, name, value)
+        return pb.FindTracesRequest(query=query)
 
     def by_id(known: Known) -> Awaitable[int]:
         return stream("GetTraces", pb.GetTracesRequest(query=[pb.GetTraceParams(trace_id=bytes.fromhex(known.trace_id))]))
@@ -136,10 +116,10 @@ def asks(session: aiohttp.ClientSession, url: str, channel: grpc.aio.Channel) ->
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> None:
-    """Start the stack and ask."""
+    """Start the stack, send the requests, print the results."""
     known = iter(await asyncio.to_thread(traces_of, folder))
     more = {"rollouts": options.rollouts, "spans": options.spans}
-    async with stack(folder) as (url, jaeger), aiohttp.ClientSession() as session, grpc.aio.insecure_channel(jaeger) as channel:
+    async with store_command(folder) as (url, jaeger), aiohttp.ClientSession() as session, grpc.aio.insecure_channel(jaeger) as channel:
         every = asks(session, url, channel)
         by_id = every["trace by id, gRPC"]
 
@@ -150,7 +130,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
                 found = await ask(each)
                 waits.append((time.perf_counter() - start) * 1000)
                 assert found, f"{metric} found nothing for {each}"
-            waits = sorted(waits[1:])  # the first one connects
+            waits = sorted(waits[1:])  # without the first one, which connects
             report_against_bar("jaeger", metric, waits[len(waits) // 2], "ms", BARS_MS[bar], worst_ms=round(waits[-1], 1), **more)
 
         await look("trace by id, gRPC, at first", *by_id)
@@ -162,7 +142,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Fill, then ask."""
+    """Fill the store, then measure."""
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as made:
         folder = Path(options.data or made)
         await asyncio.to_thread(fill, folder, options.spans, beside=False)
@@ -172,9 +152,9 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=100_000, help="how many the queue knows")
-    parser.add_argument("--spans", type=int, default=5_000_000, help="how many spans are stored")
-    parser.add_argument("--rounds", type=int, default=10, help="times that everything is asked")
-    parser.add_argument("--only", default="", help="only what has this in its name")
-    parser.add_argument("--data", default="", help="a folder for the stack's data, kept and used again; a temporary one where empty")
+    parser.add_argument("--rollouts", type=int, default=100_000, help="rollouts in the queue")
+    parser.add_argument("--spans", type=int, default=5_000_000, help="stored spans")
+    parser.add_argument("--rounds", type=int, default=10, help="measured requests of each kind")
+    parser.add_argument("--only", default="", help="only requests with this text in their name")
+    parser.add_argument("--data", default="", help="data directory to keep and reuse; default: a temporary one")
     asyncio.run(main(parser.parse_args()))

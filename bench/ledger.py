@@ -1,7 +1,6 @@
-"""What it costs a process to count its spans: with the ledger and its record file against the same spans without, in turns.
+"""Cost of counting spans in a process: spans with the ledger and its record file against the same spans without.
 
-Both are spans of the SDK that get the attempt's ids and a marker, and neither is exported. The difference is what the ledger adds, in time
-of the processor: counting waits for nothing.
+Both get the attempt's ids and a marker, and neither is exported. The difference is the ledger's CPU time; counting never waits.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ BAR_MICROSECONDS: Final = 3.0
 
 
 class Uncounted(Ledger):
-    """Gives spans a marker and counts none."""
+    """A ledger that gives spans a marker and counts none."""
 
     def started(self, key: Key, span_id: int, place: Place) -> Started:
-        """The marker."""
+        """Return the marker."""
         return Started(self._marker, late=False)
 
     def ended(self, key: Key, span_id: int, *, marker: str | None) -> bool:
-        """Nothing: the attempt is never idle."""
+        """Return that the attempt is never idle."""
         return False
 
 
 def turn(ledger: Ledger, spans: int) -> Turn:
-    """One turn: the microseconds of a span."""
+    """Make a turn that measures microseconds per span."""
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(AttemptProcessor(ledger, fallback=KEY))
     tracer = provider.get_tracer("bench")
 
     async def microseconds() -> float:
-        with tracer.start_as_current_span("the agent"):  # as in an agent: the attempt is not idle between two spans
+        with tracer.start_as_current_span("the agent"):  # keeps the attempt from being idle between two spans
             began = time.thread_time()
             for _ in range(spans):
                 tracer.start_span("work").end()

@@ -1,4 +1,4 @@
-"""Sends OTLP requests from threads over plain sockets or gRPC, as cheaply as Python can: the machine is shared with what is measured."""
+"""Send OTLP requests from threads over plain sockets or gRPC with little CPU, which the load shares with the measured service."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from bench.harness import percentile
+
 EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 ANSWER_SECONDS: Final = 120.0
 Send = Callable[[bytes], None]
 
 
 class Address(NamedTuple):
-    """Where to send: `http` is the whole URL of the traces, `grpc` host:port; `headers` go along over HTTP."""
+    """Destination: `http` is the full URL for traces, `grpc` host:port; `headers` are sent over HTTP only."""
 
     http: str = ""
     grpc: str = ""
@@ -27,25 +29,24 @@ class Address(NamedTuple):
 
 @dataclass
 class Sent:
-    """What came of it."""
+    """Result of a load."""
 
     requests: int = 0
     seconds: float = 0.0
     waits: list[float] = field(default_factory=list[float])
-    """Seconds from each request to its ack."""
+    """Seconds from each request to its acknowledgement."""
 
     def wait(self, share: float) -> float:
-        """The quantile `share` of the waits, in seconds."""
-        ordered = sorted(self.waits)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        """Return the quantile `share` of the waits, in seconds."""
+        return percentile(self.waits, share)
 
 
 def drive(
     address: Address, bodies: Iterator[bytes], *, seconds: float, clients: int, requests_per_second: float = 0.0, limit: int = 0
 ) -> Sent:
-    """Send for `seconds` by `clients` at once, each as fast as it is answered, or all together at a fixed pace; `limit` requests at most.
+    """Send for `seconds` from `clients` threads, in closed loops or at a fixed total rate; at most `limit` requests (0: no limit).
 
-    Raises RuntimeError where one is not accepted.
+    Raises RuntimeError if a request is not accepted.
     """
     sent, lock, start = Sent(), threading.Lock(), time.perf_counter()
     errors: list[BaseException] = []
@@ -67,8 +68,8 @@ def drive(
                 if (early := due - time.perf_counter()) > 0:
                     time.sleep(early)
                 send(body)
-                sent.waits.append(time.perf_counter() - due)  # from when it was due: a slow answer holds up those behind it
-        except BaseException as error:  # noqa: BLE001 - the thread that asked for the load raises it
+                sent.waits.append(time.perf_counter() - due)  # from its due time, so that queueing behind slow responses counts
+        except BaseException as error:  # noqa: BLE001 - re-raised in the calling thread
             errors.append(error)
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
@@ -78,7 +79,7 @@ def drive(
         thread.join()
     sent.seconds = time.perf_counter() - start
     if errors:
-        raise RuntimeError(f"the load on {address.http or address.grpc} broke off: {errors[0]}") from errors[0]
+        raise RuntimeError(f"the load on {address.http or address.grpc} failed: {errors[0]}") from errors[0]
     return sent
 
 

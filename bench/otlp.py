@@ -1,4 +1,4 @@
-"""OTLP load: agent-shaped spans, serialised once; each request gets ids of its own by a byte patch, so that the client costs little."""
+"""OTLP load: agent-shaped spans, serialised once. Each request gets fresh ids by patching bytes, so that the client costs little CPU."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _group(resource: Mapping[str, object], spans: Sequence[bytes]) -> bytes:
 
 
 def request_of(spans: Sequence[Mapping[str, Any]], resource: Mapping[str, object]) -> bytes:
-    """One request of spans given as {name, trace_id, span_id, attributes}, ids as hex; they start now and last a millisecond."""
+    """Encode one request of spans given as {name, trace_id, span_id, attributes}, ids in hex; they start now and last a millisecond."""
     now = time.time_ns()
     made = [
         wire.message(
@@ -80,7 +80,7 @@ def request_of(spans: Sequence[Mapping[str, Any]], resource: Mapping[str, object
 
 
 def attempt_request(rollout_id: str, attempt_id: str, spans: int, attributes: int) -> bytes:
-    """One request with spans of one attempt, each with so many short attributes."""
+    """Encode one request with spans of one attempt, each with so many short attributes."""
     trace_id = os.urandom(16).hex()
     values = {f"attribute.{number}": f"value of attribute {number}" for number in range(attributes)}
     made = [{"name": "work", "trace_id": trace_id, "span_id": os.urandom(8).hex(), "attributes": values} for _ in range(spans)]

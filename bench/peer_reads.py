@@ -1,6 +1,6 @@
-"""Runs under the interpreter that has Agent Lightning 0.3: reads the spans of rollouts one query_spans each, as its users do.
+"""Read spans with Agent Lightning 0.3's client, one query_spans per rollout. Runs under an interpreter that has Agent Lightning 0.3.
 
-python peer_reads.py URL CONCURRENT < rollout ids, one line of them a turn; answers the seconds of each turn and how many spans it saw.
+python peer_reads.py URL CONCURRENT < rollout ids, one line per turn; prints the seconds and the number of spans of each turn.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import asyncio
 import sys
 import time
 
-import agentlightning  # pyright: ignore[reportMissingImports] - it is installed in an environment of its own
+import agentlightning  # pyright: ignore[reportMissingImports] - installed in another environment
 
 
 async def main(url: str, concurrent: bool) -> None:
-    """Answer each line."""
+    """Run one turn per input line."""
     client = agentlightning.LightningStoreClient(url)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):

@@ -1,7 +1,7 @@
-"""Who takes spans in: our collector, and those that it is measured against. Each is a context manager around real processes.
+"""The receivers of spans that are compared: our collector and its peers, each a context manager around real processes.
 
-Peers are installed outside of the project, into $XDG_CACHE_HOME/agl-otel/peers (default ~/.cache), once. One that cannot be had raises
-AbsentError with the reason, which is printed in its place.
+Peers are installed once, outside the project, into $XDG_CACHE_HOME/agl-otel/peers (default ~/.cache). An unavailable peer raises
+AbsentError with the reason, which is printed instead of its result.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Peer:
     address: Address
     pids: Sequence[int]
     visible: Callable[[int], Awaitable[None]]
-    """Return when so many more spans than at the start of the run can be read."""
+    """Wait until so many more spans than at the start of the run can be read."""
     ids: Ids = ()
-    """(rollout, attempt) that its spans must name; any where there are none."""
+    """(rollout, attempt) ids that its spans must have; empty: any."""
     grpc: str = ""
     clickhouse: str = ""
-    """An HTTP address that answers SQL."""
+    """URL of ClickHouse's HTTP protocol."""
 
 
 @contextlib.asynccontextmanager
 async def ours(folder: Path) -> AsyncGenerator[Peer]:
-    """A queue and a collector with the embedded ClickHouse: an ack means fsynced."""
+    """Run a queue and a collector with the embedded ClickHouse; spans are fsynced before the acknowledgement."""
     async with services(folder / "ours", "queue", "collector") as made:
         grpc, address = f"127.0.0.1:{made.settings.otlp_grpc_port}", Address(f"{made.otlp}/v1/traces")
         pids = [made.pids["collector"]]
@@ -64,7 +64,7 @@ async def ours(folder: Path) -> AsyncGenerator[Peer]:
 
 @contextlib.asynccontextmanager
 async def agentlightning(_: Path, rollouts: int = 1360) -> AsyncGenerator[Peer]:
-    """Agent Lightning 0.3's store, in memory: what it has acked is visible."""
+    """Run Agent Lightning 0.3's store, in memory; acknowledged spans are visible at once."""
     port = free_port()
     command = [str(installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "agl"), "store", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
@@ -85,13 +85,13 @@ async def agentlightning(_: Path, rollouts: int = 1360) -> AsyncGenerator[Peer]:
 
 
 def agentlightning_python() -> str:
-    """The interpreter that has Agent Lightning 0.3. Raises AbsentError where it cannot be installed."""
+    """Return an interpreter that has Agent Lightning 0.3. Raises AbsentError if it cannot be installed."""
     return str(installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "python")
 
 
 @contextlib.asynccontextmanager
 async def rotel(folder: Path) -> AsyncGenerator[Peer]:
-    """Rotel into the default table of a ClickHouse server; it acks before anything is stored."""
+    """Run rotel into the default table of a ClickHouse server; it acknowledges spans before they are stored."""
     binary = next(installed("rotel", ROTEL).glob("lib/python*/site-packages/rotel/rotel-agent"))
     port, grpc = free_port(), free_port()
     async with _server(folder / "rotel") as (server, engine):
@@ -107,7 +107,7 @@ async def rotel(folder: Path) -> AsyncGenerator[Peer]:
 
 @contextlib.asynccontextmanager
 async def otelcol(folder: Path) -> AsyncGenerator[Peer]:
-    """Our build of the OpenTelemetry Collector with wait_for_result, into our tables of a ClickHouse server."""
+    """Run our build of the OpenTelemetry Collector with wait_for_result, into our tables of a ClickHouse server."""
     binary = os.environ.get("AGL_OTELCOL") or str(ROOT / "build" / "otelcol" / "agl-otelcol")
     if shutil.which(binary) is None:
         raise AbsentError(f"{binary} is not built: make otelcol (needs Go)")
@@ -144,7 +144,7 @@ async def _server(folder: Path) -> AsyncGenerator[tuple[ClickHouseServer, Server
 
 
 def _pid(server: ClickHouseServer) -> int:
-    return server._process.pid if server._process else 0  # pyright: ignore[reportPrivateUsage] - its process is what is measured
+    return server._process.pid if server._process else 0  # pyright: ignore[reportPrivateUsage] - the pid is needed to measure its CPU
 
 
 def _counted(engine: ServerEngine) -> Callable[[int], Awaitable[None]]:

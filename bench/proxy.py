@@ -1,11 +1,12 @@
-"""What the model proxy adds to a call, with capture, against the model server alone, a plain pass-through and litellm's proxy.
+"""Overhead of the model proxy with capture, against the model server alone, a plain pass-through and litellm's proxy.
 
 python -m bench.proxy
 python -m bench.proxy --only growth                # one of: latency, cost, rate, litellm, growth
 
-litellm is installed into an environment of its own, outside of the project (peers.py). The bars: at most 0.6 ms added to the median call at
-one connection, at most 60 us of CPU a streamed chunk, at most 15 % fewer calls a second and more CPU than a pass-through without capture,
-at least 10 times litellm's calls, and a turn of a conversation of 200 turns at most 1.3 times as large as one of 20.
+litellm is installed into its own environment, outside the project (tests/environments.py). The bars: at most 0.6 ms added to the median
+call on one connection, at most 60 us of CPU per streamed chunk, at most 15 % fewer calls a second and more CPU than a pass-through without
+capture, at least 10 times litellm's calls a second, and a call of a 200-turn conversation stored in at most 1.3 times the bytes of one of
+20 turns.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "conten
 
 
 def prompt_ids(messages: list[dict[str, str]]) -> list[int]:
-    """One id for each word; a reply's are those that it was sampled with."""
+    """Return one id per word of the prompts, and the sampled ids of replies."""
     if len(messages) == 1:
         return PROMPT
-    said = [REPLY if each["role"] == "assistant" else [1000 + len(word) for word in each["content"].split()] for each in messages]
-    return [number for ids in said for number in ids]
+    parts = [REPLY if each["role"] == "assistant" else [1000 + len(word) for word in each["content"].split()] for each in messages]
+    return [number for ids in parts for number in ids]
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """A reply of 50 tokens to a prompt of 200, as vLLM writes it."""
+def answer(request_body: dict[str, Any]) -> dict[str, Any]:
+    """Make a reply of 50 tokens to a prompt of 200 in vLLM's format."""
     choice: dict[str, Any] = {
         "index": 0,
         "message": {"role": "assistant", "content": "word " * 50},
@@ -62,21 +63,21 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         "logprobs": None,
     }
     whole: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
-    if asked.get("logprobs"):
+    if request_body.get("logprobs"):
         choice["logprobs"] = {"content": [{"token": "word ", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in REPLY]}
-    if asked.get("return_token_ids"):
-        choice["token_ids"], whole["prompt_token_ids"] = REPLY, prompt_ids(asked["messages"])
+    if request_body.get("return_token_ids"):
+        choice["token_ids"], whole["prompt_token_ids"] = REPLY, prompt_ids(request_body["messages"])
     return whole | {"usage": {"prompt_tokens": 200, "completion_tokens": 50, "total_tokens": 250}}
 
 
-def chunk(asked: dict[str, Any], number: int) -> bytes:
-    """One token of a stream."""
+def chunk(request_body: dict[str, Any], number: int) -> bytes:
+    """Make the event of one token of a stream."""
     finish = "stop" if number == CHUNKS - 1 else None
     choice: dict[str, Any] = {"index": 0, "delta": {"content": "word "}, "finish_reason": finish, "logprobs": None}
     whole: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "policy", "choices": [choice]}
-    if asked.get("logprobs"):
+    if request_body.get("logprobs"):
         choice["logprobs"] = {"content": [{"token": "word ", "logprob": -0.5, "bytes": [119], "top_logprobs": []}]}
-    if asked.get("return_token_ids"):
+    if request_body.get("return_token_ids"):
         choice["token_ids"] = [2000]
         if number == 0:
             whole["prompt_token_ids"] = PROMPT
@@ -84,22 +85,22 @@ def chunk(asked: dict[str, Any], number: int) -> bytes:
 
 
 async def model_server(port: int) -> None:
-    """A model that needs no time."""
+    """Serve a model that responds at once."""
     replies: dict[tuple[bool, bool], bytes] = {}
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        asked = json.loads(await request.read())
-        if not asked.get("stream"):
-            kind = (bool(asked.get("logprobs")), bool(asked.get("return_token_ids")))
-            if len(asked["messages"]) > 1 or kind not in replies:
-                replies[kind] = json.dumps(answer(asked)).encode()
+        request_body = json.loads(await request.read())
+        if not request_body.get("stream"):
+            kind = (bool(request_body.get("logprobs")), bool(request_body.get("return_token_ids")))
+            if len(request_body["messages"]) > 1 or kind not in replies:
+                replies[kind] = json.dumps(answer(request_body)).encode()
             body = replies[kind]
             return web.Response(body=body, content_type="application/json")
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         for number in range(CHUNKS):
-            await response.write(chunk(asked, number))
-            await asyncio.sleep(0)  # one piece on the wire for each token
+            await response.write(chunk(request_body, number))
+            await asyncio.sleep(0)  # sends each token as a separate chunk
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -107,12 +108,12 @@ async def model_server(port: int) -> None:
 
 
 async def pass_through(port: int, url: str) -> None:
-    """The baseline: the same server and client library, asking for the same, bytes in and bytes out, nothing read."""
+    """Serve the baseline: the same server and client library, the same upstream requests, responses forwarded unparsed."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def chat(request: web.Request) -> web.StreamResponse:
-            asked = {**json.loads(await request.read()), "logprobs": True, "return_token_ids": True}
-            async with session.post(f"{url}/chat/completions", data=json.dumps(asked).encode()) as response:
+            request_body = {**json.loads(await request.read()), "logprobs": True, "return_token_ids": True}
+            async with session.post(f"{url}/chat/completions", data=json.dumps(request_body).encode()) as response:
                 if response.content_type != "text/event-stream":
                     return web.Response(body=await response.read(), content_type="application/json")
                 out = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -134,7 +135,7 @@ async def _serve(port: int, chat: Any) -> None:
 
 
 async def send(url: str, *, count: int, clients: int, stream: bool = False) -> list[float]:
-    """Make `count` calls by `clients` concurrent clients; the seconds that each took."""
+    """Make `count` calls from `clients` concurrent clients; return the seconds of each call."""
     numbers, took = iter(range(count)), []
     body = json.dumps({**BODY, "stream": stream}).encode()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -152,7 +153,7 @@ async def send(url: str, *, count: int, clients: int, stream: bool = False) -> l
 
 
 def latency(url: str, count: int) -> Turn:
-    """The median of one connection, in milliseconds."""
+    """Make a turn that measures the median milliseconds of a call on one connection."""
 
     async def turn() -> float:
         return statistics.median(await send(url, count=count, clients=1)) * 1e3
@@ -161,7 +162,7 @@ def latency(url: str, count: int) -> Turn:
 
 
 def rate(url: str, count: int, clients: int = 16) -> Turn:
-    """Calls a second."""
+    """Make a turn that measures calls a second."""
 
     async def turn() -> float:
         start = time.perf_counter()
@@ -172,7 +173,7 @@ def rate(url: str, count: int, clients: int = 16) -> Turn:
 
 
 def cost(url: str, pid: int, count: int, *, stream: bool) -> Turn:
-    """Microseconds of the proxy's CPU for each call, or each chunk of a streamed one; its export thread included."""
+    """Make a turn that measures the process's CPU microseconds per call, or per streamed chunk, including its export thread."""
 
     async def turn() -> float:
         before = cpu_seconds(pid)
@@ -184,7 +185,7 @@ def cost(url: str, pid: int, count: int, *, stream: bool) -> Turn:
 
 @dataclass
 class Servers:
-    """What runs: base URLs of the model, of a pass-through and of our proxy (one attempt's), and their processes."""
+    """Base URLs of the model server, the pass-through and our proxy (for one attempt), and the pids of the latter two."""
 
     upstream: str
     plain: str
@@ -192,14 +193,14 @@ class Servers:
     ours: str
     pid: int
     attempt: Callable[[], Awaitable[str]]
-    """The base URL of a fresh attempt."""
+    """Starts an attempt; returns its base URL."""
     stored: Callable[[str], Awaitable[int]]
-    """The bytes of the spans that are stored of the attempt with that base URL."""
+    """Returns the bytes of the stored spans of the attempt with this base URL."""
 
 
 @contextlib.asynccontextmanager
 async def stack(directory: Path, upstream: str, plain: str, plain_pid: int) -> AsyncGenerator[Servers]:
-    """Queue, collector and proxy."""
+    """Run queue, collector and proxy."""
     async with (
         services(directory, "queue", "collector", "proxy") as made,
         QueueClient(made.queue) as queue,
@@ -223,30 +224,21 @@ async def stack(directory: Path, upstream: str, plain: str, plain_pid: int) -> A
 
 @contextlib.asynccontextmanager
 async def litellm(python: str, directory: Path, upstream: str) -> AsyncGenerator[str]:
-    """litellm's proxy before the same model server; answers its base URL."""
+    """Run litellm's proxy in front of the same model server; yield its base URL."""
     port = free_port()
     entry = {"model_name": "policy", "litellm_params": {"model": "hosted_vllm/policy", "api_base": upstream, "api_key": "x"}}
     config = directory / "litellm.json"
     config.write_text(json.dumps({"model_list": [entry]}))  # JSON is YAML
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
-    environment["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it serves this bench alone, on 127.0.0.1
-    command = [
-        python,
-        "-c",
-        "from litellm import run_server; run_server()",
-        "--config",
-        str(config),
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-    ]
-    async with process(command, environment, port, start_seconds=300.0):  # litellm imports for a minute on a busy machine
+    environment["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it serves only this benchmark, on 127.0.0.1
+    command = [python, "-c", "from litellm import run_server; run_server()"]
+    command += ["--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
+    async with process(command, environment, port, start_seconds=300.0):  # its imports take a minute on a busy machine
         yield f"http://127.0.0.1:{port}/v1"
 
 
 async def latencies(servers: Servers, count: int, rounds: int) -> None:
-    """What a hop costs at one connection, ours and the pass-through's."""
+    """Measure the latency that our proxy and the pass-through add on one connection."""
     for name, url in (("ours", servers.ours), ("a pass-through that reads nothing", servers.plain)):
         contest = await take_turns(latency(url, count), latency(servers.upstream, count), rounds=rounds)
         added = statistics.median(a - b for a, b in zip(*contest, strict=True))
@@ -255,7 +247,7 @@ async def latencies(servers: Servers, count: int, rounds: int) -> None:
 
 
 async def costs(servers: Servers, count: int, rounds: int) -> None:
-    """CPU of the proxy's process, export included."""
+    """Measure the CPU of the proxy's process, including export."""
     against = "a pass-through that reads nothing"
     for name, unit, stream in (("CPU a call", "us/call", False), ("CPU a streamed chunk", "us/chunk", True)):
         size = max(count // 5, 20) if stream else count
@@ -267,13 +259,13 @@ async def costs(servers: Servers, count: int, rounds: int) -> None:
 
 
 async def rates(servers: Servers, count: int, rounds: int) -> None:
-    """Calls a second of 16 clients; everything shares this machine."""
+    """Measure calls a second of 16 clients; all processes share this machine."""
     contest = await take_turns(rate(servers.ours, count), rate(servers.plain, count), rounds=rounds)
     report("proxy", "calls, 16 clients", "calls/s", contest, against="a pass-through that reads nothing")
 
 
 async def growth(servers: Servers, *_: int) -> None:
-    """What a turn of a conversation takes in ClickHouse, as the text of its rows: of 200 turns against 20."""
+    """Measure the stored bytes per turn of a conversation of 200 turns against one of 20."""
     sizes: list[float] = []
     for turns in (SHORT, LONG):
         url = await servers.attempt()
@@ -293,7 +285,7 @@ PARTS = {"latency": latencies, "cost": costs, "rate": rates, "growth": growth}
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    """Every comparison, or the one that is asked for."""
+    """Run all comparisons, or the requested one."""
     count, rounds = arguments.calls, arguments.rounds
     async with contextlib.AsyncExitStack() as held:
         directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
@@ -324,7 +316,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=500, help="calls a turn (a tenth of them streamed)")
     parser.add_argument("--only", default="", choices=["", *PARTS, "litellm"], help="one comparison; all by default")
-    parser.add_argument("--litellm-python", default="", help="the interpreter of an environment that has litellm[proxy] already")
+    parser.add_argument("--litellm-python", default="", help="an interpreter that has litellm[proxy]")
     parser.add_argument("--model", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--pass-through", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--upstream", default="", help=argparse.SUPPRESS)

@@ -1,8 +1,8 @@
-"""How the queue behaves when nothing waits, when much waits, and when it holds much.
+"""Latency of an idle queue, rate of claims from a deep one, and latency of status queries on a large one.
 
 start   from `enqueue` to the first line of the agent function, one rollout at a time: queue, collector and runner as real processes.
-depth   claims with 100,000 rollouts waiting against claims with 100 waiting, each from a queue of its own, one after the other.
-status  what a dashboard asks, at 1,000,000 rollouts: counts, a page of one status, one rollout by id.
+depth   claims with 100,000 rollouts waiting against claims with 100 waiting, each in its own queue, one client.
+status  a dashboard's queries at 1,000,000 rollouts: counts, a page of one status, one rollout by id.
 
 python -m bench.queue_shapes [start|depth|status] [--rollouts N]
 """
@@ -42,13 +42,13 @@ def agent(task):
 
 @contextlib.asynccontextmanager
 async def queue_at(folder: Path) -> AsyncGenerator[QueueClient]:
-    """A queue on SQLite."""
+    """Run a queue on SQLite, and connect to it."""
     async with services(folder, "queue") as made, QueueClient(made.queue, timeout_seconds=120) as client:
         yield client
 
 
 async def fill(client: QueueClient, count: int) -> str:
-    """Enqueue so many; answers the id of the last."""
+    """Enqueue `count` rollouts; return the id of the last."""
     last = ""
     for begun in range(0, count, FILLED_AT_ONCE):
         tasks = [EnqueueRolloutRequest(input={"n": n}, mode="train") for n in range(begun, min(begun + FILLED_AT_ONCE, count))]
@@ -88,7 +88,7 @@ async def start(options: argparse.Namespace, folder: Path) -> None:
 
 
 def claims_of(client: QueueClient, calls: int) -> Callable[[], Awaitable[float]]:
-    """One turn: claim one by one, then put as many new ones at the end; answers claims a second."""
+    """Make a turn that claims one by one, then enqueues as many (unmeasured); it measures claims a second."""
 
     async def turn() -> float:
         began = time.perf_counter()
@@ -125,14 +125,14 @@ async def status(options: argparse.Namespace, folder: Path) -> None:
             claims = await client.claim(500, worker_id="bench")
             ended = [AttemptUpdate(rollout_id=c.rollout_id, attempt_id=c.attempt.attempt_id, status=outcome) for c in claims]
             await client.update_attempts(ended)
-        asked: dict[str, Callable[[], Awaitable[object]]] = {
+        queries: dict[str, Callable[[], Awaitable[object]]] = {
             "counts": client.statistics,
             "one rollout by id": lambda: client.query_rollouts(rollout_id_in=[last]),
             "a page of 20 that wait": lambda: client.query_rollouts(status_in=["queuing"], limit=20),
             "a page of 20 that succeeded": lambda: client.query_rollouts(status_in=["succeeded"], limit=20),
             "the 20 that failed last": lambda: client.query_rollouts(status_in=["failed"], sort_by="end_time", sort_order="desc", limit=20),
         }
-        for name, ask in asked.items():
+        for name, ask in queries.items():
             spent: list[float] = []
             for number in range(WARM_UP + options.rollouts):
                 began = time.perf_counter()
@@ -148,7 +148,7 @@ SHAPES: Final = {"start": start, "depth": depth, "status": status}
 
 
 async def run(options: argparse.Namespace) -> None:
-    """The shapes that are asked for, each in a folder of its own."""
+    """Run the requested shapes, each in its own folder."""
     for name in options.shapes or SHAPES:
         with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
             await SHAPES[name](options, Path(folder))
@@ -158,8 +158,8 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", choices=[*SHAPES, []], help="all, unless named")
-    parser.add_argument("--rollouts", type=int, default=300, help="how many are started, or questions asked")
-    parser.add_argument("--held", type=int, default=1_000_000, help="rollouts in the queue when its status is asked")
+    parser.add_argument("--rollouts", type=int, default=300, help="rollouts to start, or queries to send")
+    parser.add_argument("--held", type=int, default=1_000_000, help="rollouts in the queue during status queries")
     parser.add_argument("--rounds", type=int, default=5)
     asyncio.run(run(parser.parse_args()))
 

@@ -1,6 +1,6 @@
-"""Millions of spans in an embedded ClickHouse, by INSERT … SELECT into our own table, so that every view is fed as in production.
+"""Fill an embedded ClickHouse with millions of spans by INSERT … SELECT into our table, so that every view is filled as in production.
 
-The same rows stand beside it in `stock`, in the table that OpenTelemetry's ClickHouse exporter makes by default.
+The same rows are stored in the database `stock`, in the default table of OpenTelemetry's ClickHouse exporter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agl_otel.traces.opened import open_store
 from bench.peers import DEFAULT_TABLE
 
 SPANS_PER_ROLLOUT: Final = 12
-SPREAD_MS: Final = 3 * 86_400_000  # the rollouts came over three days: four partitions
+SPREAD_MS: Final = 3 * 86_400_000  # rollouts are spread over three days: four partitions
 SLICE_SPANS: Final = 480_000
 TEXT_CHARACTERS: Final = 160_000
 _FOUND: Final = (
@@ -27,9 +27,9 @@ _WORDS: Final = ("the", "agent", "asks", "a", "model", "for", "its", "next", "qu
 
 
 def fill(data_dir: Path, spans: int, *, beside: bool = True) -> None:
-    """Put `spans` spans into the data directory of a stack that does not run; goes on where an earlier try stopped between two slices.
+    """Store `spans` spans in the data directory of a stopped stack, continuing after the last slice of an interrupted call.
 
-    `beside` puts them into the default table, too.
+    `beside` stores them in the default table, too.
     """
     store = open_store(Settings.load(data_dir=data_dir, clickhouse_url="").clickhouse_db)
     try:
@@ -53,7 +53,7 @@ def fill(data_dir: Path, spans: int, *, beside: bool = True) -> None:
 
 
 def _text() -> str:
-    """What messages are cut from: words and numbers, as compressible as such texts are."""
+    """Make the text that messages are sliced from: words and numbers, as compressible as real messages."""
     chance = random.Random(7)
     words = (chance.choice(_WORDS) if chance.random() > 0.15 else str(chance.randrange(10_000)) for _ in range(TEXT_CHARACTERS // 3))
     return " ".join(words)[:TEXT_CHARACTERS]

@@ -1,11 +1,11 @@
-"""Reads at size: rollouts out of millions of spans, ours against OpenTelemetry's default table and Agent Lightning 0.3.
+"""Latency of reading rollouts out of millions of spans, against OpenTelemetry's default table and Agent Lightning 0.3.
 
 python -m bench.reads                          # 5,000,000 spans: some minutes to fill, then a minute of reading
 python -m bench.reads --spans=500000           # smaller
-python -m bench.reads --data=FOLDER            # keep the filled store there, and use it again
+python -m bench.reads --data=FOLDER            # keeps the filled store there for reuse
 
-The stack is the embedded one: the queue, and the collector with chdb behind its read-only ClickHouse port. Everything is read through
-Store and its reader; the default table is asked at the same port. What one turn reads no other turn reads again.
+The stack is embedded: the queue, and the collector with chdb behind its read-only ClickHouse port. Ours is read through Store and its
+reader, the default table through the same port. No rollout is read twice.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _SAMPLE: Final = (
 _MARKERS: Final = """SELECT RolloutId, AttemptId, SpanAttributes[{process:String}] AS Process, countIf(SpanName != {seal:String}) AS Spans
 FROM otel.otel_traces WHERE RolloutId IN {rollouts:Array(String)} AND Process != '' GROUP BY ALL"""
 Read = Callable[[Sequence[str]], Awaitable[int]]
-"""Reads rollouts; answers how many spans they have."""
+"""Reads rollouts; returns the number of their spans."""
 
 
 class Batches:
-    """Rollouts in batches of 256 that are read once each, with what the queue would know of their attempts."""
+    """Batches of 256 rollouts, each read once, with the attempts that the queue would have."""
 
     def __init__(self, ids: Sequence[str], attempts: dict[str, Attempt]) -> None:
         self._batches = iter([ids[start : start + BATCH] for start in range(0, len(ids), BATCH)])
@@ -56,7 +56,7 @@ class Batches:
 
     @classmethod
     async def sample(cls, store: Store, count: int, order: str, offset: int = 0) -> Batches:
-        """`count` batches of rollouts in some order of the ids."""
+        """Select `count` batches of rollouts in an order of their ids."""
         rows = await store.reader.query(_SAMPLE.format(order=order), params={"limit": count * BATCH, "offset": offset})
         ids = [row["RolloutId"] for row in rows]
         attempts: dict[str, Attempt] = {}
@@ -69,7 +69,7 @@ class Batches:
         return cls(ids, attempts)
 
     def turn(self, read: Read, expected: int) -> Turn:
-        """Milliseconds for the next batch."""
+        """Make a turn that measures the milliseconds of the next batch."""
 
         async def turn() -> float:
             ids = next(self._batches)
@@ -84,7 +84,7 @@ class Batches:
 
 
 def observed(store: Store, batches: Batches) -> Read:
-    """Our reader: barrier, every span once, calls with their tokens, rewards, a verdict for each attempt."""
+    """Read by our reader: barrier, deduplicated spans, calls with their tokens, rewards, a verdict for each attempt."""
 
     async def read(ids: Sequence[str]) -> int:
         rollouts = [Rollout(rollout_id=each, input=None, start_time=0.0) for each in ids]
@@ -97,7 +97,7 @@ def observed(store: Store, batches: Batches) -> Read:
 
 
 def of_stock_table(store: Store) -> Read:
-    """The default table."""
+    """Read from OpenTelemetry's default table."""
 
     async def read(ids: Sequence[str]) -> int:
         table: pa.Table = await store.reader.arrow(STOCK_SQL, params={"rollouts": list(ids)})
@@ -107,7 +107,7 @@ def of_stock_table(store: Store) -> Read:
 
 
 async def against_the_stock_table(store: Store, options: argparse.Namespace) -> None:
-    """256 rollouts at random, and 256 neighbours as one training step enqueues them."""
+    """Compare 256 random rollouts, and 256 adjacent ones as one training step enqueues them."""
     count = 2 * (options.rounds + 1)
     rollouts = options.spans // SPANS_PER_ROLLOUT
     orders = {"at random": (f"cityHash64(RolloutId, {random.randrange(1 << 30)})", 0), "of one step": ("RolloutId", rollouts // 3)}
@@ -117,14 +117,14 @@ async def against_the_stock_table(store: Store, options: argparse.Namespace) -> 
         turns = batches.turn(observed(store, batches), counted), batches.turn(of_stock_table(store), SPANS_PER_ROLLOUT * BATCH)
         contest = await take_turns(*turns, rounds=options.rounds)
         metric = f"{BATCH} rollouts {name} out of {options.spans} spans, with verdicts"
-        swapped = Contest(contest.baseline, contest.ours)  # a ratio above 1: so many times faster
+        swapped = Contest(contest.baseline, contest.ours)  # so that the ratio is the speed-up
         against = "the same rows out of OpenTelemetry's default table"
         report("reads", metric, "ms (value: theirs, baseline: ours)", swapped, against=against, bar=4.0)
         report_against_bar("reads", metric, sorted(contest.ours)[len(contest.ours) // 2], "ms", BAR_MS)
 
 
 async def of_one(store: Store, options: argparse.Namespace) -> None:
-    """The spans of one rollout."""
+    """Measure reading the spans of one rollout."""
     rows = await store.reader.query(_SAMPLE.format(order="cityHash64(RolloutId, 11)"), params={"limit": SINGLE, "offset": 0})
     waits: list[float] = []
     for row in rows:
@@ -138,7 +138,7 @@ async def of_one(store: Store, options: argparse.Namespace) -> None:
 
 
 async def against_agentlightning(store: Store, folder: Path, options: argparse.Namespace) -> None:
-    """`store.traces` of 256 rollouts against 256 query_spans, of which each may be waited for before the next, or all run at once."""
+    """Compare `store.traces` of 256 rollouts with 256 calls of query_spans, in sequence and concurrently."""
     spans = BATCH * SPANS_PER_ATTEMPT * 2
     await store.enqueue([{}] * BATCH)
     claimed = await store.dequeue_many_rollouts(limit=BATCH, worker_id="bench")
@@ -168,7 +168,7 @@ async def against_agentlightning(store: Store, folder: Path, options: argparse.N
 
 
 async def _send(address: Address, ids: peers.Ids) -> None:
-    """The same spans to both: two attempts' worth for each rollout."""
+    """Send the spans of two attempts for each rollout."""
     size = BATCH * SPANS_PER_ATTEMPT * 2 // REQUESTS
     bodies = requests(size, templates=REQUESTS, ids=ids)
     await asyncio.to_thread(drive, address, bodies, seconds=3600, clients=1, limit=REQUESTS)
@@ -176,7 +176,7 @@ async def _send(address: Address, ids: peers.Ids) -> None:
 
 @contextlib.asynccontextmanager
 async def _reading(peer: peers.Peer, *, concurrent: bool) -> AsyncGenerator[Turn]:
-    """A process with 0.3's own client; a turn takes milliseconds as it counts them itself."""
+    """Run peer_reads.py with 0.3's own client; its turns return milliseconds as that process measures them."""
     url = peer.address.http.removesuffix("/v1/traces")
     command = [peers.agentlightning_python(), str(Path(__file__).parent / "peer_reads.py"), url, str(int(concurrent))]
     child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
@@ -197,7 +197,7 @@ async def _reading(peer: peers.Peer, *, concurrent: bool) -> AsyncGenerator[Turn
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Fill, start the stack, read."""
+    """Fill the store, start the stack, measure."""
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as made:
         folder = Path(options.data or made)
         await asyncio.to_thread(fill, folder, options.spans)
@@ -209,18 +209,18 @@ async def main(options: argparse.Namespace) -> None:
 
 
 async def _settled(store: Store) -> None:
-    """Return when no merge runs: its CPU would be counted as ours."""
+    """Wait until no merge runs, because it would take CPU from the reads."""
     deadline = time.monotonic() + 300
     merges = "SELECT count() AS n FROM system.merges"
-    while int((await store.reader.query(merges))[0]["n"]) and time.monotonic() < deadline:  # noqa: ASYNC110 - another process's state
+    while int((await store.reader.query(merges))[0]["n"]) and time.monotonic() < deadline:  # noqa: ASYNC110 - the state of another process
         await asyncio.sleep(0.5)
     (row,) = await store.reader.query("SELECT count() AS n FROM system.parts WHERE active AND table = 'otel_traces' AND database = 'otel'")
-    print(f"the spans stand in {row['n']} parts", file=sys.stderr)
+    print(f"the spans are in {row['n']} parts", file=sys.stderr)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spans", type=int, default=5_000_000, help="how many spans are stored")
+    parser.add_argument("--spans", type=int, default=5_000_000, help="stored spans")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each")
-    parser.add_argument("--data", default="", help="a folder for the stack's data, kept and used again; a temporary one where empty")
+    parser.add_argument("--data", default="", help="data directory to keep and reuse; default: a temporary one")
     asyncio.run(main(parser.parse_args()))

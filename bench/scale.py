@@ -1,4 +1,4 @@
-"""What to run for 10, 1,000 and 100,000 rollouts at once: sums of measured costs.
+"""Capacity plans for 10, 1,000 and 100,000 concurrent rollouts, summed from measured costs.
 
 python -m bench.scale                       # the plan for the three sizes, from the costs in bench/scale.json
 python -m bench.scale plan --at-once 5000 --calls 20 --model-seconds 3
@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 STORED: Final = Path(__file__).with_name("scale.json")
 PAGE: Final = Path(__file__).parents[1] / "docs" / "scale.md"
 SIZES: Final = (10, 1_000, 100_000)
-BUSY: Final = 0.6  # of a core that a plan uses: above it, waiting time grows faster than the load
+BUSY: Final = 0.6  # planned load of a core: above it, queueing delays grow faster than the load
 DAY_SECONDS: Final = 86_400.0
-RUNNER_PLACES: Final = 256  # rollouts of one runner at once
+RUNNER_PLACES: Final = 256  # concurrent rollouts of one runner
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Costs:
     enqueue_cpu: float
     """In batches."""
     request_cpu: float
-    """With its part in an insert."""
+    """Including its share of an insert."""
     span_cpu: float
-    """Without token ids, as `span_bytes`."""
+    """Without token ids, like `span_bytes`."""
     token_cpu: float
     call_cpu: float
     """Of 250 tokens, not streamed."""
@@ -76,33 +76,33 @@ COST_ROWS: Final = {
     "memory: runner with its warm parent": "runner_memory",
     "memory: a forked agent, its own": "agent_memory",
 }
-"""{row of the table in docs/scale.md: the cost}."""
+"""{row of the table in docs/scale.md: field of Costs}."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The load to carry: rollouts at once, and what one attempt does."""
+    """The load to plan for: concurrent rollouts, and the work of one attempt."""
 
     at_once: int
     calls: int = 10
     model_seconds: float = 8.0
-    """Of one model call."""
+    """Duration of a model call."""
     tool_seconds: float = 2.0
-    """Between two calls."""
+    """Time between two calls."""
     new_tokens: int = 1000
-    """New tokens in a call: prompt and reply (of the prompt only what no earlier call had is stored)."""
+    """Stored tokens of a call: its reply, and the part of its prompt that no earlier call had."""
     spans_a_call: int = 3
-    """Of the agent and of the proxy."""
+    """Spans of the agent and of the proxy."""
     streamed: int = 0
     """Chunks of a call; 0: not streamed."""
     retried: float = 0.02
-    """Share of attempts that are repeated."""
+    """Share of attempts that are retries."""
     batch: int = 1
-    """Rollouts in a claim."""
+    """Rollouts per claim."""
 
 
 class Service(NamedTuple):
-    """One service of a plan. `load` is in busy cores, `memory` in bytes of all processes together."""
+    """One service of a plan. `load` is in busy cores; `memory` is the total of all processes in bytes."""
 
     name: str
     load: float
@@ -112,7 +112,7 @@ class Service(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to run for a load: rates a second, services, bytes on disk a day."""
+    """The plan for a load: rates per second, services, bytes on disk per day."""
 
     load: Load
     attempts: float
@@ -124,15 +124,15 @@ class Plan(NamedTuple):
 
 
 def stored() -> Costs:
-    """The costs in bench/scale.json."""
+    """Load the costs from bench/scale.json."""
     return Costs(**json.loads(STORED.read_text())["costs"])
 
 
 def plan(costs: Costs, load: Load) -> Plan:
-    """The sums. A Python process keeps one core busy, so that a service that needs more has more processes; agents run beside them.
+    """Sum the costs of a load. A Python process uses at most one core, so a service that needs more has several processes.
 
-    A place for a rollout is taken again as soon as it is free. The spans of an attempt are those of its calls, its own, a reward and two
-    seals; they come in a request for each call, and two for the attempt.
+    The number of concurrent rollouts is constant. An attempt has the spans of its calls, its root span, a reward and two seals; they are
+    sent in one request per call, and two per attempt.
     """
     attempts = load.at_once / (load.calls * (load.model_seconds + load.tool_seconds))
     calls, spans = attempts * load.calls, attempts * (load.calls * load.spans_a_call + 4)
@@ -151,7 +151,7 @@ def plan(costs: Costs, load: Load) -> Plan:
 
 
 def claim_cost(costs: Costs, batch: int) -> float:
-    """CPU of the queue for a rollout: from the two measured points, the cost of a call and of a rollout in it."""
+    """Return the queue's CPU seconds per rollout, from a cost per call and per rollout that fit the two measured batch sizes."""
     call = (costs.claim_cpu - costs.claim_batched_cpu) * 100 / 99
     return call / batch + costs.claim_cpu - call
 
@@ -165,7 +165,7 @@ def _cores(busy: float) -> int:
 
 
 def size(value: float) -> str:
-    """Bytes for people."""
+    """Format bytes."""
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1000:
             return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
@@ -174,12 +174,12 @@ def size(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three figures."""
+    """Format a number with three significant digits."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def plan_table(made: Sequence[Plan]) -> str:
-    """What to run, one column a size."""
+    """Format plans as a Markdown table, one column per size."""
     cells: dict[str, Callable[[Plan], str]] = {
         "attempts a second": lambda each: number(each.attempts),
         "model calls a second": lambda each: number(each.calls),
@@ -197,7 +197,7 @@ def plan_table(made: Sequence[Plan]) -> str:
 
 
 def cost_table(costs: Costs) -> str:
-    """The measured costs."""
+    """Format the measured costs as a Markdown table."""
     rows: list[list[str]] = []
     for what, name in COST_ROWS.items():
         value = getattr(costs, name)
@@ -210,7 +210,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def filled(page: str) -> str:
-    """The page with its tables written anew."""
+    """Return docs/scale.md's text with its tables regenerated."""
     costs = stored()
     for name, table in {"plan": plan_table([plan(costs, Load(size)) for size in SIZES]), "costs": cost_table(costs)}.items():
         place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
@@ -223,14 +223,14 @@ def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="plan", choices=["plan", "measure", "page"])
-    parser.add_argument("--save", action="store_true", help="with measure: into bench/scale.json")
+    parser.add_argument("--save", action="store_true", help="with measure: write bench/scale.json")
     parser.add_argument("--at-once", type=int, action="append", help="rollouts; may be repeated")
     assumed = {each.name: each.default for each in fields(Load) if each.name != "at_once"}
     for name, default in assumed.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     options = parser.parse_args()
     if options.task == "measure":
-        from bench.scale_costs import measure  # which imports the services
+        from bench.scale_costs import measure  # slow to import
 
         text = json.dumps(asyncio.run(measure()), indent=1) + "\n"
         (STORED.write_text(text) if options.save else print(text))

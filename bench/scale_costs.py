@@ -1,4 +1,4 @@
-"""Measures what a rollout, a span and a token cost on this machine, in real processes with few clients."""
+"""Measure the costs of a rollout, a span and a token on this machine, in real processes with few clients."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ time.sleep(%s)
 FUNCTION: Final = "def agent(task):\n    return None\n"
 
 
-Have = Callable[[Job], Awaitable[int]]
-"""Has a process of claimers do a job."""
+Submit = Callable[[Job], Awaitable[int]]
+"""Runs a job in the process of claimers."""
 
 
 async def cpu_of(work: Callable[[], Awaitable[Any]], pid: int) -> float:
-    """CPU seconds that a process uses for this work."""
+    """Run the work; return the CPU seconds of the process during it."""
     before = cpu_seconds(pid)
     await work()
     return cpu_seconds(pid) - before
 
 
-async def measure_queue(made: Services, have: Have, costs: dict[str, float]) -> None:
-    """Claims and reports, alone and in batches."""
+async def measure_queue(made: Services, submit: Submit, costs: dict[str, float]) -> None:
+    """Measure claims and reports, single and in batches."""
 
     def job(task: str, rollouts: int, clients: int = 1, limit: int = 1) -> Callable[[], Awaitable[int]]:
-        return lambda: have(Job("ours", made.queue, task, rollouts, clients, limit))
+        return lambda: submit(Job("ours", made.queue, task, rollouts, clients, limit))
 
     await job("fill", 500)()
     await job("complete", 500, 8)()  # warm
@@ -70,11 +70,11 @@ async def measure_queue(made: Services, have: Have, costs: dict[str, float]) -> 
 
 
 async def measure_collector(made: Services, costs: dict[str, float]) -> None:
-    """Spans in large and small requests, with and without token ids."""
+    """Measure spans in large and small requests, with and without token ids."""
     address = Address(f"{made.otlp}/v1/traces")
 
     async def send(spans: int, clients: int, tokens: int = 0, seconds: float = 4.0) -> tuple[int, int, float]:
-        """(requests, spans, CPU of the collector)."""
+        """Send a load; return (requests, spans, CPU seconds of the collector)."""
         bodies, sent = requests(spans, token_ids=tokens), 0
 
         async def work() -> None:
@@ -86,7 +86,7 @@ async def measure_collector(made: Services, costs: dict[str, float]) -> None:
         return sent, sent * spans, cpu
 
     await send(60, 4, seconds=2.0)  # warm
-    costs["request_cpu"], costs["span_cpu"] = fitted([await send(510, 2), await send(60, 1), await send(6, 8)])
+    costs["request_cpu"], costs["span_cpu"] = fit_costs([await send(510, 2), await send(60, 1), await send(6, 8)])
     count, spans, cpu = await send(60, 2, tokens=800)
     tokens = 20 * 1000  # of 60 spans 20 are model calls, with 800 and 200 ids
     costs["token_cpu"] = max(0.0, cpu - count * costs["request_cpu"] - spans * costs["span_cpu"]) / (count * tokens)
@@ -96,7 +96,7 @@ async def measure_collector(made: Services, costs: dict[str, float]) -> None:
 
 
 async def measure_proxy(made: Services, costs: dict[str, float]) -> None:
-    """Model calls, whole and streamed; then the runner, whose agents call the same model."""
+    """Measure model calls, streamed and not; then the runner, whose agents call the same model."""
     port = free_port()
     async with (
         process([sys.executable, "-m", "bench.proxy", "--model", str(port)], dict(os.environ), port),
@@ -115,7 +115,7 @@ async def measure_proxy(made: Services, costs: dict[str, float]) -> None:
 
 
 async def measure_runners(made: Services, costs: dict[str, float], model: str) -> None:
-    """Attempts of a warm command and of a function, one after the other; what agents that wait have for themselves."""
+    """Measure attempts of a warm command and of a function, in sequence, and the private memory of waiting agents."""
     folder = made.settings.data_dir / "agents"
     folder.mkdir()
     (folder / "agent.py").write_text(AGENT % 0)
@@ -124,7 +124,7 @@ async def measure_runners(made: Services, costs: dict[str, float], model: str) -
     program = [sys.executable, "-m", "agl_otel.runner", "--store", made.queue]
 
     async def play(arguments: Sequence[str], rollouts: int) -> float:
-        """CPU seconds of a runner and of all that it started, for each rollout, its start left out."""
+        """Run rollouts; return the CPU seconds per rollout of a runner and its descendants, without the runner's start."""
         async with QueueClient(made.queue, timeout_seconds=120) as queue:
             update = await queue.put_resources({"llm": LLM(endpoint=model, model="policy")})
             child = await asyncio.create_subprocess_exec(
@@ -133,8 +133,8 @@ async def measure_runners(made: Services, costs: dict[str, float], model: str) -
             try:
                 for count in (4, rollouts):
                     had = tree_cpu(child.pid)
-                    asked = [EnqueueRolloutRequest(input={"n": n}, resources_id=update.resources_id) for n in range(count)]
-                    ids = [each.rollout_id for each in await queue.enqueue(asked)]
+                    tasks = [EnqueueRolloutRequest(input={"n": n}, resources_id=update.resources_id) for n in range(count)]
+                    ids = [each.rollout_id for each in await queue.enqueue(tasks)]
                     async for done in queue.wait(ids, timeout_seconds=300):
                         assert all(each.status == "succeeded" for each in done), done
                 used = tree_cpu(child.pid) - had
@@ -154,7 +154,7 @@ async def measure_runners(made: Services, costs: dict[str, float], model: str) -
 
 
 async def _drained(made: Services) -> None:
-    """The queue of the earlier measurements is empty."""
+    """Delete the rollouts that earlier measurements left in the queue."""
     async with QueueClient(made.queue) as queue:
         while waiting := await queue.query_rollouts(status_in=["queuing"], limit=500):
             await queue.delete([each.rollout_id for each in waiting])
@@ -171,7 +171,7 @@ async def _agent_memory(made: Services, command: Sequence[str], folder: Path, mo
                 assert time.monotonic() < deadline, "eight agents do not run"
                 await asyncio.sleep(0.2)
             await asyncio.sleep(2)  # they have called the model by now
-            agents = max((_children(pid) for pid in tree(child.pid)), key=len)  # those of the warm parent
+            agents = max((_children(pid) for pid in tree(child.pid)), key=len)  # the children of the warm parent
             return sum(map(_private_bytes, agents)) / len(agents)
         finally:
             child.terminate()
@@ -179,7 +179,7 @@ async def _agent_memory(made: Services, command: Sequence[str], folder: Path, mo
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """List a process and its descendants."""
     return [pid, *below(pid)]
 
 
@@ -188,7 +188,7 @@ def _children(pid: int) -> list[int]:
 
 
 def tree_cpu(pid: int) -> float:
-    """CPU seconds of a process, of those below it, and of those of them that have ended."""
+    """Return the CPU seconds of a process and its descendants, including those that have ended."""
     total = 0.0
     for each in tree(pid):
         fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
@@ -208,15 +208,15 @@ def _rollout_bytes(database: Path) -> int:
     return int(pages) * int(size)
 
 
-def fitted(runs: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """CPU seconds of a request and of a span in it that explain the CPU of runs of (requests, spans), each run's within the same share."""
+def fit_costs(runs: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Fit the CPU seconds of a request and of a span to runs of (requests, spans, CPU seconds), by least squares of relative errors."""
     counts, cpu = np.array([run[:2] for run in runs], float), np.array([run[2] for run in runs])
     request, span = np.linalg.lstsq(counts / cpu[:, None], np.ones(len(runs)), rcond=None)[0]
     return float(request), float(span)
 
 
 async def _stored_bytes(made: Services, tokens: int, count: int = 60) -> float:
-    """On disk, of spans of 1.5 KB of words nobody has said before, with so many random token ids each, a fifth of them sampled."""
+    """Return the stored bytes per request of 60 spans, each with 1.5 KB of random words and so many token ids, a fifth of them sampled."""
     chance = random.Random(tokens)
     vocabulary = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(5000)]
     had = _traces_bytes(made)
@@ -231,8 +231,8 @@ async def _stored_bytes(made: Services, tokens: int, count: int = 60) -> float:
 
 
 def _new_span(chance: random.Random, vocabulary: Sequence[str], tokens: int) -> dict[str, Any]:
-    said = [" ".join(chance.choices(vocabulary, k=words)) for words in (130, 70)]  # some 900 and 500 characters
-    attributes: dict[str, Any] = {"gen_ai.input.messages": said[0], "gen_ai.output.messages": said[1], "gen_ai.request.model": "policy"}
+    prompt, reply = (" ".join(chance.choices(vocabulary, k=words)) for words in (130, 70))  # some 900 and 500 characters
+    attributes: dict[str, Any] = {"gen_ai.input.messages": prompt, "gen_ai.output.messages": reply, "gen_ai.request.model": "policy"}
     if sampled := tokens // 5:
         attributes |= {
             conventions.LLM_PROMPT_TOKEN_IDS: chance.choices(range(150_000), k=tokens - sampled),
@@ -244,23 +244,23 @@ def _new_span(chance: random.Random, vocabulary: Sequence[str], tokens: int) -> 
 
 
 def _traces_bytes(made: Services) -> int:
-    """Of active parts, as ClickHouse counts them."""
-    return _asked(made, "SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = 'otel'")
+    """Return the size of active parts on disk."""
+    return _query_int(made, "SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = 'otel'")
 
 
-def _asked(made: Services, sql: str) -> int:
+def _query_int(made: Services, sql: str) -> int:
     body = f"{sql} FORMAT TabSeparated".encode()
     with urllib.request.urlopen(f"http://127.0.0.1:{made.settings.clickhouse_port}/", data=body, timeout=60) as answer:
         return int(answer.read())
 
 
 async def measure() -> dict[str, Any]:
-    """The costs of this machine."""
+    """Measure the costs of this machine; return them with the conditions."""
     costs: dict[str, float] = {}
     before = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
-        async with services(Path(folder), "queue", "collector") as made, claimers() as have:
-            await measure_queue(made, have, costs)
+        async with services(Path(folder), "queue", "collector") as made, claimers() as submit:
+            await measure_queue(made, submit, costs)
             await measure_collector(made, costs)
             await measure_proxy(made, costs)
     conditions = {

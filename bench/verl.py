@@ -1,13 +1,13 @@
-"""verl end to end on the CPU: does an outside agent of two calls learn, over a kill on the way? `python -m bench.verl`, several minutes.
+"""verl end to end on the CPU: train an external agent of two calls, over a kill -9. `python -m bench.verl`, several minutes.
 
-Runs examples/verl/job.toml in the environment of tests/verl.txt, kills it once with kill -9 at the step that `--kill-at` says (0: not at
-all), starts it again, and prints the scores before and after, what a step takes, and whose CPU time that is. `--control` gives rewards at
-random while it trains, with which nothing can be learnt; `--steps` says how many there are. `--repeat` does it twice with one seed, left
-alone the first time, and compares the two line by line: what they were rewarded with, trained on and came to.
+Runs examples/verl/job.toml in the environment of tests/verl.txt, kills it with kill -9 at step `--kill-at` (0: never), resumes it, and
+prints the scores before and after, the time of a step, and the CPU time by process. `--control` trains on random rewards, from which
+nothing can be learned; `--steps` sets the number of steps. `--repeat` runs it twice with one seed, the first time without a kill, and
+compares the metrics of the two runs.
 
-Our own share is the CPU time of queue, proxy, collector and verl's agent loop workers, of that of all processes of the run (agents and
-model server too), from the end of the second step to that of the last. The workers enqueue, read the traces and make samples; what verl
-itself does in them is counted as ours.
+Our share is the CPU time of queue, proxy, collector and verl's agent loop workers, relative to that of all processes (including agents and
+model server), from the end of the second step to the end of the last. The workers enqueue, read traces and make samples; verl's own work
+in them counts as ours.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ PARTS: Final = {
     "loop": "ray::AgentLoopWorker",
     "runners": "agl_otel.runner",
 }
-"""{part: what its command line holds}; all else is verl's, Ray's and the model server's."""
+"""{part: text in its command line}; all other processes are verl's, Ray's and the model server's."""
 OWN: Final = ("queue", "proxy", "collector", "loop")
 BAR: Final = 0.05
-CONTROL_RISE: Final = 0.15  # of a mean over 64 tasks by chance
+CONTROL_RISE: Final = 0.15  # largest random rise of a mean over 64 tasks
 CHANCE = """
 import random
 from grade import grade as right
@@ -51,12 +51,12 @@ from tasks import train, val as held_out
 def val(): return [{**task, "held_out": True} for task in held_out()]
 """
 UNLIKE: Final = ("timing", "perf/", "adapter_cpu_seconds")
-"""What stands in the names of metrics of times and memory."""
+"""Parts of the names of metrics of time and memory, which differ between equal runs."""
 Cpu = dict[str, float]
 
 
 def main() -> int:
-    """Print the figures; 1 where it did not learn (with `--control`: where it did), or our own share is above the bar."""
+    """Print the figures; return 1 if the agent did not learn (with `--control`: if it did), or our share exceeds the bar."""
     parser = argparse.ArgumentParser(prog="python -m bench.verl")
     parser.add_argument("--kill-at", type=int, default=12)
     parser.add_argument("--job", type=Path, default=ROOT / "examples" / "verl" / "job.toml")
@@ -104,7 +104,7 @@ def main() -> int:
 
 
 def repeated(python: Path, options: argparse.Namespace) -> int:
-    """Print what differs between a run that was left alone and one that was killed; 1 where something does."""
+    """Print the differences between an uninterrupted run and a killed one; return 1 if there are any."""
     runs: list[dict[tuple[int, str], Any]] = []
     for kill_at in (0, options.kill_at):
         with tempfile.TemporaryDirectory(prefix="bench-verl-") as name:
@@ -113,17 +113,17 @@ def repeated(python: Path, options: argparse.Namespace) -> int:
             runs.append(
                 {(line["step"], key): value for line in lines for key, value in line.items() if not any(part in key for part in UNLIKE)}
             )
-    alone, killed = runs  # the second has more: verl validates once more where it goes on
+    alone, killed = runs  # the second has more: verl validates again when it resumes
     different = [
         f"step {step}: {key} {value} {killed.get((step, key))}" for (step, key), value in alone.items() if killed.get((step, key)) != value
     ]
     line = {"bench": "verl", "metric": "values_that_differ", "value": len(different), "unit": "", "baseline": len(alone)}
-    print(json.dumps({**line, "ratio": None, "against": "values of the run that was left alone", "first": different[:10]}))
+    print(json.dumps({**line, "ratio": None, "against": "values of the uninterrupted run", "first": different[:10]}))
     return 1 if different else 0
 
 
 def written(place: Path, options: argparse.Namespace) -> Path:
-    """The job, in the folder of the run."""
+    """Write the job with the options' changes into the folder of the run."""
     text = re.sub(r'"(\w+\.py:)', rf'"{options.job.parent.absolute()}/\1', options.job.read_text())
     if options.steps:
         text = re.sub(r"total_training_steps = \d+", f"total_training_steps = {options.steps}", text)
@@ -140,7 +140,7 @@ def written(place: Path, options: argparse.Namespace) -> Path:
 
 
 def train(python: Path, place: Path, job: Path, kill_at: int) -> tuple[Any, Cpu]:
-    """Run the job to its end, killed once on the way; what it says, and the CPU seconds of a step by part."""
+    """Run the job to its end, with one kill; return its result and the CPU seconds per step by part."""
     command = [python, "-m", "agl_otel", "train", job, "--data-dir", "data", "--run-dir", "run", "--json"]
     environment = {**os.environ, "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]])}
     if kill_at:
@@ -149,7 +149,7 @@ def train(python: Path, place: Path, job: Path, kill_at: int) -> tuple[Any, Cpu]
             time.sleep(0.5)
         first.send_signal(signal.SIGKILL)
         first.wait()
-        while running(place / "data" / "stack.json"):  # what it started ends by itself
+        while running(place / "data" / "stack.json"):  # its services end by themselves
             time.sleep(0.5)
     before = steps_done(place)
     known: dict[int, Cpu] = {}
@@ -161,38 +161,38 @@ def train(python: Path, place: Path, job: Path, kill_at: int) -> tuple[Any, Cpu]
         told = process.stdout.read() if process.stdout is not None else b""
     if process.returncode:
         raise RuntimeError(f"the job ended with exit code {process.returncode}")
-    if len(known) < 3:  # the first one holds the start: nothing is left to count
+    if len(known) < 3:  # the first step includes the start, so there is nothing to measure
         return json.loads(told), {}
     _, start, *_, end = sorted(known)
     return json.loads(told), {part: (known[end][part] - known[start][part]) / (end - start) for part in known[end]}
 
 
 def spent_below(pid: int) -> Cpu:
-    """CPU seconds of this process and all that come of it, by part."""
+    """Return the CPU seconds of a process and its descendants by part."""
     spent: Cpu = defaultdict(float, dict.fromkeys((*PARTS, "rest"), 0.0))
     for each in (pid, *below(pid)):
         try:
             command = Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             spent[next((part for part, name in PARTS.items() if name in command), "rest")] += cpu_seconds(each)
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return dict(spent)
 
 
 def running(stack: Path) -> bool:
-    """Whether a service of the stack that was killed still runs."""
-    told = json.loads(stack.read_text()) if stack.exists() else {}
-    return any(Path(f"/proc/{service['pid']}").exists() for service in told.values() if isinstance(service, dict) and "pid" in service)
+    """Return whether a service of the killed stack is still running."""
+    services = json.loads(stack.read_text()) if stack.exists() else {}
+    return any(Path(f"/proc/{service['pid']}").exists() for service in services.values() if isinstance(service, dict) and "pid" in service)
 
 
 def steps_done(place: Path) -> int:
-    """The last step of metrics.jsonl."""
+    """Return the last step in metrics.jsonl."""
     path = place / "run" / "metrics.jsonl"
     return max((json.loads(line)["step"] for line in path.read_text().splitlines()), default=0) if path.exists() else 0
 
 
 def mean(values: Any) -> float:
-    """Of the values."""
+    """Return the mean of the values."""
     listed = list(values)
     return sum(listed) / len(listed)
 

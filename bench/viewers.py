@@ -1,10 +1,10 @@
-"""Viewers that hang: what they cost the agents whose spans come in meanwhile.
+"""Effect of stalled viewers on the latency of ingest.
 
 python -m bench.viewers                     # a minute
 python -m bench.viewers --seconds=10 --rounds=5
 
-A stack takes requests at a fixed pace, in turn with and without viewers that have asked for a large answer and read nothing of it: 100 MB
-by SQL, a trace of 10,000 spans as JSON, and the same over Jaeger's gRPC. The figure is the 99th percentile of the time to the ack.
+A stack receives requests at a fixed rate, in turn with and without viewers that request a large response and do not read it: 100 MB by
+SQL, a trace of 10,000 spans as JSON, and the same trace over Jaeger's gRPC. The figure is the 99th percentile of the time to the ack.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ import grpc.aio
 
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.service import READER
-from bench.harness import Turn, report, take_turns
-from bench.jaeger import stack
+from bench.harness import report, store_command, take_turns
 from bench.load import Address, drive
 from bench.otlp import request_of, requests
 
 BAR: Final = 1.2
-SPANS: Final = 10_000  # of the trace that is looked at
+SPANS: Final = 10_000  # of the trace that viewers request
 TRACE: Final = os.urandom(16).hex()
 SQL: Final = "SELECT number, repeat('x', 1000) FROM numbers(100000)"  # 100 MB
 
 
 async def fill(url: str) -> None:
-    """One trace of many spans, stored."""
+    """Store one trace of SPANS spans."""
     values = {f"attribute.{number}": f"value of attribute {number}" for number in range(10)}
     spans = [{"name": "work", "trace_id": TRACE, "span_id": os.urandom(8).hex(), "attributes": values} for _ in range(SPANS)]
     headers = {"Content-Type": "application/x-protobuf", "agl-ack": "stored"}
@@ -47,7 +46,7 @@ async def fill(url: str) -> None:
 
 
 async def hang_http(closers: contextlib.AsyncExitStack, url: str, method: str, path: str, body: str = "") -> None:
-    """Ask, and read one byte of the answer."""
+    """Send a request, and read only the status line of its response."""
     loop, where = asyncio.get_running_loop(), urlsplit(url)
     viewer = closers.enter_context(socket.socket())
     viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -61,7 +60,7 @@ async def hang_http(closers: contextlib.AsyncExitStack, url: str, method: str, p
 
 
 async def hang_grpc(closers: contextlib.AsyncExitStack, address: str) -> None:
-    """Ask Jaeger's port, and read one message of the answer."""
+    """Request the trace from Jaeger's port, and read only one message."""
     channel = await closers.enter_async_context(grpc.aio.insecure_channel(address))
     ask = channel.unary_stream(f"/{READER}/GetTraces", request_serializer=pb.GetTracesRequest.SerializeToString, response_deserializer=None)
     call = ask(pb.GetTracesRequest(query=[pb.GetTraceParams(trace_id=bytes.fromhex(TRACE))]))
@@ -70,10 +69,10 @@ async def hang_grpc(closers: contextlib.AsyncExitStack, address: str) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Fill, then take turns."""
+    """Fill the store, then take turns."""
     async with contextlib.AsyncExitStack() as closers:
         folder = Path(closers.enter_context(tempfile.TemporaryDirectory(prefix="agl-bench-")))
-        url, jaeger = await closers.enter_async_context(stack(folder))
+        url, jaeger = await closers.enter_async_context(store_command(folder))
         async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/agl/describe") as answer:
             described = await answer.json()
         collector, clickhouse = described["collectors"][0], described["clickhouse"]
@@ -100,16 +99,15 @@ async def main(options: argparse.Namespace) -> None:
             async with hanging():
                 return await p99()
 
-        ours: Turn = beside_viewers
-        contest = await take_turns(ours, p99, rounds=options.rounds)
+        contest = await take_turns(beside_viewers, p99, rounds=options.rounds)
         more = {"bar": BAR, "viewers": 3 * options.viewers, "requests_a_second": options.requests_per_second}
-        report("viewers", "p99 of the ack beside viewers that hang", "ms", contest, against="the same without them", **more)
+        report("viewers", "p99 of the ack beside stalled viewers", "ms", contest, against="the same without viewers", **more)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of one turn")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of one turn")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")
-    parser.add_argument("--viewers", type=int, default=2, help="of each of the three kinds")
-    parser.add_argument("--requests-per-second", type=float, default=200.0, help="of six spans each")
+    parser.add_argument("--viewers", type=int, default=2, help="viewers of each of the three kinds")
+    parser.add_argument("--requests-per-second", type=float, default=200.0, help="requests of six spans each")
     asyncio.run(main(parser.parse_args()))

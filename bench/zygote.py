@@ -1,7 +1,7 @@
-"""How fast agents start: forks of a warm parent against a fresh `opentelemetry-instrument python agent.py` each, interleaved.
+"""Rate of starting agents: forks of a warm parent against a fresh `opentelemetry-instrument python agent.py` each.
 
-The agent imports openai, calls a model that answers at once, and exports its spans to a receiver; every span must have arrived with
-ids and seals, or the bench fails. Agents run two at a time, as on two cores.
+The agent imports openai, calls a model that responds at once, and exports its spans to a receiver. The benchmark fails unless all spans
+arrive with ids and seals. Agents run two at a time, as on two cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AT_ONCE = 2
 
 
 def turn(starter: Starter, runs: int, environment: dict[str, str], folder: Path, receiver: OtlpReceiver) -> Turn:
-    """One turn: `runs` agents, a second."""
+    """Make a turn that runs `runs` agents and measures agents a second."""
 
     async def one(places: asyncio.Semaphore, rollout_id: str, out: int) -> None:
         ids = {conventions.ENV_ROLLOUT_ID: rollout_id, conventions.ENV_ATTEMPT_ID: "at-1"}
@@ -61,7 +61,7 @@ def turn(starter: Starter, runs: int, environment: dict[str, str], folder: Path,
 
 @asynccontextmanager
 async def environment_of(receiver: OtlpReceiver) -> AsyncGenerator[dict[str, str]]:
-    """What an agent finds: a model and a place for its spans."""
+    """Start a model server; yield the environment of agents that call it and export to the receiver."""
     model = ModelServer()
     await model.start()
     try:

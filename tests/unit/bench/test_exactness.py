@@ -1,4 +1,4 @@
-"""What holds samples against what was sampled finds every kind of difference."""
+"""The comparison of trajectories with the sampled calls finds every kind of difference."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def test_an_exact_sample_has_no_differences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"prompt": Ragged.from_rows([[1, 9]], np.int32)}, "the prompt is not"),
         ({"response": Ragged.from_rows([[3, 4, 5, 7]], np.int32)}, "the reply is not"),
-        ({"response": Ragged.from_rows([[3, 4, 5, 6, 7]], np.int32)}, "more, or less"),
+        ({"response": Ragged.from_rows([[3, 4, 5, 6, 7]], np.int32)}, "the length is not"),
         ({"response_mask": Ragged.from_rows([[1, 1, 1, 1]], np.int8)}, "the mask"),
         ({"logprobs": Ragged.from_rows([[-0.5, 0.0, -1.0, -2.5]], np.float32)}, "the log-probs"),
     ],
 )
-def test_a_sample_that_is_not_as_it_was_sampled_is_told(change: Any, said: str) -> None:
-    assert any(said in what for what in differences(replace(GOOD, **change), 0, CALLS))
+def test_a_difference_from_the_sampled_calls_is_named(change: Any, message: str) -> None:
+    assert any(message in what for what in differences(replace(GOOD, **change), 0, CALLS))
 
 
-def test_a_run_is_bad_that_refuses_too_much_or_finds_anything_wrong() -> None:
+def test_a_run_with_too_many_refusals_or_any_difference_is_bad() -> None:
     assert Result(whole=100, whole_accepted=99).good
     assert not Result(whole=100, whole_accepted=98).good
     assert not Result(whole=100, whole_accepted=100, wrong=["x"]).good

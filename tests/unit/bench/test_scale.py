@@ -1,4 +1,4 @@
-"""The sums of docs/scale.md, by hand, and the page held to the stored costs."""
+"""The sums of docs/scale.md against hand-computed ones, and the page against the stored costs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bench.scale import Costs, Load, claim_cost, plan
 COSTS = Costs(**{each.name: 0.0 for each in fields(Costs)})
 
 
-def test_costs_are_found_in_runs_of_different_shapes() -> None:
-    runs = [(asked, spans, 1e-3 * asked + 8e-5 * spans) for asked, spans in ((180, 90_000), (1_000, 60_000), (3_400, 20_400))]
-    assert scale_costs.fitted(runs) == pytest.approx((1e-3, 8e-5))
+def test_costs_are_fitted_to_runs_of_different_shapes() -> None:
+    runs = [(count, spans, 1e-3 * count + 8e-5 * spans) for count, spans in ((180, 90_000), (1_000, 60_000), (3_400, 20_400))]
+    assert scale_costs.fit_costs(runs) == pytest.approx((1e-3, 8e-5))
 
 
 def test_a_plan_is_the_sum_of_its_costs() -> None:
@@ -31,12 +31,12 @@ def test_a_plan_is_the_sum_of_its_costs() -> None:
     assert made.disk_a_day == pytest.approx((340 * 100 + 100_000 * 2) * 86_400)
 
 
-def test_a_claim_of_many_costs_what_was_measured_of_one_and_of_a_hundred() -> None:
+def test_the_cost_of_a_batched_claim_matches_the_measured_batch_sizes() -> None:
     costs = replace(COSTS, claim_cpu=0.002, claim_batched_cpu=0.0002)
     assert claim_cost(costs, 1) == pytest.approx(0.002)
     assert claim_cost(costs, 100) == pytest.approx(0.0002)
 
 
-def test_the_page_holds_the_stored_costs_and_their_sums() -> None:
+def test_the_page_matches_the_stored_costs() -> None:
     page = scale.PAGE.read_text()
     assert scale.filled(page) == page, "run `python -m bench.scale page`"
