@@ -19,12 +19,12 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from agl_otel.store import Store
-from agl_otel.types import Attempt, Rollout
+from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 from agl_otel_hook import conventions
 from bench import peers
 from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
@@ -65,7 +65,13 @@ class Batches:
             for row in await store.reader.query(_MARKERS, params=given):
                 key = {"rollout_id": row["RolloutId"], "attempt_id": row["AttemptId"]}
                 attempt = attempts.setdefault(row["RolloutId"], Attempt(**key, sequence_id=1, start_time=0.0, seals={}))
-                attempts[row["RolloutId"]] = attempt.model_copy(update={"seals": {**(attempt.seals or {}), row["Process"]: row["Spans"]}})
+                marker, spans = str(row["Process"]), int(row["Spans"])
+                if marker.startswith("proxy"):
+                    update: dict[str, Any] = {"seals": {marker: spans}}
+                else:
+                    record = ProcessRecord(pid=7, command="python agent.py", marker=marker, begun=spans, ended=spans, closed=True)
+                    update = {"ledger": AttemptLedger(reach="hooked", processes=[record], over=0.0)}
+                attempts[row["RolloutId"]] = attempt.model_copy(update=update)
         return cls(ids, attempts)
 
     def turn(self, read: Read, expected: int) -> Turn:
