@@ -1,59 +1,117 @@
-"""Refuses a request of very many next to empty parts: a span costs the collector what it costs, however few bytes it takes. Pure.
+"""Refuses a request of very many next to empty parts: each costs the collector what it costs, however few bytes it takes. Pure.
 
 A kilobyte of gzip can unfold to a million empty spans, which would hold everybody else's up for minutes. Real ones have ids at least.
+The Go collector has the same bounds (internal/wire/crowded.go).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+
+from agl_otel.collector import merged
+from agl_otel.collector.journal import Signal
 from agl_otel.errors import DataError
 from agl_otel_hook.varint import read_varint
 
 MAX_PARTS: Final = 65_536
-"""Resources, scopes, and spans, log records or metrics of one request."""
+"""Resources, scopes, spans, log records, metrics and data points of one request."""
 FEW_PARTS: Final = 1024
 LEAST_BYTES: Final = 16
 """Of a part, on average, where there are more than a few."""
+MAX_OTHERS: Final = 4 * MAX_PARTS
+"""Other fields of the messages that parts are in: a scope has two, a metric four."""
+MAX_MESSAGES: Final = 1 << 21
+"""Attributes, events, links, exemplars and all others, outside of lists; an attribute is two."""
+LEAST_MESSAGE_BYTES: Final = 4
+"""Of a message, likewise: an attribute with a name of one letter has nine."""
+MAX_VALUES: Final = 1 << 23
+"""Of lists (token ids, log-probs)."""
 LEAST_JSON_BYTES: Final = 8
 """Of a JSON object, likewise: `{"intValue":"1"}` has twice as many."""
-_LEVELS: Final = (1, 2, 2)
-"""The numbers of the fields that hold parts, in a request, a resource, a scope: the same for each signal."""
+_Level = tuple[frozenset[int], bool]
+"""Tags of the fields that are looked into, and whether they are parts."""
 
 
-def check(raw: bytes) -> None:
-    """Raise DataError where a request in protobuf is too crowded; what cannot be read is left to its reader."""
-    if len(raw) > FEW_PARTS * LEAST_BYTES:
-        parts = _count(raw)
-        if parts > MAX_PARTS or parts * LEAST_BYTES > len(raw):
-            many = f"more than {MAX_PARTS}" if parts > MAX_PARTS else str(parts)
-            raise DataError(f"it has {many} resources, scopes and items in {len(raw)} bytes: send smaller batches")
+def _level(*fields: int, parts: bool = True) -> _Level:
+    return frozenset(number << 3 | 2 for number in fields), parts
+
+
+_ITEMS: Final = (_level(1), _level(2), _level(2))
+_KINDS: Final = _level(*(field.number for field in Metric.DESCRIPTOR.oneofs_by_name["data"].fields), parts=False)
+_LEVELS: Final[dict[Signal, tuple[_Level, ...]]] = {"traces": _ITEMS, "logs": _ITEMS, "metrics": (*_ITEMS, _KINDS, _level(1))}
+
+
+def check(signal: Signal, raw: bytes) -> int:
+    """How many messages a request in protobuf holds, about; 0 where they are few.
+
+    Raises DataError where it is too crowded, and DecodeError where it cannot be read.
+    """
+    if len(raw) <= FEW_PARTS * LEAST_BYTES:
+        return 0
+    found = merged.messages(signal, raw)
+    if found > MAX_PARTS - merged.UNSURE or found * LEAST_BYTES > len(raw):  # else its parts, too, are few enough
+        check_parts(signal, raw)
+    return _bounded(signal, raw, found, min(MAX_MESSAGES, len(raw) // LEAST_MESSAGE_BYTES))
+
+
+def check_piece(signal: Signal, raw: bytes) -> None:
+    """Raise DataError where a piece of a request takes too much to be parsed, and DecodeError where it cannot be read."""
+    _bounded(signal, raw, merged.messages(signal, raw), MAX_MESSAGES)
+
+
+def check_parts(signal: Signal, raw: bytes) -> None:
+    """Raise DataError where a request has too many parts, or other fields beside them. What cannot be read is left to its reader."""
+    if len(raw) <= FEW_PARTS * LEAST_BYTES:
+        return
+    parts = _parts(signal, raw)
+    if parts > MAX_PARTS or parts * LEAST_BYTES > len(raw):
+        many = f"more than {MAX_PARTS}" if parts > MAX_PARTS else str(parts)
+        raise DataError(f"it has {many} resources, scopes and items in {len(raw)} bytes: send smaller batches")
+
+
+def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
+    """`found`, the messages in it. Raises DataError where more than `most` of them are outside of lists, or too many values in lists."""
+    outside = merged.messages(signal, raw, lists=False) if found > most else found
+    if outside > most:
+        raise DataError(f"it has more than {most} attributes, events, points and the like in {len(raw)} bytes: send smaller batches")
+    if found - outside > MAX_VALUES:
+        raise DataError(f"it has more than {MAX_VALUES} values in lists: send smaller batches")
+    return found
 
 
 def check_json(body: bytes) -> None:
-    """The same of a request in JSON."""
+    """Raise DataError where a request in JSON is too crowded, which is looked at again as protobuf."""
     objects = body.count(b"{")
     if objects > FEW_PARTS and objects * LEAST_JSON_BYTES > len(body):
         raise DataError(f"it has {objects} objects in {len(body)} bytes: send smaller batches")
 
 
-def _count(raw: bytes) -> int:
-    """How many messages there are on these levels; MAX_PARTS + 1 where there are more than that."""
-    found = 0
+def _parts(signal: Signal, raw: bytes) -> int:
+    """How many there are; MAX_PARTS + 1 where there are more than that."""
+    levels = _LEVELS[signal]
+    found = others = 0
     todo = [(0, len(raw), 0)]
     while todo:
         at, end, level = todo.pop()
-        tag = _LEVELS[level] << 3 | 2
+        tags, parts = levels[level]
+        below = level + 1 < len(levels)
         while at < end:
             kind, at = read_varint(raw, at)
+            inside = kind in tags
+            if inside and parts:
+                found += 1
+                if found > MAX_PARTS:
+                    return found
+            else:
+                others += 1
+                if others > MAX_OTHERS:
+                    raise DataError(f"it has more than {MAX_OTHERS} fields beside its items in {len(raw)} bytes: send smaller batches")
             if kind & 7 == 2:
                 size, at = read_varint(raw, at)
-                if kind == tag:
-                    found += 1
-                    if found > MAX_PARTS:
-                        return found
-                    if level + 1 < len(_LEVELS):
-                        todo.append((at, min(at + size, end), level + 1))
+                if inside and below:
+                    todo.append((at, min(at + size, end), level + 1))
                 at += size
             elif kind & 7 == 0:
                 at = read_varint(raw, at)[1]

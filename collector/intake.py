@@ -139,8 +139,11 @@ class Intake:
 
     async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         now = self._clock()
-        parsed, raw, unreadable = self._parse(signal, raw)
-        expanded = self._expanded(parsed, raw)
+        try:
+            parsed, raw, unreadable, expanded = self._parse(signal, raw)
+        except DataError:
+            self.counts["invalid"] += 1
+            raise
         identities, spans = self._identify(parsed, raw, metadata, sender, now)
         if isinstance(parsed, ExportMetricsServiceRequest) and sender.is_agent:
             identities, raw = hold_points(parsed, raw, identities, sender)
@@ -175,30 +178,22 @@ class Intake:
             self._heartbeats.add(rollout_id, attempt_id, count, now)
         return Outcome(rejected, message, place.position)
 
-    def _parse(self, signal: Signal, raw: bytes) -> tuple[Parsed, bytes, int]:
-        """The request, its bytes, and how much of it was taken out of them because it cannot be read. Raises DataError."""
+    def _parse(self, signal: Signal, raw: bytes) -> tuple[Parsed, bytes, int, int]:
+        """The request, its bytes, how much of it was taken out of them because it cannot be read, and how large its rows are.
+
+        Raises DataError.
+        """
         message = MESSAGES[signal]
-        try:
-            crowded.check(raw)
-        except DataError:
-            self.counts["invalid"] += 1
-            raise
+        unreadable = 0
         try:
             try:
-                return message.FromString(raw), raw, 0
+                messages, parsed = crowded.check(signal, raw), message.FromString(raw)
             except DecodeError:
-                readable, unreadable = take_out(signal, raw)
-                return message.FromString(readable), readable, unreadable
+                raw, unreadable = take_out(signal, raw)
+                messages, parsed = crowded.check(signal, raw), message.FromString(raw)
         except DecodeError as error:
-            self.counts["invalid"] += 1
             raise DataError(f"this is no OTLP {signal} request: {error}") from None
-
-    def _expanded(self, request: Parsed, raw: bytes) -> int:
-        try:
-            return expansion.check(request, len(raw), self._max_expanded_bytes)
-        except DataError:
-            self.counts["invalid"] += 1
-            raise
+        return parsed, raw, unreadable, expansion.check(parsed, len(raw), messages, self._max_expanded_bytes)
 
     def _identify(
         self, request: Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float

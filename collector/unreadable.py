@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from agl_otel.collector import crowded
 from agl_otel.collector.journal import Signal
 from agl_otel_hook.varint import read_varint, varint
 
@@ -47,12 +48,14 @@ _REQUESTS: Final[dict[Signal, tuple[type[Message], _Level]]] = {
 def take_out(signal: Signal, raw: bytes) -> tuple[bytes, int]:
     """A request without what cannot be read of it, and how many spans, records or points that are (at least one).
 
-    Raises DecodeError where it is no request at all.
+    Raises DecodeError where it is no request at all, and DataError where it is too crowded: it is walked in Python, field by field.
     """
     message, level = _REQUESTS[signal]
+    crowded.check_parts(signal, raw)
 
     def reads(data: bytes) -> bool:
         try:
+            crowded.check_piece(signal, data)
             message.FromString(data)
         except DecodeError:
             return False

@@ -2,50 +2,170 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from agl_otel.collector.crowded import FEW_PARTS, MAX_PARTS, check, check_json
+from agl_otel.collector import crowded, merged
+from agl_otel.collector.crowded import FEW_PARTS, MAX_MESSAGES, MAX_OTHERS, MAX_PARTS, MAX_VALUES, check, check_json, check_parts
 from agl_otel.collector.otlpjson import to_protobuf
+from agl_otel.collector.unreadable import take_out
 from agl_otel.errors import DataError
 
+from .otlp_fields import Repeated, enclosed, repeated_fields
+
 MIB = 1 << 20
+KINDS = [field.name for field in Metric.DESCRIPTOR.oneofs_by_name["data"].fields]
+SAME_IN_MEMORY = {FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64}
+"""Values of as many bytes as on the wire."""
 
 
 def request(*spans: Span) -> bytes:
     return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])]).SerializeToString()
 
 
+def points(kind: str, count: int) -> bytes:
+    request = ExportMetricsServiceRequest()
+    into = getattr(request.resource_metrics.add().scope_metrics.add().metrics.add(name="m"), kind).data_points
+    for _ in range(count):
+        into.add(time_unix_nano=1, start_time_unix_nano=1)
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("place", repeated_fields(), ids=lambda place: place.name)
+def test_whatever_may_come_again_is_bounded(place: Repeated) -> None:
+    field = place.field
+    if field.type in SAME_IN_MEMORY:
+        pytest.skip("it takes no more than its bytes")
+    if field.message_type is None and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+        content = enclosed(field, bytes(MAX_VALUES + 1))
+    else:
+        content = enclosed(field, b"") * (MAX_VALUES + 1)
+    with pytest.raises(DataError, match="send smaller batches"):
+        check(place.signal, place.request(content))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_points_are_parts_as_spans_are(kind: str) -> None:
+    check("metrics", points(kind, MAX_PARTS - 3))
+    with pytest.raises(DataError, match=f"more than {MAX_PARTS} resources, scopes and items"):
+        check("metrics", points(kind, MAX_PARTS))
+
+
+BOMBS = """
+import resource
+from agl_otel.collector import merged
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+foreign = merged.messages("traces", b"\\x0a\\x80\\x80\\x80\\x10" + b"\\x78\\x01" * (16 << 20))
+print(foreign, merged.messages("logs", b"\\n\\0" * (16 << 20)), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_messages_are_counted_without_being_made() -> None:
+    """In as much memory as the bytes take, or some times that: 16 million objects would take a gigabyte."""
+    answer = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, check=True).stdout.split()
+    assert answer[:2] == ["1", str(16 * MIB)]
+    assert int(answer[2]) < 256 << 10  # KiB
+
+
+@given(st.lists(st.integers(0, 200), max_size=40), st.integers(0, 2000))
+def test_short_messages_are_counted_nearly_exactly(events: list[int], values: int) -> None:
+    spans = [Span(events=[Span.Event(time_unix_nano=1)] * count) for count in events]
+    listed = KeyValue(key="k", value=AnyValue(array_value=ArrayValue(values=[AnyValue(int_value=1)] * values)))
+    raw = request(*spans, Span(attributes=[listed]))
+    outside = 2 + len(events) + sum(events) + 4  # resource and scope, the spans, the last one with its attribute, its value and its list
+    found = merged.messages("traces", raw, lists=False), merged.messages("traces", raw)
+    longer = sum(span.ByteSize() > 127 for span in spans) // 2 + 3  # a length of two bytes
+    assert outside - merged.UNSURE < found[0] <= outside + longer
+    assert outside + values - merged.UNSURE < found[1] <= outside + values + longer
+
+
+def test_foreign_fields_are_read_by_compiled_code_and_never_walked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    real = crowded.read_varint
+
+    def counted(data: bytes, at: int) -> tuple[int, int]:
+        nonlocal steps
+        steps += 1
+        return real(data, at)
+
+    monkeypatch.setattr(crowded, "read_varint", counted)
+    foreign = b"\x78\x01" * (4 * MIB)
+    check("traces", foreign)
+    assert steps == 0
+    with pytest.raises(DataError, match=f"more than {MAX_OTHERS} fields beside its items"):
+        check_parts("traces", foreign)
+    assert steps < 3 * MAX_OTHERS
+
+
 @pytest.mark.parametrize(
     "raw",
     [
         b"\n\0" * MIB,
-        ResourceSpans(scope_spans=[ScopeSpans()] * MIB).SerializeToString().join((b"\n\xff\xff\xff\x7f", b"")),
         request(*[Span()] * MIB),
         request(*[Span()] * (FEW_PARTS * 10)),
         request(*[Span(trace_id=b"t" * 16, span_id=b"s" * 8)] * (MAX_PARTS + 1)),
     ],
-    ids=["resources", "scopes", "spans", "fewer spans", "too many whole ones"],
+    ids=["resources", "spans", "fewer spans", "too many whole ones"],
 )
 def test_a_crowded_request_is_refused(raw: bytes) -> None:
     with pytest.raises(DataError, match="send smaller batches"):
-        check(raw)
+        check("traces", raw)
+
+
+def test_so_is_one_that_is_cut_off_before_it_is_taken_apart() -> None:
+    raw = b"\n\xff\xff\xff\x7f" + ResourceSpans(scope_spans=[ScopeSpans()] * MIB).SerializeToString()
+    with pytest.raises(DecodeError):
+        check("traces", raw)
+    with pytest.raises(DataError, match="send smaller batches"):
+        take_out("traces", raw)
+
+
+def test_the_refusal_counts_the_parts() -> None:
+    with pytest.raises(DataError, match=r"^it has 10242 resources, scopes and items in 20488 bytes: send smaller batches$"):
+        check("traces", request(*[Span()] * (FEW_PARTS * 10)))
 
 
 def test_real_requests_pass() -> None:
     span = Span(trace_id=b"t" * 16, span_id=b"s" * 8)
-    for raw in (b"", request(), request(*[Span()] * FEW_PARTS), request(*[span] * (MAX_PARTS - 2))):
-        check(raw)
+    tokens = [AnyValue(int_value=1)] * (2 * MIB)  # a list of token ids, as long as one may be
+    lists = [KeyValue(key=f"k{n}", value=AnyValue(array_value=ArrayValue(values=tokens))) for n in range(3)]
+    nothing = KeyValue(key="k", value=AnyValue(array_value=ArrayValue(values=[AnyValue()] * 100_000)))
+    short = [KeyValue(key="a", value=AnyValue(int_value=1))] * 1000
+    for spans in (
+        [],
+        [Span()] * FEW_PARTS,
+        [span] * (MAX_PARTS - 2),
+        [Span(attributes=lists)],
+        [Span(attributes=[nothing])],
+        [Span(trace_id=b"t" * 16, span_id=b"s" * 8, attributes=short)] * 512,
+    ):
+        check("traces", request(*spans))
+    check("traces", b"")
+
+
+def test_many_attributes_are_refused_however_many_bytes_they_take() -> None:
+    short = [KeyValue(key="a", value=AnyValue(int_value=1))] * (MAX_MESSAGES // 2 + 1)
+    with pytest.raises(DataError, match=f"more than {MAX_MESSAGES} attributes, events, points and the like"):
+        check("traces", request(Span(attributes=short)))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_request_are_left_to_the_reader(raw: bytes) -> None:
-    check(raw + bytes(FEW_PARTS * 16))
+    with contextlib.suppress(DecodeError):
+        check("traces", raw + bytes(FEW_PARTS * 16))
 
 
 def test_json_of_empty_objects_is_refused_and_dense_real_json_is_not() -> None:

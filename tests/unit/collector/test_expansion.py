@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -15,11 +16,14 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from agl_otel.collector.decode import log_rows, span_rows
-from agl_otel.collector.expansion import Parsed, check, size_of
+from agl_otel.collector.expansion import MESSAGES, Parsed, check, size_of
 from agl_otel.collector.identify import Identity
-from agl_otel.collector.journal import Request
+from agl_otel.collector.journal import Request, Signal
+from agl_otel.collector.merged import messages
 from agl_otel.collector.metrics import metric_rows
 from agl_otel.errors import DataError
+
+from .otlp_fields import Repeated, enclosed, repeated_fields
 
 KIB = 1 << 10
 LONG = [KeyValue(key="long", value=AnyValue(string_value="x" * 64 * KIB))]
@@ -55,16 +59,16 @@ def points(description: str, count: int) -> ExportMetricsServiceRequest:
 )
 def test_what_many_rows_share_counts_for_each_of_them(request_: Parsed) -> None:
     size = request_.ByteSize()
-    assert size < 100 * KIB < 6 << 20 < check(request_, size, 1 << 30) < 7 << 20
+    assert size < 100 * KIB < 6 << 20 < check(request_, size, 0, 1 << 30) < 7 << 20
     with pytest.raises(DataError, match=r"AGL_MAX_EXPANDED_BYTES \(1048576\)"):
-        check(request_, size, 1 << 20)
+        check(request_, size, 0, 1 << 20)
 
 
 def test_a_large_request_that_shares_little_is_as_large_as_it_is() -> None:
     request = spans(Resource(attributes=[KeyValue(key="service.name", value=AnyValue(string_value="agent"))]), 2)
     for span in request.resource_spans[0].scope_spans[0].spans:
         span.attributes.append(LONG[0])
-    assert 128 * KIB < check(request, request.ByteSize(), 1 << 20) < 129 * KIB
+    assert 128 * KIB < check(request, request.ByteSize(), 0, 1 << 20) < 130 * KIB
 
 
 VALUES = st.recursive(
@@ -96,29 +100,49 @@ def test_no_resource_is_longer_in_a_row_than_is_thought(attributes: dict[str, An
         made = span_rows(request.SerializeToString(), identities, iter(range(10)), received_ms=1, batch=1, first=0)
         return sum(len(row.encode()) for row in made)
 
-    assert rows(several) - rows(few) <= 2 * check(several, several.ByteSize(), 1 << 30)
+    assert rows(several) - rows(few) <= 2 * check(several, several.ByteSize(), 0, 1 << 30)
 
 
 def test_the_size_of_a_request_in_the_log_is_what_was_noted_or_is_found_out() -> None:
     wide = spans(Resource(attributes=LONG), 100)
     identities = [Identity("ro-1", "at-1")] * 100
     request = Request("traces", 1, identities, wide.SerializeToString())
-    assert size_of(request) == check(wide, wide.ByteSize(), 1 << 30)
+    assert size_of(request) == check(wide, wide.ByteSize(), 0, 1 << 30)
     assert size_of(Request("traces", 1, identities, b"", expanded=7)) == 7
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(), 9), points("d" * KIB, 9)
     for request, each in (
         (Request("logs", 1, [Identity()] * 9, records.SerializeToString()), records),
         (Request("metrics", 1, [Identity()] * 9, metric.SerializeToString()), metric),
     ):
-        assert size_of(request) == check(each, each.ByteSize(), 1 << 30)
+        assert size_of(request) == check(each, each.ByteSize(), 0, 1 << 30)
 
 
 def test_logs_and_points_are_not_larger_than_is_thought_either() -> None:
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(attributes=LONG), 20), points("d" * 64 * KIB, 20)
-    made = [
-        log_rows(records.SerializeToString(), [Identity()] * 20, received_ms=1, batch=1, first=0),
-        metric_rows(metric.SerializeToString(), [Identity()] * 20, received_ms=1, batch=1, first={})["gauge"],
-    ]
-    for rows, request in zip(made, (records, metric), strict=True):
-        fixed = 1000 * len(rows)  # the names of the columns
-        assert sum(map(len, rows)) <= check(request, request.ByteSize(), 1 << 30) + fixed
+    sent: list[tuple[Signal, Parsed]] = [("logs", records), ("metrics", metric)]
+    for signal, request in sent:
+        assert row_bytes(signal, request.SerializeToString(), 20) <= check(request, request.ByteSize(), 0, 1 << 30)
+
+
+def row_bytes(signal: Signal, raw: bytes, count: int) -> int:
+    """How many bytes of JSON the rows of a request of so many items take."""
+    taken = [Identity("ro-1", "at-1")] * count
+    if signal == "traces":
+        rows = list(span_rows(raw, taken, iter(range(count)), received_ms=1, batch=1, first=0))
+    elif signal == "logs":
+        rows = list(log_rows(raw, taken, received_ms=1, batch=1, first=0))
+    else:
+        rows = [row for rows in metric_rows(raw, taken, received_ms=1, batch=1, first={}).values() for row in rows]
+    return sum(len(row.encode()) for row in rows)
+
+
+@pytest.mark.parametrize("place", repeated_fields(), ids=lambda place: place.name)
+def test_no_kind_of_record_is_left_out(place: Repeated) -> None:
+    """Whatever comes again, and holds nothing: the rows are not much longer than is thought, not even of two bytes each."""
+    field, count = place.field, 3000
+    single = field.message_type is None and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    raw = place.request(enclosed(field, bytes(8 * count)) if single else enclosed(field, b"") * count)
+    request = MESSAGES[place.signal].FromString(raw)
+    thought = check(request, len(raw), messages(place.signal, raw), 1 << 30)
+    items = count if field.name in {"spans", "log_records", "metrics", "data_points"} else 1
+    assert row_bytes(place.signal, raw, items) <= 1.1 * thought

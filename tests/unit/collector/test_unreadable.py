@@ -11,7 +11,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
+from agl_otel.collector.crowded import MAX_MESSAGES
 from agl_otel.collector.unreadable import take_out
+from agl_otel.errors import DataError
+from agl_otel_hook.varint import varint
 
 BAD = "B" * 8
 """Becomes a text that is no UTF-8."""
@@ -43,6 +46,28 @@ def traces(names: list[list[list[str]]], *, deep: bool = False) -> ExportTraceSe
                 if deep and name == BAD:
                     span.attributes.add(key="deep").value.CopyFrom(nested(90))
     return request
+
+
+@pytest.mark.parametrize("above", ["request", "resource", "scope"])
+def test_foreign_fields_beside_what_cannot_be_read_are_bounded(above: str) -> None:
+    """Each is a step and a tuple; inside of a span, where nothing is looked at, there may be as many as there are."""
+    foreign = b"\x78\x01" * (4 << 20)
+    span = spoiled(traces([[[BAD]]]).SerializeToString())
+    inside = {"request": foreign, "resource": varint(10) + varint(len(foreign)) + foreign}
+    inside["scope"] = varint(10) + varint(len(foreign) + 5) + varint(18) + varint(len(foreign)) + foreign
+    with pytest.raises(DataError, match="fields beside its items"):
+        take_out("traces", span + inside[above])
+    request = ExportTraceServiceRequest()
+    request.resource_spans.add().scope_spans.add().spans.add().MergeFromString(foreign)
+    assert take_out("traces", span + request.SerializeToString())[1] == 1
+
+
+def test_a_piece_is_not_parsed_that_would_take_too_much() -> None:
+    span = spoiled(traces([[[BAD]]]).SerializeToString())
+    request = ExportTraceServiceRequest()
+    request.resource_spans.add().scope_spans.add().spans.add().MergeFromString(b"\x4a\0" * (MAX_MESSAGES + 1))
+    with pytest.raises(DataError, match="attributes, events, points and the like"):
+        take_out("traces", span + request.SerializeToString())
 
 
 NAMES = st.lists(st.lists(st.lists(st.sampled_from(["good", "fine", BAD]), max_size=3), max_size=3), min_size=1, max_size=3)

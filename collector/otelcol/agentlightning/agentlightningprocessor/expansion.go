@@ -5,20 +5,24 @@ import (
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// A request holds a resource and a scope once, and the exporter stores both with each span and log record: a request of a megabyte can
-// become gigabytes. What is shared is measured once, and a request whose rows would take more than MaxExpandedBytes is refused for good.
+// A request holds a resource and a scope once, and the exporter stores both with each span, log record and data point: a request of a
+// megabyte can become gigabytes. What is shared is measured once, and a request whose rows would take more than MaxExpandedBytes is refused
+// for good, as by collector/expansion.py.
+
+const rowBytes = 512 // of a row that holds nothing
 
 func (c *core) checkTraces(request ptrace.Traces, size int) error {
 	found := size
 	for _, group := range request.ResourceSpans().All() {
 		shared := sizeOfMap(group.Resource().Attributes()) + len(group.SchemaUrl())
 		for _, part := range group.ScopeSpans().All() {
-			found += part.Spans().Len() * (shared + sizeOfScope(part.Scope()) + len(part.SchemaUrl()))
+			found += part.Spans().Len() * (rowBytes + shared + sizeOfScope(part.Scope()) + len(part.SchemaUrl()))
 		}
 	}
 	return c.refuse(found)
@@ -29,10 +33,41 @@ func (c *core) checkLogs(request plog.Logs, size int) error {
 	for _, group := range request.ResourceLogs().All() {
 		shared := sizeOfMap(group.Resource().Attributes()) + len(group.SchemaUrl())
 		for _, part := range group.ScopeLogs().All() {
-			found += part.LogRecords().Len() * (shared + sizeOfScope(part.Scope()) + len(part.SchemaUrl()))
+			found += part.LogRecords().Len() * (rowBytes + shared + sizeOfScope(part.Scope()) + len(part.SchemaUrl()))
 		}
 	}
 	return c.refuse(found)
+}
+
+func (c *core) checkMetrics(request pmetric.Metrics, size int) error {
+	found := size
+	for _, group := range request.ResourceMetrics().All() {
+		shared := rowBytes + sizeOfMap(group.Resource().Attributes()) + len(group.SchemaUrl())
+		for _, part := range group.ScopeMetrics().All() {
+			own := shared + sizeOfScope(part.Scope()) + len(part.SchemaUrl())
+			for _, metric := range part.Metrics().All() {
+				found += pointsOf(metric) * (own + len(metric.Name()) + len(metric.Description()) + len(metric.Unit()))
+			}
+		}
+	}
+	return c.refuse(found)
+}
+
+func pointsOf(metric pmetric.Metric) int {
+	switch metric.Type() {
+	case pmetric.MetricTypeGauge:
+		return metric.Gauge().DataPoints().Len()
+	case pmetric.MetricTypeSum:
+		return metric.Sum().DataPoints().Len()
+	case pmetric.MetricTypeHistogram:
+		return metric.Histogram().DataPoints().Len()
+	case pmetric.MetricTypeExponentialHistogram:
+		return metric.ExponentialHistogram().DataPoints().Len()
+	case pmetric.MetricTypeSummary:
+		return metric.Summary().DataPoints().Len()
+	default:
+		return 0
+	}
 }
 
 func (c *core) refuse(found int) error {

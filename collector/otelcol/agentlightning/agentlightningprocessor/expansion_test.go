@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -34,6 +35,32 @@ func TestRowsThatShareMuchAreBounded(t *testing.T) {
 				if (err != nil) != refused || (err != nil && (status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "max_expanded_bytes"))) {
 					t.Errorf("%s, at most %d bytes: %v", name, limit, err)
 				}
+			}
+		}
+	}
+}
+
+func TestRowsOfEveryKindOfMetricAreBounded(t *testing.T) {
+	for name, add := range map[string]func(pmetric.Metric){
+		"gauge":     func(m pmetric.Metric) { m.SetEmptyGauge().DataPoints().AppendEmpty() },
+		"sum":       func(m pmetric.Metric) { m.SetEmptySum().DataPoints().AppendEmpty() },
+		"histogram": func(m pmetric.Metric) { m.SetEmptyHistogram().DataPoints().AppendEmpty() },
+		"exponential histogram": func(m pmetric.Metric) {
+			m.SetEmptyExponentialHistogram().DataPoints().AppendEmpty()
+		},
+		"summary": func(m pmetric.Metric) { m.SetEmptySummary().DataPoints().AppendEmpty() },
+	} {
+		request := pmetric.NewMetrics()
+		group := request.ResourceMetrics().AppendEmpty()
+		group.Resource().Attributes().PutStr("long", strings.Repeat("x", 64<<10))
+		scope := group.ScopeMetrics().AppendEmpty()
+		for range 100 {
+			add(scope.Metrics().AppendEmpty())
+		}
+		for limit, refused := range map[int]bool{6 << 20: true, 7 << 20: false} {
+			c := &core{config: &Config{MaxExpandedBytes: limit}}
+			if _, err := c.processMetrics(t.Context(), request); (err != nil) != refused || refused && status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%s, at most %d bytes: %v", name, limit, err)
 			}
 		}
 	}

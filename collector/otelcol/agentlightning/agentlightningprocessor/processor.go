@@ -77,6 +77,10 @@ func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, e
 
 // processMetrics holds metrics against the sender's key. Other ids than their resource's they have none, and no numbers.
 func (c *core) processMetrics(ctx context.Context, request pmetric.Metrics) (pmetric.Metrics, error) {
+	sizer := pmetric.ProtoMarshaler{}
+	if err := c.checkMetrics(request, sizer.MetricsSize(request)); err != nil {
+		return request, err
+	}
 	info := client.FromContext(ctx)
 	if !key.OfAgent(info) {
 		return request, nil

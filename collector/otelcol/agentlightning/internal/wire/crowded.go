@@ -3,15 +3,16 @@ package wire
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // Bounds of a request of very many next to empty parts: an item costs the collector what it costs, however few bytes it takes, and a
-// kilobyte of gzip can unfold to a million. The first four are those of collector/crowded.py.
+// kilobyte of gzip can unfold to a million. Those of protobuf are collector/crowded.py's, too.
 const (
-	maxParts       = 65_536 // resources, scopes, and spans, log records or metrics of one request
+	maxParts       = 65_536 // resources, scopes, spans, log records, metrics and data points of one request
 	fewParts       = 1024
 	leastBytes     = 16 // of a part, on average, where there are more than a few
 	leastJSONBytes = 8  // of a JSON object, likewise
@@ -28,8 +29,16 @@ const (
 	MaxCleanedJSON = 8 << 20
 )
 
-// levels are the fields that hold parts in a request, a resource, a scope: the same for each signal.
-var levels = [...]field{1, 2, 2}
+// level is a message that parts are in: the fields of it that are looked into, and whether they are parts.
+type level struct {
+	fields []field
+	parts  bool
+}
+
+var (
+	itemLevels  = []level{{[]field{1}, true}, {[]field{2}, true}, {[]field{2}, true}}
+	pointLevels = append(slices.Clip(itemLevels), level{[]field{5, 7, 9, 10, 11}, false}, level{[]field{1}, true}) // of the kinds of metrics
+)
 
 func crowdedParts(parts, size int) error {
 	many := strconv.Itoa(parts)
@@ -40,12 +49,15 @@ func crowdedParts(parts, size int) error {
 }
 
 // checkParts fails where a request is too crowded; what cannot be read is left to its reader.
-func checkParts(body []byte) error {
+func checkParts(request string, body []byte) error {
 	if len(body) <= fewParts*leastBytes {
 		return nil
 	}
-	parts := 0
-	countParts(body, 0, &parts)
+	levels, parts := itemLevels, 0
+	if request == "ExportMetricsServiceRequest" {
+		levels = pointLevels
+	}
+	countParts(body, levels, &parts)
 	if parts > maxParts || parts*leastBytes > len(body) {
 		return crowdedParts(parts, len(body))
 	}
@@ -53,7 +65,7 @@ func checkParts(body []byte) error {
 }
 
 // countParts stops above maxParts.
-func countParts(raw []byte, level int, parts *int) {
+func countParts(raw []byte, levels []level, parts *int) {
 	for len(raw) > 0 && *parts <= maxParts {
 		number, kind, tag := protowire.ConsumeTag(raw)
 		if tag < 0 {
@@ -77,10 +89,12 @@ func countParts(raw []byte, level int, parts *int) {
 			}
 			content = raw[head:]
 		}
-		if number == levels[level] {
-			*parts++
-			if level+1 < len(levels) {
-				countParts(content, level+1, parts)
+		if slices.Contains(levels[0].fields, number) {
+			if levels[0].parts {
+				*parts++
+			}
+			if len(levels) > 1 {
+				countParts(content, levels[1:], parts)
 			}
 		}
 		if cut {
@@ -141,6 +155,9 @@ func (s *survey) walk(raw []byte, schema message, depth int) {
 	})
 }
 
+// partPath is the way to items, and to the data points of a metric.
+const partPath = "{[{[{[{{[{"
+
 // checkJSON is checkParts and surveyed for OTLP/JSON. It gives at least the depth of a text that is not parsed yet: brackets count, too,
 // as parsers go down there.
 func checkJSON(body []byte) (deepest, objects int, err error) {
@@ -149,7 +166,7 @@ func checkJSON(body []byte) (deepest, objects int, err error) {
 		return 0, 0, fmt.Errorf("it has %d objects in %d bytes: send smaller batches", objects, len(body))
 	}
 	open, parts := 0, 0
-	path := 0 // how many of the open brackets, from the outermost on, are {[{[{…: the way to items
+	path := 0 // how many of the open brackets, from the outermost on, are those of partPath
 	inText, escaped := false, false
 	for _, b := range body {
 		switch {
@@ -161,9 +178,9 @@ func checkJSON(body []byte) (deepest, objects int, err error) {
 			inText = !inText
 		case inText:
 		case b == '{' || b == '[':
-			if path == open && (b == '{') == (open%2 == 0) {
+			if path == open && path < len(partPath) && b == partPath[path] {
 				path++
-				if path == 3 || path == 5 || path == 7 {
+				if path == 3 || path == 5 || path == 7 || path == len(partPath) {
 					parts++
 				}
 			}

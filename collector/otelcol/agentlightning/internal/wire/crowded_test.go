@@ -52,6 +52,28 @@ func TestACrowdedRequestIsRefused(t *testing.T) {
 	}
 }
 
+// A row is a row, whatever the kind of its metric.
+func TestDataPointsArePartsAsSpansAre(t *testing.T) {
+	point := of(1, append(append([]byte("\x11"), make([]byte, 8)...), append([]byte("\x19"), make([]byte, 8)...)...))
+	request := func(kind field, count int) []byte {
+		return of(1, of(2, of(2, append(of(1, "m"), of(int(kind), bytes.Repeat(point, count))...))))
+	}
+	for _, kind := range []field{5, 7, 9, 10, 11} {
+		_, err := Clean(metrics, request(kind, maxParts-3), unbounded)
+		require.NoError(t, err, kind)
+		_, err = Clean(metrics, request(kind, maxParts), unbounded)
+		require.ErrorContains(t, err, "more than 65536 resources, scopes and items", kind)
+	}
+	inJSON := func(count int) []byte {
+		points := strings.Repeat(`{"asInt":"1"},`, count-1) + `{"asInt":"1"}`
+		return []byte(`{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"m","gauge":{"dataPoints":[` + points + `]}}]}]}]}`)
+	}
+	_, err := CleanJSON(inJSON(maxParts-3), unbounded)
+	require.NoError(t, err)
+	_, err = CleanJSON(inJSON(maxParts), unbounded)
+	require.ErrorContains(t, err, "more than 65536 resources, scopes and items")
+}
+
 func TestRoomIsAskedForWhatParsedMessagesTake(t *testing.T) {
 	full := errors.New("no room")
 	var asked int64

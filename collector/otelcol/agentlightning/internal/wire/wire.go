@@ -93,7 +93,7 @@ func Clean(request string, body []byte, grow func(int64) error) ([]byte, error) 
 	if !known {
 		return body, nil
 	}
-	if err := checkParts(body); err != nil {
+	if err := checkParts(request, body); err != nil {
 		return nil, err
 	}
 	found, err := surveyed(body, schema)
