@@ -1,4 +1,4 @@
-"""Algorithm: what a Trainer runs beside its runners. It gets a store, an adapter and the data, and hands back better resources."""
+"""The base class of algorithms. A Trainer gives an algorithm a store, an adapter and data; the algorithm publishes better resources."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Algorithm:
-    """Base of algorithms: override `run`, sync or async."""
+    """Base class of algorithms: override `run`, sync or async."""
 
     def __init__(self) -> None:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Here, because a subclass need not call __init__."""
+        """Set the defaults; called by __new__, because a subclass need not call __init__."""
         self._trainer: Callable[[], Any] = lambda: None
         self._adapter: Callable[[], Any] = lambda: None
         self._llm_proxy: Callable[[], Any] = lambda: None
@@ -30,64 +30,64 @@ class Algorithm:
         self._run_folder: RunFolder | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """An algorithm that knows nothing yet."""
-        made = super().__new__(cls)
-        made._prepare()
-        return made
+        """Create an algorithm with all attributes at their defaults."""
+        algorithm = super().__new__(cls)
+        algorithm._prepare()
+        return algorithm
 
     def is_async(self) -> bool:
-        """Whether `run` is."""
+        """Return whether `run` is async."""
         return inspect.iscoroutinefunction(self.run)
 
     def set_trainer(self, trainer: Any) -> None:
-        """Tell it who runs it; a weak reference is kept."""
+        """Set the trainer that runs it; a weak reference is held."""
         self._trainer = weakref.ref(trainer)
 
     def get_trainer(self) -> Any:
-        """The trainer. Raises ValueError where there is none."""
-        return _known(self._trainer(), "trainer", "it is run by Trainer.fit")
+        """Return the trainer. Raises ValueError where there is none."""
+        return _required(self._trainer(), "trainer", "it is run by Trainer.fit")
 
     def set_store(self, store: Store) -> None:
-        """Give it the store."""
+        """Set the store."""
         self._store = store
 
     def get_store(self) -> Store:
-        """The store. Raises ValueError where there is none."""
-        return _known(self._store, "store", "call set_store, or run it with Trainer.fit")
+        """Return the store. Raises ValueError where there is none."""
+        return _required(self._store, "store", "call set_store, or run it with Trainer.fit")
 
     def set_adapter(self, adapter: Any) -> None:
-        """Give it the adapter; a weak reference is kept."""
+        """Set the adapter; a weak reference is held."""
         self._adapter = weakref.ref(adapter)
 
     def get_adapter(self) -> Any:
-        """The adapter. Raises ValueError where there is none."""
-        return _known(self._adapter(), "adapter", "call set_adapter (and keep it), or give Trainer(adapter=…)")
+        """Return the adapter. Raises ValueError where there is none."""
+        return _required(self._adapter(), "adapter", "call set_adapter (and keep it), or give Trainer(adapter=…)")
 
     def take_adapter(self, adapter: Any) -> None:
-        """Told, before the run, of an adapter that the user chose. Raises UsageError where the algorithm would not go by it."""
+        """Take over the options of an adapter that the user chose; called before the run. Raises UsageError for unsupported ones."""
 
     def set_llm_proxy(self, llm_proxy: Any) -> None:
-        """Give it a proxy, or None; a weak reference is kept."""
+        """Set the proxy, or None; a weak reference is held."""
         self._llm_proxy = weakref.ref(llm_proxy) if llm_proxy is not None else lambda: None
 
     def get_llm_proxy(self) -> Any:
-        """The proxy; None where there is none."""
+        """Return the proxy; None where there is none."""
         return self._llm_proxy()
 
     def set_initial_resources(self, resources: NamedResources) -> None:
-        """Give it what to begin with."""
+        """Set the resources to start with."""
         self._initial_resources = resources
 
     def get_initial_resources(self) -> NamedResources | None:
-        """What to begin with; None where nothing was given."""
+        """Return the resources to start with; None where none were set."""
         return self._initial_resources
 
     def set_run_folder(self, run: RunFolder | None) -> None:
-        """Give it the folder of the run at work."""
+        """Set the folder of the current run."""
         self._run_folder = run
 
     def get_run_folder(self) -> RunFolder | None:
-        """The run's id, its seed, and lines for metrics.jsonl (run_folder.py); None where the run is not kept, or keeps itself."""
+        """Return the run's id, seed and metrics.jsonl (run_folder.py); None for a run in memory, or where the algorithm opens its own."""
         return self._run_folder
 
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Awaitable[None] | None:
@@ -95,11 +95,11 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} has no run: override it")
 
     def get_client(self) -> Any:
-        """0.1's client, which is gone. Raises NotImplementedError."""
+        """Raise NotImplementedError: the client of Agent Lightning 0.1 was removed."""
         raise NotImplementedError("get_client() is gone: use get_store()")
 
 
-def _known(found: Any, what: str, remedy: str) -> Any:
-    if found is None:
+def _required(value: Any, what: str, remedy: str) -> Any:
+    if value is None:
         raise ValueError(f"the algorithm has no {what}: {remedy}")
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""`algo`: a function as an algorithm; what its parameters name is what it gets."""
+"""The decorator `algo` turns a function into an algorithm, with arguments bound to its parameter names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agl_otel.types import Dataset
 Function = Callable[..., Any]
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _DATASETS: Final = ("train_dataset", "val_dataset")
-_GIVEN: Final[dict[str, Callable[[Algorithm], Any]]] = {
+_ARGUMENTS: Final[dict[str, Callable[[Algorithm], Any]]] = {
     "store": lambda algorithm: algorithm.get_store(),
     "adapter": lambda algorithm: algorithm.get_adapter(),
     "llm_proxy": lambda algorithm: algorithm.get_llm_proxy(),
@@ -23,9 +23,9 @@ _GIVEN: Final[dict[str, Callable[[Algorithm], Any]]] = {
 
 
 class FunctionalAlgorithm(Algorithm):
-    """A function as an algorithm; calling it calls the function.
+    """An algorithm that calls a function; calling the object calls the function directly.
 
-    It gets, by name: store, adapter, llm_proxy, initial_resources, run_folder, train_dataset, val_dataset.
+    Parameters are bound by name: store, adapter, llm_proxy, initial_resources, run_folder, train_dataset, val_dataset.
     """
 
     def __init__(self, function: Function) -> None:
@@ -41,16 +41,16 @@ class FunctionalAlgorithm(Algorithm):
         return self._function(*args, **kwargs)
 
     def is_async(self) -> bool:
-        """Whether the function is."""
+        """Return whether the function is async."""
         return inspect.iscoroutinefunction(self._function)
 
     def takes(self, name: str) -> bool:
-        """Whether the function has a parameter of that name."""
+        """Return whether the function has a parameter of that name."""
         return name in self._names
 
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Call the function with what it names. Raises TypeError for a data set that it does not take."""
-        given: dict[str, Any] = {name: give(self) for name, give in _GIVEN.items() if self.takes(name)}
+        """Call the function with the arguments that it names. Raises TypeError for a data set that it does not take."""
+        given: dict[str, Any] = {name: give(self) for name, give in _ARGUMENTS.items() if self.takes(name)}
         for name, data in zip(_DATASETS, (train_dataset, val_dataset), strict=True):
             if self.takes(name):
                 given[name] = data
@@ -60,5 +60,5 @@ class FunctionalAlgorithm(Algorithm):
 
 
 def algo(func: Function) -> FunctionalAlgorithm:
-    """Make a function, sync or async, an algorithm."""
+    """Turn a function, sync or async, into an algorithm."""
     return FunctionalAlgorithm(func)

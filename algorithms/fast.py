@@ -1,4 +1,4 @@
-"""Algorithms that are done in no time: for a first look at an agent, and for `Trainer.dev`."""
+"""Algorithms that finish quickly: for trying out an agent, and for `Trainer.dev`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.groups import try_again
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, kept
+from agl_otel.algorithms.grpo.groups import requeue_failed
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, open_run
 from agl_otel.algorithms.run_log import RunLog, flat
-from agl_otel.algorithms.utils import items, survives_its_runner
+from agl_otel.algorithms.utils import items, retry_lost_runner
 from agl_otel.store import Store
 from agl_otel.types import (
     AttemptedRollout,
@@ -34,38 +34,38 @@ _log = logging.getLogger(__name__)
 
 
 class FastAlgorithm(Algorithm):
-    """Base of algorithms that `Trainer.dev` takes: they finish soon and change nothing."""
+    """Base class of algorithms that `Trainer.dev` accepts: they finish quickly and train nothing."""
 
 
-class Played(NamedTuple):
+class EndedRollout(NamedTuple):
     """A rollout that has ended."""
 
     rollout_id: str
     mode: RolloutMode
     status: str
     reward: float | None
-    """The last one; None where there is none."""
+    """The final reward; None where there is none."""
     attempt_id: str = ""
-    """Of its latest attempt; empty where it had none."""
+    """The latest attempt; empty where it had none."""
 
 
 class Baseline(FastAlgorithm):
-    """Runs the agent on the data and logs what came of it; learns nothing.
+    """Runs the agent on the data and logs the results, without training.
 
     Initial resources are stored under the id `default`.
 
     Args:
-        n_epochs: how often it goes through the data.
-        train_split: changes nothing; must be between 0 and 1, as in Agent Lightning 0.3.
-        polling_interval: seconds, at most, between two looks at the queue while it is full.
-        max_queue_length: another rollout is enqueued while no more than so many wait for a runner.
-        span_verbosity: what is logged of spans: keys of their attributes, their values too, or nothing.
-        rollout_config: time limits and retries of every rollout; None: the store's, or survives_its_runner() where the run is kept.
-        run_dir: where the run is kept: run.json, and a line for each epoch in metrics.jsonl. A run that is there already is gone on with:
-            what has succeeded is read again and not run again, and what failed is tried again while it has attempts left. Each epoch is a
-            span then, linked to its attempts. None: in memory.
+        n_epochs: number of passes over the data.
+        train_split: has no effect; must be between 0 and 1, as in Agent Lightning 0.3.
+        polling_interval: maximal seconds between polls of a full queue.
+        max_queue_length: rollouts are enqueued while at most this many wait for a runner.
+        span_verbosity: what is logged of spans: the keys of their attributes, also the values, or nothing.
+        rollout_config: time limits and retries of every rollout; None: the store's, or retry_lost_runner() with a `run_dir`.
+        run_dir: folder of the run: run.json, and a line for each epoch in metrics.jsonl. An existing run is resumed: rollouts that
+            succeeded are read, not run again, and failed ones are retried while they have attempts left. Each epoch is then stored as
+            a span that is linked to its attempts. None: in memory.
 
-    Raises ValueError for a train_split that is no part of a whole.
+    Raises ValueError for a train_split that is not between 0 and 1.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Baseline(FastAlgorithm):
         self.span_verbosity = span_verbosity
         self.rollout_config = rollout_config
         self.run_dir = run_dir
-        self.ended: list[Played] = []
-        """What has ended, in that order."""
+        self.ended: list[EndedRollout] = []
+        """Rollouts in the order in which they ended."""
 
     def scores(self) -> dict[str, float]:
-        """{mode: mean reward}; a rollout that did not succeed, or has no reward, counts 0."""
+        """Return {mode: mean reward}; rollouts that did not succeed or have no reward count 0."""
         return _scores(self.ended)
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
@@ -107,11 +107,11 @@ class Baseline(FastAlgorithm):
         if not work:
             _log.error("neither a train nor a val data set was given: there is nothing to run")
             return
-        with kept(self.run_dir, algorithm=NAME, options=lambda: {"tasks": digest_of(work)}, seed=None) as run:
+        with open_run(self.run_dir, algorithm=NAME, options=lambda: {"tasks": digest_of(work)}, seed=None) as run:
             if run is None:
                 await self._epochs(work, None, None)
             else:
-                run.metrics(0)  # written anew: what has ended is read again
+                run.metrics(0)  # rewritten: ended rollouts are read again
                 async with RunLog(self.get_store(), run_id=run.run_id, algorithm=NAME, folder=run.folder) as log:
                     await self._epochs(work, run, log)
 
@@ -123,15 +123,15 @@ class Baseline(FastAlgorithm):
             began, before = time.time(), len(self.ended)
             await self._epoch(store, self._requests(work, published, epoch, run))
             if run is not None and log is not None:
-                step = _step_of(run, epoch, published, self.ended[before:], began)
+                step = _training_step(run, epoch, published, self.ended[before:], began)
                 run.metric({"step": epoch, **step.metrics})
                 await log.note(step, {"step": epoch, "reward_mean": step.metrics["reward_mean"]})
 
     def _requests(
         self, work: Sequence[tuple[Any, RolloutMode]], published: ResourcesUpdate | None, epoch: int, run: RunFolder | None
     ) -> list[EnqueueRolloutRequest]:
-        """In a run that is kept rollouts have ids made of run, epoch and place: enqueued again they are what is there already."""
-        config = self.rollout_config if self.rollout_config is not None or run is None else survives_its_runner()
+        """Build the requests. In a run with a folder, ids are made of run, epoch and index, so that enqueuing them again has no effect."""
+        config = self.rollout_config if self.rollout_config is not None or run is None else retry_lost_runner()
         return [
             EnqueueRolloutRequest(
                 input=task,
@@ -148,23 +148,23 @@ class Baseline(FastAlgorithm):
         try:
             for request in requests:
                 while await _waiting(store) > self.max_queue_length:
-                    await self._moment(followed)
+                    await self._wait(followed)
                 (rollout,) = await store.enqueue([request])
                 if request.rollout_id is not None:
-                    await try_again(store, [rollout])
+                    await requeue_failed(store, [rollout])
                 followed.add(asyncio.create_task(self._follow(store, rollout.rollout_id)))
             await asyncio.gather(*followed)
         finally:
             for each in followed:
                 each.cancel()
 
-    async def _moment(self, followed: set[asyncio.Task[None]]) -> None:
-        """Until one of them has finished, or it is time to look again. Raises what following one raised."""
-        under_way = {each for each in followed if not each.done()}
-        if not under_way:
+    async def _wait(self, followed: set[asyncio.Task[None]]) -> None:
+        """Wait until a task has finished, or for the polling interval. Raises what a task raised."""
+        running = {each for each in followed if not each.done()}
+        if not running:
             await asyncio.sleep(self.polling_interval)
             return
-        done, _ = await asyncio.wait(under_way, timeout=self.polling_interval, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(running, timeout=self.polling_interval, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
             each.result()
 
@@ -179,7 +179,7 @@ class Baseline(FastAlgorithm):
         spans = list(await store.query_spans(who, "latest"))
         reward = find_final_reward(spans)
         attempt = rollout.attempt.attempt_id if isinstance(rollout, AttemptedRollout) else ""
-        self.ended.append(Played(who, rollout.mode or "train", rollout.status, reward, attempt))
+        self.ended.append(EndedRollout(who, rollout.mode or "train", rollout.status, reward, attempt))
         _log.info("[Rollout %s] %s, mode %s, %d spans, final reward: %s", who, rollout.status, rollout.mode, len(spans), reward)
         for attempt in await store.query_attempts(who):
             error = (attempt.error or "").strip().rpartition("\n")[2]
@@ -190,7 +190,7 @@ class Baseline(FastAlgorithm):
         if (adapter := self._adapter()) is not None and spans:
             try:
                 _log.info("[Rollout %s]   adapted: %s", who, str(adapter(spans))[:SHOWN_CHARACTERS])
-            except Exception:  # noqa: BLE001  # the user's code, and this is where its errors are looked for
+            except Exception:  # noqa: BLE001  # user code, whose errors this algorithm exists to log
                 _log.exception("[Rollout %s]   the adapter cannot read these spans", who)
 
     def _shown(self, span: Span) -> str:
@@ -198,18 +198,20 @@ class Baseline(FastAlgorithm):
         return str(shown)[:SHOWN_CHARACTERS]
 
 
-def _scores(ended: Sequence[Played]) -> dict[str, float]:
+def _scores(ended: Sequence[EndedRollout]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for each in ended:
         found.setdefault(each.mode, []).append((each.reward or 0.0) if each.status == "succeeded" else 0.0)
     return {mode: sum(rewards) / len(rewards) for mode, rewards in found.items()}
 
 
-def _step_of(run: RunFolder, epoch: int, published: ResourcesUpdate | None, ended: Sequence[Played], began: float) -> TrainingStep:
-    """What is told of an epoch; it changes nothing, so the versions are one."""
+def _training_step(
+    run: RunFolder, epoch: int, published: ResourcesUpdate | None, ended: Sequence[EndedRollout], began: float
+) -> TrainingStep:
+    """Build the step of an epoch. Nothing is trained, so both versions are the same."""
     rewards = [each.reward for each in ended if each.status == "succeeded" and each.reward is not None]
     succeeded = sum(each.status == "succeeded" for each in ended)
-    told = {"rollouts": len(ended), "succeeded": succeeded, "reward_mean": sum(rewards) / max(1, len(rewards)), "score": _scores(ended)}
+    metrics = {"rollouts": len(ended), "succeeded": succeeded, "reward_mean": sum(rewards) / max(1, len(rewards)), "score": _scores(ended)}
     version = str(published.version) if published is not None else ""
     return TrainingStep(
         run_id=run.run_id,
@@ -222,11 +224,11 @@ def _step_of(run: RunFolder, epoch: int, published: ResourcesUpdate | None, ende
         refused=len(ended) - len(rewards),
         start_time=began,
         end_time=time.time(),
-        metrics=flat(told),
+        metrics=flat(metrics),
         attempts=[(each.rollout_id, each.attempt_id) for each in ended if each.attempt_id],
     )
 
 
 async def _waiting(store: Store) -> int:
-    """How many rollouts wait for a runner."""
+    """Count the rollouts that wait for a runner."""
     return (await store.query_rollouts(status_in=["queuing", "requeuing"], limit=1)).total

@@ -1,4 +1,4 @@
-"""Where runs of any algorithm are kept: the one place that gives a folder to those that do not keep their runs themselves."""
+"""Give a run folder to the run of any algorithm, including those that do not open one themselves."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agl_otel.algorithms.run_folder import RunFolder, digest_of
 from agl_otel.algorithms.utils import items
 from agl_otel.types import Dataset, NamedResources
 
-OWN_FOLDER: Final = "run_dir"
-"""The argument, and attribute, of an algorithm that keeps its runs itself."""
+RUN_DIR: Final = "run_dir"
+"""The argument and attribute of an algorithm that opens its own run folder."""
 
 
 @contextmanager
-def keeping(
+def run_folder_for(
     algorithm: Algorithm,
     folder: str | Path | None,
     *,
@@ -26,25 +26,25 @@ def keeping(
     resources: NamedResources | None = None,
     options: Any = None,
 ) -> Generator[None]:
-    """Have the run of an algorithm kept in `folder` for the while that it works. None: it is not kept, unless it keeps itself.
+    """Open `folder` as the algorithm's run folder during the block. None: the run has none, unless the algorithm opens its own.
 
-    An algorithm with a `run_dir` keeps its runs there, or where that says already. Any other gets an open RunFolder
-    (`Algorithm.get_run_folder`): a run.json with what it works on, a lock, lines for metrics.jsonl, and the same id and seed when it is
-    started again. What it does not do again then is its own business. Raises what RunFolder raises.
+    An algorithm with a `run_dir` attribute gets the folder there, unless it has one already. Any other gets an open RunFolder
+    (`Algorithm.get_run_folder`) with run.json, a lock, metrics.jsonl, and the same id and seed when it is started again; which work it
+    then skips is up to the algorithm. Raises what RunFolder raises.
     """
-    given: Any = algorithm
-    if folder is None or hasattr(algorithm, OWN_FOLDER):
-        if folder is not None and given.run_dir is None:
-            given.run_dir = Path(folder)
+    own: Any = algorithm
+    if folder is None or hasattr(algorithm, RUN_DIR):
+        if folder is not None and own.run_dir is None:
+            own.run_dir = Path(folder)
         yield
         return
-    course = {
+    fingerprint = {
         "train": digest_of(items(train)),
         "val": digest_of(items(val)),
         "resources": {name: resource.model_dump() for name, resource in (resources or {}).items()},
         "options": options or {},
     }
-    with closing(RunFolder(Path(folder).absolute(), algorithm=name_of(algorithm), options=course)) as run:
+    with closing(RunFolder(Path(folder).absolute(), algorithm=name_of(algorithm), options=fingerprint)) as run:
         algorithm.set_run_folder(run)
         try:
             yield
@@ -53,5 +53,5 @@ def keeping(
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """Of its function, or of its class."""
+    """Return the name of the algorithm's function or class."""
     return algorithm.name if isinstance(algorithm, FunctionalAlgorithm) else type(algorithm).__name__

@@ -1,6 +1,6 @@
-"""Where the figures of a run's steps are shown, beside the console and metrics.jsonl: TensorBoard, Weights & Biases, a picture.
+"""Metric sinks show the figures of a run's steps: TensorBoard, Weights & Biases, a picture.
 
-A sink is a MetricSink; `SINKS` has ours by name. All get the same: every number of a TrainingStep's metrics, whatever the algorithm.
+A sink implements MetricSink; `SINKS` lists the built-in ones by name. Each gets every number of a TrainingStep's metrics.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from agl_otel.algorithms.run_folder import read_sealed, sealed, write_json
+from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import TrainingStep
 
 TENSORBOARD: Final = "tensorboard"
 WANDB: Final = "wandb.json"
 PICTURE: Final = "plots.png"
-DRAWN_EVERY_STEPS: Final = 25  # half a second of CPU each; and once at the end
+DRAWN_EVERY_STEPS: Final = 25  # drawing takes half a second of CPU; also drawn at the end
 NO_STEP: Final = -1
 Sinks = Sequence[Any]
-"""Names of SINKS, and objects that are a MetricSink."""
+"""Names in SINKS, and MetricSink objects."""
 
 
 class MetricSink(Protocol):
-    """Takes the figures of one run. What it raises in `begin` ends the run; in `step`, the sink."""
+    """Receives the figures of one run. An exception in `begin` ends the run; one in `step` removes the sink."""
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
-        """A run starts, or goes on after the steps in `done`; `folder` is the run's. What was shown of later steps is to be forgotten."""
+        """Start a run, or resume it after the steps in `done`, discarding later ones. `folder`: of the run; None: in memory."""
         ...
 
     def step(self, step: TrainingStep) -> None:
-        """A step is done. A search for prompts that goes on tells its steps again."""
+        """Show a step that is done. A prompt search that is resumed sends its steps again."""
         ...
 
     def close(self) -> None:
-        """The run ends, for whatever reason."""
+        """Finish; called when the run ends, also on errors."""
         ...
 
 
 class TensorBoard:
-    """Event files in the run's folder. Written anew when a run goes on, so that no step is in them twice."""
+    """Writes event files in the run's folder. They are rewritten when a run is resumed, so that no step appears twice."""
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
-        """Begin with what is done."""
+        """Replace old event files by one with the steps in `done`."""
         with _without_torch():
             from tensorboardX import SummaryWriter
 
@@ -61,87 +61,87 @@ class TensorBoard:
             self.step(step)
 
     def step(self, step: TrainingStep) -> None:
-        """One scalar for each number; what is counted by name has a group of its own."""
+        """Write one scalar for each number; dots in names become groups."""
         for name, value in numbers(step).items():
             self._writer.add_scalar(name.replace(".", "/"), value, step.step, walltime=step.end_time)
         self._writer.flush()
 
     def close(self) -> None:
-        """Have it on disk."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 @contextlib.contextmanager
 def _without_torch() -> Generator[None]:
-    """Within the block this thread imports no torch that is not there yet.
+    """Prevent imports of torch by this thread during the block.
 
-    tensorboardX imports it for a type hint: 400 MB and seconds, of which a search for prompts has no use.
+    tensorboardX imports it for a type hint, which takes seconds and 400 MB that a prompt search does not need.
     """
-    me = threading.get_ident()
+    this_thread = threading.get_ident()
 
-    class Refusing(MetaPathFinder):
+    class NoTorch(MetaPathFinder):
         def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-            if fullname == "torch" and threading.get_ident() == me:
-                raise ModuleNotFoundError("not now", name=fullname)
+            if fullname == "torch" and threading.get_ident() == this_thread:
+                raise ModuleNotFoundError("torch is not imported here", name=fullname)
 
-    refusing = Refusing()
-    sys.meta_path.insert(0, refusing)
+    finder = NoTorch()
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(refusing)
+        sys.meta_path.remove(finder)
 
 
 class WandB:
-    """A run of Weights & Biases with the run's id. Project, mode and key are those of its own environment variables (WANDB_…).
+    """Logs to a Weights & Biases run with the run's id. Project, mode and key come from W&B's environment variables (WANDB_…).
 
-    What was sent is noted in wandb.json, so that a run that goes on sends no step twice.
+    wandb.json records the last step sent, so that a resumed run sends no step twice.
     """
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
-        """Open the run, and send what it lacks."""
+        """Open the W&B run and send the steps in `done` that it lacks. Raises SettingsError where W&B fails."""
         import wandb  # pyright: ignore[reportMissingImports]  # an extra
 
         assert folder is not None
         self._cursor = folder / WANDB
-        self._sent: int = read_sealed(self._cursor)["step"] if self._cursor.exists() else NO_STEP
+        self._sent: int = read_checked(self._cursor)["step"] if self._cursor.exists() else NO_STEP
         project = os.environ.get("WANDB_PROJECT", "agl-otel")
         try:
             self._run: Any = wandb.init(project=project, id=run_id, name=run_id, dir=str(folder), resume="allow")
-        except Exception as error:  # it has a tree of its own, and asks servers
-            raise SettingsError(f"Weights & Biases takes no run: {error}. WANDB_MODE=offline keeps it in {folder}") from error
+        except Exception as error:  # W&B raises many types, network errors among them
+            raise SettingsError(f"Weights & Biases cannot open a run: {error}. WANDB_MODE=offline stores it in {folder}") from error
         for step in done:
             self.step(step)
 
     def step(self, step: TrainingStep) -> None:
-        """One row."""
+        """Log one row."""
         if step.step > self._sent:
-            self._run.log(numbers(step), step=step.step, commit=True)  # else the row waits for the next one, and a killed run loses it
-            write_json(self._cursor, sealed({"step": step.step}))
+            self._run.log(numbers(step), step=step.step, commit=True)  # otherwise the row is held back until the next one
+            write_json(self._cursor, with_checksum({"step": step.step}))
             self._sent = step.step
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send buffered rows and close the W&B run."""
         self._run.finish()
 
 
 class Plots:
-    """plots.png in the run's folder: reward, refused, tokens by step."""
+    """Draws plots.png in the run's folder: reward, refused samples and tokens by step."""
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
-        """Begin with what is done."""
+        """Start with the steps in `done`."""
         assert folder is not None
         self._title, self._path = run_id, folder / PICTURE
         self._steps = list(done)
 
     def step(self, step: TrainingStep) -> None:
-        """Draw from time to time."""
+        """Draw after every DRAWN_EVERY_STEPS steps."""
         self._steps.append(step)
         if len(self._steps) % DRAWN_EVERY_STEPS == 0:
             self._draw()
 
     def close(self) -> None:
-        """Draw all."""
+        """Draw all steps."""
         if self._steps:
             self._draw()
 
@@ -163,13 +163,14 @@ SINKS: Final[Mapping[str, _Kind]] = {
     "wandb": _Kind(WandB, "wandb", "wandb"),
     "plots": _Kind(Plots, "matplotlib", "train"),
 }
-"""By name: what makes one, what it imports, and the extra that has it."""
-_UNASKED: Final = ("tensorboard", "plots")
+"""{name: its class, the package that it imports, and the extra that installs it}."""
+_DEFAULT: Final = ("tensorboard", "plots")
+"""Sinks that need no account and no network."""
 
 
-def check_metrics(wanted: Sinks | None) -> None:
-    """Raise UsageError for a name that is unknown, SettingsError that says which extra is not installed."""
-    for name in wanted or ():
+def check_metrics(selected: Sinks | None) -> None:
+    """Raise UsageError for an unknown name, and SettingsError, naming the extra, for a package that is not installed."""
+    for name in selected or ():
         if not isinstance(name, str):
             continue
         if name not in SINKS:
@@ -181,19 +182,19 @@ def check_metrics(wanted: Sinks | None) -> None:
             )
 
 
-def sinks_of(wanted: Sinks | None, *, kept: bool) -> list[MetricSink]:
-    """The sinks that are wanted. None: of those that ask nobody, all whose package is installed, where the run is `kept`.
+def sinks_of(selected: Sinks | None, *, has_folder: bool) -> list[MetricSink]:
+    """Make the selected sinks. None: the default sinks whose package is installed, if the run has a folder.
 
-    Raises UsageError for one of ours where it is not.
+    Raises UsageError for a built-in sink in a run without a folder.
     """
-    if not kept and (ours := [name for name in wanted or () if isinstance(name, str)]):
-        raise UsageError(f"metrics has {ours[0]!r}, which is kept in the run's folder: give run_dir")
-    names = [name for name in _UNASKED if kept and _installed(name)] if wanted is None else wanted
+    if not has_folder and (ours := [name for name in selected or () if isinstance(name, str)]):
+        raise UsageError(f"metrics has {ours[0]!r}, which is stored in the run's folder: give run_dir")
+    names = [name for name in _DEFAULT if has_folder and _installed(name)] if selected is None else selected
     return [SINKS[each].make() if isinstance(each, str) else each for each in names]
 
 
 def numbers(step: TrainingStep) -> dict[str, float]:
-    """The numbers among a step's metrics."""
+    """Return the numeric metrics of a step."""
     return {name: value for name, value in step.metrics.items() if isinstance(value, int | float)}
 
 

@@ -1,4 +1,4 @@
-"""A run's figures as a picture."""
+"""Plot the figures of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PANELS: Final = (
     ("refused", ("refused",)),
     ("tokens", ("tokens", "editor_tokens")),
 )
-"""What is drawn, one below the other: the title, and which metrics (those that the algorithm has)."""
+"""Panels from top to bottom: (title, metrics); an algorithm may have only some of the metrics."""
 
 
 def draw(steps: Sequence[TrainingStep], path: Path, *, title: str) -> Path:
-    """Write a PNG of reward, refused samples and tokens by step; returns the path. A reader sees the old one or the new one."""
+    """Write a PNG of reward, refused samples and tokens by step, atomically; return the path."""
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(7, 7), layout="constrained")

@@ -1,6 +1,6 @@
-"""What a step of an algorithm that trains weights tells: a line of metrics.jsonl, and the figures that raise alarms.
+"""Reports of training steps: lines of metrics.jsonl, and the figures that alarms are computed from.
 
-Each algorithm adds what is its own: grpo/report.py, sft/report.py.
+grpo/report.py and sft/report.py add the fields of their algorithms.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
-    """What happened in one step, or round."""
+    """Results of one step of GRPO or one round of SFT."""
 
     step: int
     """1, 2, …"""
     weights_version: str
     """The version that sampled this step."""
     next_version: str
-    """The version that it made; the same where it taught nothing."""
+    """The version that it produced; the same where the weights were not updated."""
     reward_mean: float
-    """Over the rollouts that could be used, before any shuffling."""
+    """Over usable rollouts, before any shuffling."""
     rollouts: int
     model_calls: int
-    """Read, each counted once however many choices it has."""
+    """Model calls read, each counted once whatever its number of choices."""
     spans: int
     verdicts: dict[str, int]
     alarms: int
-    """Attempts that are unproven though their agents ran under the hook."""
+    """Attempts with the verdict unproven although their agents ran under the hook."""
     refused: dict[str, int]
     """Keys of adapters' ATTEMPT_REFUSALS, CALL_REFUSALS and LENGTH_REFUSALS, and `not_finished`."""
     breaks: dict[str, int]
@@ -49,33 +49,33 @@ class TrainingReport:
     samples: int = 0
     """Trajectories that could be trained on."""
     rollouts_without_sample: int = 0
-    """Of the rollouts: those that gave none of them."""
+    """Rollouts without any such trajectory."""
     cut: int = 0
-    """Of the samples: those that length limits shortened."""
+    """Samples that length limits shortened."""
     tokens: int
     """Model-written tokens trained on, each counted once."""
     calls_trained: int = 0
     """(call, choice) rows of the trajectories trained on."""
     several_choices: int = 0
-    """Of these: those of calls with several choices (n > 1). Which one the agent used is not known, and all have the attempt's reward."""
+    """Of these rows: from calls with several choices (n > 1). The choice that the agent used is unknown: all get the attempt's reward."""
     own_sampling: int = 0
-    """Of the model calls trained on: those that their agent had sampled at a temperature or top_p of its own."""
+    """Model calls trained on whose agent set its own temperature or top_p."""
     off_policy: int
-    """Trajectories trained on that other weights than `weights_version` sampled, by what the model server said."""
+    """Trajectories trained on that, by the model server's header, other weights than `weights_version` sampled."""
     loss: float
     rollout_seconds: float
     read_seconds: float
     update_seconds: float
-    """With the push of the new weights."""
+    """Including the push of the new weights."""
     rollout_ids: list[str]
-    """All of the step, group after group."""
+    """All rollouts of the step, group by group."""
     attempts: list[tuple[str, str]]
-    """(rollout id, attempt id) of those trained on."""
+    """(rollout id, attempt id) of the attempts trained on."""
     started_at: float
     ended_at: float
     """Unix seconds."""
     digest: str
-    """columns.Traces.digest of what was read, groups that were replaced (GRPO's resample_rounds) included."""
+    """columns.Traces.digest of the traces read, including replaced groups (GRPO's resample_rounds)."""
 
     @classmethod
     def of(
@@ -91,15 +91,23 @@ class TrainingReport:
         temperature: float | None,
         **more: Any,
     ) -> Self:
-        """The report of a step that trained on `trained_on` of `batch`, which `traces` gave; `versions` sampled it, and came of it.
+        """Build the report of a step.
 
-        `temperature`: what agents were asked to sample at; None where the run asked for nothing. A warning tells of calls that were sampled
-        otherwise. `more`: tokens, loss, and the fields of the algorithm's own.
+        Args:
+            step: number of the step.
+            versions: of the weights, before and after.
+            rollout_ids: all rollouts of the step.
+            traces: what was read.
+            batch: the trajectories from `traces`.
+            trained_on: the part of `batch` that was trained on.
+            clock: with laps "rollout", "read" and "update".
+            temperature: that agents were asked to use; None: not set. Calls with another one are logged as a warning.
+            **more: tokens, loss, and the algorithm's own fields.
         """
         rows = trained_on.rows.values.astype(np.int64)
         other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
         if other:
-            _log.warning("%s", own_sampling_words(step, other, len(rows)))
+            _log.warning("%s", own_sampling_warning(step, other, len(rows)))
         several = int(traces.calls.several_choices[rows].sum())
         if several:
             _log.warning("step %d: %s", step, several_choices_words(several, len(rows)))
@@ -136,7 +144,7 @@ class TrainingReport:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What tells of silent bias: `bias_figures`, and the mean reward."""
+        """`bias_figures`, the step and the mean reward."""
         return {
             "step": self.step,
             "reward_mean": self.reward_mean,
@@ -168,10 +176,10 @@ def bias_figures(
     alarms: int,
     own_sampling: float,
 ) -> dict[str, float]:
-    """What tells of silent bias, by the names that it has whatever trains; beside them `logprob_drift`, where log-probs are computed.
+    """Build the indicators of silent bias, under the same names for all trainers. Trainers that compute log-probs add `logprob_drift`.
 
-    `refused` counts by reason, so a rollout may be in it several times; `refused_share` is of rollouts that gave no sample. The shares of
-    cut and broken-off ones are of all samples, that of stale ones of those `trained` on, `own_sampling` is a share of model calls.
+    `refused` counts reasons, so a rollout may count several times; `refused_share` is the share of rollouts without a sample. The shares
+    of cut samples and of splits refer to all samples, that of stale ones to those `trained` on; `own_sampling` is a share of model calls.
     """
     return {
         "refused": refused,
@@ -185,13 +193,13 @@ def bias_figures(
 
 
 def mean_reward(batch: TrajectoryBatch) -> float:
-    """Over rollouts, however many trajectories each has; 0 where there is none."""
+    """Average the reward over rollouts, each counted once; 0 where there are none."""
     rewards = dict(zip(batch.rollout_id, batch.reward.tolist(), strict=True))
     return sum(rewards.values()) / len(rewards) if rewards else 0.0
 
 
 class Clock:
-    """Seconds of each kind of lap."""
+    """Sums up the seconds spent on each kind of work."""
 
     def __init__(self) -> None:
         self.started_at = time.time()
@@ -200,23 +208,23 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """The time since the last lap was spent on this."""
+        """Attribute the time since the last lap to `name`."""
         now = time.perf_counter()
         self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
 
 
-def own_sampling_words(step: int, other: int, calls: int) -> str:
-    """The warning of a step in which so many of the model calls trained on were not sampled as the run asked."""
+def own_sampling_warning(step: int, other: int, calls: int) -> str:
+    """Return the warning for a step in which `other` of the `calls` trained on were sampled with other parameters than the run's."""
     return (
         f"step {step}: {other} of {calls} model calls trained on ({100 * other / calls:.0f} %) were sampled at a temperature or top_p of "
-        "their agent's own, so their log-probs are not those of the distribution that is trained: take these out of the agent's requests, "
-        "or ask for the same in the run's options (`agl-otel traces show` names the calls)"
+        "their agent's own, so their log-probs are not those of the distribution that is trained: remove these from the agent's requests, "
+        "or set the same in the run's options (`agl-otel traces show` names the calls)"
     )
 
 
-def singleton_words(step: int, rollout_ids: Sequence[str], groups: int) -> str:
-    """The warning of a step in which these rollouts are all that is left of their groups; `groups` are all of the step's."""
+def singleton_warning(step: int, rollout_ids: Sequence[str], groups: int) -> str:
+    """Return the warning for a step of `groups` groups in which these rollouts are the only usable ones of their groups."""
     return (
-        f"step {step}: {len(rollout_ids)} of {groups} groups have one rollout left, which nothing can be compared with and which teaches "
-        f"nothing: {', '.join(rollout_ids)}"
+        f"step {step}: {len(rollout_ids)} of {groups} groups have one rollout left, which cannot be compared with others and is not "
+        f"trained on: {', '.join(rollout_ids)}"
     )

@@ -1,13 +1,13 @@
-"""The folder of one run: which run it is, that one process works on it, and a line for each of its steps.
+"""The folder of one run: its identity, a lock, and a line for each step.
 
     run.json        the run's id, its algorithm, its options without secrets (text.py), its seed
     lock            held while a process works on the run
     metrics.jsonl   a line for each step
 
-Each line, and run.json, has a checksum of what it says (`sealed`), which does not change when the JSON is written with other spaces or
-keys in another order. What was damaged is refused: it is named with its line, and a copy is kept beside (NAME.damaged).
+Each line, and run.json, has a checksum of its values (`with_checksum`), which is independent of spaces and of the order of keys. A
+damaged file is refused with its name and line, and copied to NAME.damaged.
 
-What else a run keeps to go on with is its algorithm's business: a journal (prompts/journal.py), checkpoints (grpo/checkpoint.py).
+Other files of a run belong to its algorithm: a journal (prompts/journal.py), checkpoints (grpo/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from agl_otel.text import without_secrets
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
 DIGESTS: Final = "digests.json"
-"""The SHA-256 of files too large for a checksum within, by their names."""
+"""Holds {file name: SHA-256} for files too large to contain a checksum."""
 CHECKSUM: Final = "checksum"
 _RUN_FIELDS: Final = ("run_id", "algorithm", "seed", "options")
-FINGERPRINT_BYTES: Final = 1 << 20  # of each file: weights of gigabytes are not read whole to tell one model from another
+FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes
 
 
 def digest_of(*values: Any) -> str:
-    """16 hex characters that stand for these values; equal JSON, equal digest."""
+    """Return a digest of the values' JSON: 16 hex characters of SHA-256."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def new_run_id(algorithm: str) -> str:
-    """An id for a new run, fit to stand in rollout ids."""
+    """Return an id for a new run that is valid within rollout ids."""
     return f"{re.sub(r'[^A-Za-z0-9._]+', '-', algorithm).strip('-')[:64]}-{uuid.uuid4().hex[:8]}"
 
 
 def new_seed() -> int:
-    """A seed for a run that was given none: 32 bits."""
+    """Draw a 32-bit seed for a run."""
     return uuid.uuid4().int % 2**32
 
 
 class RunFolder:
-    """The folder of a run, held until `close`.
+    """The folder of a run, locked until `close`.
 
     Args:
-        folder: made where it is missing; a run that is there is gone on with.
+        folder: created where it is missing; an existing run is resumed.
         algorithm: its name.
-        options: what decides the course of the run, as JSON. A run that was begun with others is refused.
-        seed: None goes on with the run's own, and draws one for a new run.
+        options: the run's fingerprint, as JSON. A run that was started with others is refused.
+        seed: None: the existing run's, or a random one for a new run.
 
-    Raises UsageError for a folder of another run, InUseError where one works in it, DataError for a damaged run.json, SettingsError
-    where the folder cannot be written.
+    Raises UsageError for a folder of another run, InUseError where another process works in it, DataError for a damaged run.json,
+    SettingsError where the folder cannot be written.
     """
 
     def __init__(self, folder: Path, *, algorithm: str, options: Mapping[str, Any], seed: int | None = None) -> None:
@@ -88,9 +88,9 @@ class RunFolder:
             raise
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the files and release the lock."""
         if self._metrics is not None:
-            with suppress(OSError):  # of a full disk; `metric` has said so
+            with suppress(OSError):  # a full disk, which `metric` has reported
                 self._metrics.close()
             self._metrics = None
         self._lock.close()
@@ -98,18 +98,18 @@ class RunFolder:
     # --- a line for each step
 
     def metric(self, row: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl; it is on disk when this returns. Raises UsageError where the row has a `checksum` of its own."""
-        with _room_for(self.folder / METRICS):
+        """Append a line to metrics.jsonl and flush it to disk. Raises UsageError where the row already has a `checksum`."""
+        with _disk_full_names(self.folder / METRICS):
             if self._metrics is None:
                 self._metrics = open_file(self.folder / METRICS, "a")
-            self._metrics.write(json.dumps(sealed(row), ensure_ascii=False) + "\n")
+            self._metrics.write(json.dumps(with_checksum(row), ensure_ascii=False) + "\n")
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
 
     def metrics(self, count: int | None) -> list[dict[str, Any]]:
-        """The first `count` lines of metrics.jsonl, None for all whole ones; what follows is cut off.
+        """Read the first `count` lines of metrics.jsonl (None: all complete ones) and truncate the file after them.
 
-        Raises DataError where some are missing or damaged.
+        Raises DataError where lines are missing or damaged.
         """
         path = self.folder / METRICS
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -117,36 +117,36 @@ class RunFolder:
         lines = lines[:count]
         rows = [self._row(path, number, line) for number, line in enumerate(lines, 1)]
         if len(rows) < count or not all(line.endswith(b"\n") for line in lines):
-            raise DataError(f"{path} has {len(rows)} of the {count} steps that the run has done: bring it back, or choose a new folder")
+            raise DataError(f"{path} has {len(rows)} of the {count} steps that the run has done: restore it, or choose a new folder")
         if path.exists():
             os.truncate(path, sum(map(len, lines)))
         return rows
 
     def _row(self, path: Path, number: int, line: bytes) -> dict[str, Any]:
         try:
-            return unsealed(line, needed=self._checked)
+            return without_checksum(line, needed=self._checked)
         except ValueError as error:
-            raise damaged(path, error, line=number) from error
+            raise damaged_error(path, error, line=number) from error
 
     # --- the folder
 
     def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None) -> None:
-        options = without_secrets(given)  # a run is gone on with by what it is given then; this copy says whether that is the same run
+        options = without_secrets(given)  # only compared when the run is resumed, which uses the options given then
         if not path.exists():
-            write_json(path, sealed({"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options}))
+            write_json(path, with_checksum({"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options}))
             return
-        begun = read_run(path)
+        stored = read_run(path)
         try:
-            before: dict[str, Any] = without_secrets(begun["options"])
+            before: dict[str, Any] = without_secrets(stored["options"])
             other = [name for name in {*options, *before} if options.get(name) != before.get(name)]
         except TypeError as error:
-            raise damaged(path, error) from error
-        self.run_id, self.seed, self._checked = begun["run_id"], begun["seed"], CHECKSUM in begun
-        other += ["algorithm"] if begun["algorithm"] != algorithm else []
+            raise damaged_error(path, error) from error
+        self.run_id, self.seed, self._checked = stored["run_id"], stored["seed"], CHECKSUM in stored
+        other += ["algorithm"] if stored["algorithm"] != algorithm else []
         other += ["seed"] if seed is not None and self.seed != seed else []
-        if before != begun.get("options") and not other:
-            content = {name: begun[name] for name in _RUN_FIELDS} | {"options": before}  # an earlier release knew fewer secrets
-            write_json(path, sealed(content) if self._checked else content)
+        if before != stored.get("options") and not other:
+            content = {name: stored[name] for name in _RUN_FIELDS} | {"options": before}  # written before these counted as secrets
+            write_json(path, with_checksum(content) if self._checked else content)
         if other:
             raise UsageError(
                 f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: give what run.json says, or a new folder"
@@ -154,10 +154,10 @@ class RunFolder:
 
 
 @contextmanager
-def kept(
+def open_run(
     where: str | Path | RunFolder | None, *, algorithm: str, options: Callable[[], Mapping[str, Any]], seed: int | None
 ) -> Generator[RunFolder | None]:
-    """The folder of a run for the while that it works; one that somebody else holds stays held. None: a run in memory.
+    """Open the folder of a run for the block; a RunFolder is passed through and stays open. None: a run in memory.
 
     Raises what RunFolder raises.
     """
@@ -168,18 +168,18 @@ def kept(
         yield run
 
 
-def course_of(options: Mapping[str, Any], tasks: Sequence[Any], *, model_dir: str | Path, without: Collection[str]) -> dict[str, Any]:
-    """What decides the course of a run beside its seed, as JSON: its options, tasks and model.
+def run_fingerprint(options: Mapping[str, Any], tasks: Sequence[Any], *, model_dir: str | Path, without: Collection[str]) -> dict[str, Any]:
+    """Return the fingerprint of a run, as JSON: its options, tasks and model, without the seed.
 
-    `without` names the options that may be others when the run is resumed. Raises UsageError where `model_dir` holds no model.
+    `without` names options that may change when the run is resumed. Raises UsageError where `model_dir` holds no model.
     """
     compared = {name: value for name, value in options.items() if name not in without}
     config = options["rollout_config"].model_dump() if options["rollout_config"] is not None else None
-    return {**compared, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(model_dir)}
+    return {**compared, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": model_fingerprint(model_dir)}
 
 
-def fingerprint(folder: str | Path) -> str:
-    """16 hex characters that stand for the model in `folder`: its config, the sizes of its weights' files, and their ends.
+def model_fingerprint(folder: str | Path) -> str:
+    """Return a digest of the model in `folder`: 16 hex characters over its config and the sizes and ends of its weights' files.
 
     Raises UsageError where there is no config.
     """
@@ -197,68 +197,65 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """What run.json holds, with its checksum, which that of a run begun by an earlier release lacks.
-
-    Raises DataError where it is damaged; a copy is kept beside it then.
-    """
+    """Read run.json, including its checksum, if it has one. Raises DataError where it is damaged, after copying it."""
     try:
         content = path.read_bytes()
-        fields = unsealed(content)
+        fields = without_checksum(content)
         if set(fields) != {*_RUN_FIELDS}:
             raise ValueError(f"its fields are {', '.join(sorted(fields))}")
         return json.loads(content)
     except ValueError as error:
-        raise damaged(path, error) from error
+        raise damaged_error(path, error) from error
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """What such a file holds. Raises DataError where it is damaged; a copy is kept beside it then."""
+def read_checked(path: Path) -> dict[str, Any]:
+    """Read a JSON file with a checksum. Raises DataError where it is damaged, after copying it."""
     try:
-        return unsealed(path.read_bytes())
+        return without_checksum(path.read_bytes())
     except ValueError as error:
-        raise damaged(path, error) from error
+        raise damaged_error(path, error) from error
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """`value` as JSON has it, with a checksum of it. Raises UsageError where it has a `checksum` of its own."""
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` as JSON values with a `checksum` of it. Raises UsageError where it already has one."""
     if CHECKSUM in value:
-        raise UsageError(f"the name {CHECKSUM!r} is taken: give the field another one")
+        raise UsageError(f"the field name {CHECKSUM!r} is reserved: rename the field")
     plain = json.loads(json.dumps(value))
     return {**plain, CHECKSUM: digest_of(plain)}
 
 
-def unsealed(text: bytes, *, needed: bool = False) -> dict[str, Any]:
-    """What was `sealed`, without the checksum. Raises ValueError where that is another's; a missing one only where it is `needed`."""
+def without_checksum(text: bytes, *, needed: bool = False) -> dict[str, Any]:
+    """Parse JSON and remove its checksum. Raises ValueError where it does not match, or, if `needed`, where it is missing."""
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
-    found = cast("dict[str, Any]", value)
-    told = found.pop(CHECKSUM, None)
-    if told != digest_of(found) and (needed or told is not None):
-        raise ValueError("its checksum is that of another content" if told is not None else "it has no checksum")
-    return found
+        raise ValueError("it is not a JSON object")
+    fields = cast("dict[str, Any]", value)
+    checksum = fields.pop(CHECKSUM, None)
+    if checksum != digest_of(fields) and (needed or checksum is not None):
+        raise ValueError("its checksum does not match" if checksum is not None else "it has no checksum")
+    return fields
 
 
-def damaged(path: Path, error: Exception, *, line: int | None = None) -> DataError:
-    """What to raise for a file of a run that cannot be gone on with; a copy of it is kept beside."""
+def damaged_error(path: Path, error: Exception, *, line: int | None = None) -> DataError:
+    """Copy a damaged file of a run (NAME.damaged), and return the error to raise."""
     copies = path.parent.glob(f"{path.name}*.damaged")
-    aside = next((copy for copy in copies if copy.read_bytes() == path.read_bytes()), None)
-    if aside is None:
-        aside = free_name(path)
-        shutil.copy2(path, aside)
+    saved = next((copy for copy in copies if copy.read_bytes() == path.read_bytes()), None)
+    if saved is None:
+        saved = free_name(path)
+        shutil.copy2(path, saved)
     where = f"{path}, line {line}," if line is not None else str(path)
-    return DataError(f"{where} is damaged ({error}): bring the file back, or choose a new folder. A copy of it is {aside.name}")
+    return DataError(f"{where} is damaged ({error}): restore the file, or choose a new folder. A copy of it is {saved.name}")
 
 
 def write_digests(folder: Path, names: Iterable[str]) -> None:
-    """Write digests.json, which says what is in these files of the folder."""
-    write_json(folder / DIGESTS, sealed({name: file_digest(folder / name) for name in names}))
+    """Write digests.json with the digests of these files of the folder."""
+    write_json(folder / DIGESTS, with_checksum({name: file_digest(folder / name) for name in names}))
 
 
-def other_files(folder: Path) -> list[str]:
-    """The files of the folder that are not what digests.json says, itself included; none where there is no digests.json."""
+def changed_files(folder: Path) -> list[str]:
+    """List the files, including digests.json, that do not match the folder's digests.json; empty where there is none."""
     try:
-        digests = unsealed((folder / DIGESTS).read_bytes(), needed=True)
+        digests = without_checksum((folder / DIGESTS).read_bytes(), needed=True)
     except FileNotFoundError:
         return []
     except (OSError, ValueError):
@@ -267,7 +264,7 @@ def other_files(folder: Path) -> list[str]:
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file in hex; empty where it cannot be read."""
+    """Compute the SHA-256 of a file, in hex; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -276,19 +273,19 @@ def file_digest(path: Path) -> str:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file whole; a reader, also one after a power cut, sees the old one or the new one."""
-    beside = path.with_name(f".{path.name}.new")
-    with _room_for(path), open_file(beside, "w") as file:
+    """Write a JSON file atomically and durably."""
+    temporary = path.with_name(f".{path.name}.new")
+    with _disk_full_names(path), open_file(temporary, "w") as file:
         file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
     sync_folder(path.parent)
 
 
 @contextmanager
-def _room_for(path: Path) -> Generator[None]:
-    """Raises DiskFullError that names `path` where there is no room for it."""
+def _disk_full_names(path: Path) -> Generator[None]:
+    """Turn a disk-full OSError into a DiskFullError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -298,13 +295,13 @@ def _room_for(path: Path) -> Generator[None]:
 
 
 def sync_file(path: Path) -> None:
-    """Have a file's content on disk."""
+    """Flush a file's content to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

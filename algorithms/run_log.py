@@ -1,7 +1,7 @@
-"""Whom a run tells of its steps: the store, which keeps each as a span linked to its evidence, and shows its alarms; and metric sinks.
+"""Record the steps of a run in the store, as spans linked to their attempts, and in metric sinks.
 
-What the store does not take is told with the next step; what a killed run could not tell, it tells when it goes on. The store keeps a
-step once, however often it is told; of one that was done again, the last telling.
+Steps that the store did not accept are sent again with the next one, and those of a killed run when it resumes. The store keeps each
+step once, in the version that was sent last.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from agl_otel.types import TrainingStep
 
 _logger = logging.getLogger(__name__)
 _NO_METRICS = frozenset({"step", "weights_version", "next_version", "started_at", "ended_at", "attempts", "rollout_ids"})
-"""Fields of a report that have a place of their own in a TrainingStep, or are too long."""
+"""Fields of a report that TrainingStep has as its own fields, or that are too long."""
 
 
 class StepStore(Protocol):
-    """What a run log needs of a store; `agl_otel.store.Store` is one."""
+    """The part of `agl_otel.store.Store` that a run log uses."""
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
-        """Show them in the stack's metrics."""
+        """Export figures in the stack's metrics."""
         ...
 
     async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
-        """Keep these steps; how many were new."""
+        """Store steps; return how many were new."""
         ...
 
 
 class RunLog:
-    """Tells `store` and `sinks` of the steps of one run; a run does not end because nobody listens. Use `async with`, then `begin`."""
+    """Records the steps of one run in `store` and `sinks`. Their errors do not end the run. Use `async with`, then `begin`."""
 
     def __init__(
         self, store: StepStore, *, run_id: str, algorithm: str, folder: Path | None = None, sinks: Sequence[MetricSink] = ()
@@ -48,73 +48,73 @@ class RunLog:
         self._store = store
         self._folder = folder
         self._sinks = list(sinks)
-        self._begun: list[MetricSink] = []
-        self._untold: list[TrainingStep] = []
+        self._active: list[MetricSink] = []
+        self._pending: list[TrainingStep] = []
 
     async def __aenter__(self) -> RunLog:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for sink in [*self._begun]:
+        for sink in [*self._active]:
             await asyncio.to_thread(self._safely, sink, sink.close)
         if error is None:
             await self._end()
 
     async def begin(self, done: Sequence[TrainingStep]) -> None:
-        """The steps that the run had done when it was stopped. Raises what a sink's `begin` raises."""
+        """Start the sinks, with the steps that the run had done when it was stopped. Raises what a sink's `begin` raises."""
         for sink in self._sinks:
             await asyncio.to_thread(sink.begin, self.run_id, self._folder, done)
-            self._begun.append(sink)
-        self._untold = list(done)
-        await self._tell()
+            self._active.append(sink)
+        self._pending = list(done)
+        await self._flush()
 
     async def note(self, step: TrainingStep, figures: Mapping[str, float]) -> None:
-        """A step that has just been done."""
+        """Record a step that has just been done."""
         try:
             await self._store.record_figures(figures, algorithm=self.algorithm)
         except AglError as error:
-            _logger.warning("the figures of step %d are in no metrics: %s", step.step, error)
-        for sink in [*self._begun]:
+            _logger.warning("the figures of step %d were not exported as metrics: %s", step.step, error)
+        for sink in [*self._active]:
             await asyncio.to_thread(self._safely, sink, partial(sink.step, step))
-        self._untold.append(step)
-        await self._tell()
+        self._pending.append(step)
+        await self._flush()
 
     def _safely(self, sink: MetricSink, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # somebody else's code, which shows what is kept elsewhere
-            _logger.warning("run %s goes on without %s: %r", self.run_id, type(sink).__name__, error)
-            if sink in self._begun:
-                self._begun.remove(sink)
+        except Exception as error:  # noqa: BLE001  # third-party code that only displays figures
+            _logger.warning("run %s continues without %s: %r", self.run_id, type(sink).__name__, error)
+            if sink in self._active:
+                self._active.remove(sink)
 
     async def _end(self) -> None:
-        """Tell what is left."""
-        await self._tell()
-        if self._untold:
+        """Send the remaining steps."""
+        await self._flush()
+        if self._pending:
             _logger.warning(
-                "%d steps of run %s, the first of them %d, are in no trace: a run that is kept tells them when it is started again",
-                len(self._untold), self.run_id, self._untold[0].step,
+                "%d steps of run %s, from step %d on, are not stored as spans: a run with a folder sends them when it is started again",
+                len(self._pending), self.run_id, self._pending[0].step,
             )  # fmt: skip
 
-    async def _tell(self) -> None:
-        if not self._untold:
+    async def _flush(self) -> None:
+        if not self._pending:
             return
         try:
-            await self._store.record_steps(self._untold)
+            await self._store.record_steps(self._pending)
         except AglError as error:
-            _logger.warning("step %d is in no trace yet: %s", self._untold[-1].step, error)
+            _logger.warning("step %d is not stored as a span yet: %s", self._pending[-1].step, error)
             return
-        self._untold = []
+        self._pending = []
 
 
-def log_of(store: StepStore, algorithm: str, run: RunFolder | None, metrics: Sinks | None) -> RunLog:
-    """The log of a run that is kept in `run`, or in memory."""
+def open_log(store: StepStore, algorithm: str, run: RunFolder | None, metrics: Sinks | None) -> RunLog:
+    """Make the log of a run in the folder `run`, or in memory (None)."""
     run_id, folder = (run.run_id, run.folder) if run is not None else (new_run_id(algorithm), None)
-    return RunLog(store, run_id=run_id, algorithm=algorithm, folder=folder, sinks=sinks_of(metrics, kept=run is not None))
+    return RunLog(store, run_id=run_id, algorithm=algorithm, folder=folder, sinks=sinks_of(metrics, has_folder=run is not None))
 
 
-def step_of(report: Any, log: RunLog, *, resources_id: str) -> TrainingStep:
-    """A report of GRPO or SFT as what is told of it."""
+def training_step(report: Any, log: RunLog, *, resources_id: str) -> TrainingStep:
+    """Convert a report of GRPO or SFT to the step that is recorded."""
     return TrainingStep(
         run_id=log.run_id,
         algorithm=log.algorithm,
@@ -132,7 +132,7 @@ def step_of(report: Any, log: RunLog, *, resources_id: str) -> TrainingStep:
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers and texts by name, those of an inner object as `outer.inner`; lists are left out."""
+    """Flatten nested mappings to {`outer.inner`: number or text}; lists are left out."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):

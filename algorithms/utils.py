@@ -1,4 +1,4 @@
-"""Helpers for algorithms: what they are given, and how they go through data."""
+"""Helpers for algorithms: arguments, batches, rollout options and failure summaries."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from agl_otel.errors import UsageError
 from agl_otel.types import UNRESPONSIVE_SECONDS, AttemptedRollout, Dataset, Rollout, RolloutConfig
 
 MAX_ATTEMPTS: Final = 3
-_TAKEN: Final = ("agent_match", "_skip_empty_token_spans")
-"""Options of TracerTraceToTriplet that trajectories have, too; calls without token ids are refused, and counted, in any case."""
+_SUPPORTED: Final = ("agent_match", "_skip_empty_token_spans")
+"""Options of TracerTraceToTriplet that trajectories support; calls without token ids are refused, and counted, in any case."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
 def with_store(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Give an algorithm's async method the algorithm's store as its first argument after self."""
+    """Pass the algorithm's store to an async method, as the first argument after self."""
 
     @functools.wraps(function)
     async def given(self: Any, *args: Any, **kwargs: Any) -> T:
@@ -33,11 +33,11 @@ def with_store(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable
 
 
 def with_llm_proxy(required: bool = False, auto_start: bool = True) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
-    """Give an algorithm's async method the algorithm's proxy (or None) as its first argument after self.
+    """Pass the algorithm's proxy (or None) to an async method, as the first argument after self.
 
     Args:
         required: raise ValueError where there is none.
-        auto_start: start it where it does not run, and stop it afterwards.
+        auto_start: start it if it does not run, and stop it afterwards.
     """
 
     def decorate(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
@@ -65,15 +65,15 @@ async def _awaited(answer: Any) -> None:
 
 
 def items(dataset: Dataset[T] | None) -> list[T]:
-    """The tasks of a data set; none where there is none."""
+    """List the tasks of a data set; empty for None."""
     return [] if dataset is None else [dataset[index] for index in range(len(dataset))]
 
 
 def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int, source: random.Random | None = None) -> Iterator[Sequence[T]]:
-    """Batches of a shuffled data set, without end; no task is twice in one batch.
+    """Yield batches of a shuffled data set without end; no batch contains a task twice.
 
-    A batch size of the data set or more gives all of it, shuffled anew, each time. What is left of a pass begins the next batch.
-    `source` shuffles; without one Python's own does.
+    A batch size of at least the data set's size gives the whole data set, reshuffled each time. The rest of a pass starts the next
+    batch. `source` shuffles; None: the global generator. Raises ValueError for an empty data set.
     """
     sample = random.sample if source is None else source.sample
     size = len(dataset)
@@ -94,8 +94,8 @@ def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int, source: random
         yield [dataset[index] for index in batch]
 
 
-def survives_its_runner(timeout_seconds: float | None = None, unresponsive_seconds: float = UNRESPONSIVE_SECONDS) -> RolloutConfig:
-    """How rollouts are run so that one whose runner was killed, perhaps together with the algorithm, is run again and not waited for."""
+def retry_lost_runner(timeout_seconds: float | None = None, unresponsive_seconds: float = UNRESPONSIVE_SECONDS) -> RolloutConfig:
+    """Return a config with which a rollout is retried when its runner was lost, possibly together with the algorithm."""
     return RolloutConfig(
         timeout_seconds=timeout_seconds,
         unresponsive_seconds=unresponsive_seconds,
@@ -104,49 +104,48 @@ def survives_its_runner(timeout_seconds: float | None = None, unresponsive_secon
     )
 
 
-def may_be_tried_again(rollout: Rollout) -> bool:
-    """Whether a rollout that did not succeed has attempts left, or was cancelled."""
+def is_retryable(rollout: Rollout) -> bool:
+    """Return whether a rollout was cancelled, or failed with attempts left."""
     if rollout.status != "failed":
         return rollout.status == "cancelled"
     return isinstance(rollout, AttemptedRollout) and rollout.attempt.sequence_id < rollout.config.max_attempts
 
 
-def failures_of(rollouts: Iterable[Rollout]) -> Counter[str]:
-    """{why a rollout did not succeed, in its attempt's own words: how many}."""
+def count_failures(rollouts: Iterable[Rollout]) -> Counter[str]:
+    """Count the rollouts that did not succeed: {error of the latest attempt, or the status: number of rollouts}."""
     left = [rollout for rollout in rollouts if rollout.status != "succeeded"]
     return Counter((isinstance(one, AttemptedRollout) and one.attempt.error) or str(one.status) for one in left)
 
 
-def why_not(rollouts: Iterable[Rollout]) -> str:
-    """The most frequent of `failures_of`, for a message; "" where all succeeded."""
-    return in_words(failures_of(rollouts))
+def failure_summary(rollouts: Iterable[Rollout]) -> str:
+    """Return the most frequent failures, for a message; "" where all succeeded."""
+    return summarise(count_failures(rollouts))
 
 
-def in_words(failures: Counter[str]) -> str:
-    """The three most frequent, for a message."""
+def summarise(failures: Counter[str]) -> str:
+    """Format the three most frequent failures for a message."""
     return "; ".join(f"{count} × {text}" for text, count in failures.most_common(3))
 
 
 def sampling_seed(*names: object) -> int:
-    """48 bits that stand for these names: the seed of what a rollout samples."""
+    """Derive a 48-bit sampling seed from names."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, names)).encode(), digest_size=6).digest())
 
 
 def agent_match_of(algorithm: str, adapter: Any, own: str | None) -> str | None:
-    """Which agents are trained by an algorithm that reads trajectories: its `own` agent_match, or the adapter's that a user chose for it.
+    """Return the agent_match for an algorithm that reads trajectories: its `own`, or that of the adapter that the user chose.
 
-    Trajectories are made of token ids as they were captured, so nothing else that an adapter does has a place there. Raises UsageError
-    that names it.
+    Trajectories are built from the captured token ids, so no other option of an adapter applies. Raises UsageError that names it.
     """
-    remedy = f"leave it out: {algorithm} reads token ids as they were captured, and its own agent_match says whose"
+    remedy = f"leave it out: {algorithm} reads the captured token ids, and its agent_match selects the agents"
     if isinstance(adapter, LlmProxyTraceToTriplet):
         return own
     if type(adapter) is not TracerTraceToTriplet:
-        raise UsageError(f"{algorithm} does not go by a {type(adapter).__name__}: {remedy}")
-    usual = vars(TracerTraceToTriplet())
-    other = [name for name, value in vars(adapter).items() if name not in _TAKEN and value != usual[name]]
+        raise UsageError(f"{algorithm} does not use a {type(adapter).__name__}: {remedy}")
+    defaults = vars(TracerTraceToTriplet())
+    other = [name for name, value in vars(adapter).items() if name not in _SUPPORTED and value != defaults[name]]
     if other:
-        raise UsageError(f"{algorithm} does not go by the adapter's {', '.join(other)}: {remedy}")
+        raise UsageError(f"{algorithm} does not support the adapter's {', '.join(other)}: {remedy}")
     if own is not None and adapter.agent_match not in (None, own):
         raise UsageError(f"agent_match of {algorithm} is {own!r}, and the adapter's is {adapter.agent_match!r}: give one")
     return own if adapter.agent_match is None else adapter.agent_match

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter, TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FastAlgorithm
-from agl_otel.algorithms.kept_runs import keeping
+from agl_otel.algorithms.kept_runs import run_folder_for
 from agl_otel.compat.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
 from agl_otel.compat.litagent import LitAgent, as_agent
 from agl_otel.compat.llm_proxy import LLMProxy
@@ -179,7 +179,7 @@ class Trainer:
         if self.llm_proxy is not None:
             self.llm_proxy.set_store(store)
             algorithm.set_llm_proxy(self.llm_proxy)
-        with keeping(algorithm, self.run_dir, train=train, val=val, resources=self.initial_resources):
+        with run_folder_for(algorithm, self.run_dir, train=train, val=val, resources=self.initial_resources):
             if algorithm.is_async():
                 await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # is_async() was true
             else:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from agl_otel.adapters import TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
-from agl_otel.algorithms.kept_runs import OWN_FOLDER, keeping
+from agl_otel.algorithms.kept_runs import RUN_DIR, run_folder_for
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, options_of
@@ -19,7 +19,7 @@ from agl_otel.jobs.run import JobRun, unless
 from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call
 
-GIVEN: Final = (OWN_FOLDER, "rollout_config")
+GIVEN: Final = (RUN_DIR, "rollout_config")
 """What an algorithm gets from the job, where it takes an argument of that name: the run's folder, and [agent]'s time limits."""
 
 
@@ -36,7 +36,7 @@ def needs(job: Job) -> list[Need]:
 def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any]:
     """What the job's algorithm is made with, by `make`. Raises SettingsError where its options do not fit."""
     name, parameters = job.algorithm["name"], inspect.signature(make).parameters
-    ours = {OWN_FOLDER: folder, "rollout_config": job.agent.rollout_config}
+    ours = {RUN_DIR: folder, "rollout_config": job.agent.rollout_config}
     given = {key: value for key, value in ours.items() if key in parameters} | job.options
     try:
         inspect.signature(make).bind(**given)
@@ -74,7 +74,7 @@ class OwnRun(JobRun):
         algorithm.set_adapter(adapter)
         if self.job.resources:
             algorithm.set_initial_resources(self.job.resources)
-        with keeping(
+        with run_folder_for(
             algorithm,
             None if self._keeps_itself else self.folder,
             train=train,
@@ -92,7 +92,7 @@ class OwnRun(JobRun):
         if isinstance(found, Algorithm):
             return found
         given = arguments(self.job, found, self.folder)
-        self._keeps_itself = OWN_FOLDER in given
+        self._keeps_itself = RUN_DIR in given
         made = found(**given)
         if not isinstance(made, Algorithm):
             name, kind = self.job.algorithm["name"], type(made).__name__

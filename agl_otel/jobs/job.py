@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.errors import SettingsError
 from agl_otel.runner.agents import load_function
 from agl_otel.types import UNRESPONSIVE_SECONDS, NamedResources, PromptTemplate, RolloutConfig
@@ -57,7 +57,7 @@ class AgentSpec(_Strict):
     @property
     def rollout_config(self) -> RolloutConfig:
         """Of every rollout of the job."""
-        return survives_its_runner(self.timeout_seconds, self.unresponsive_seconds)
+        return retry_lost_runner(self.timeout_seconds, self.unresponsive_seconds)
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> AgentSpec:

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 
 from pydantic import SecretStr
 
-from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed, why_not
+from agl_otel.algorithms.utils import failure_summary, is_retryable, sampling_seed
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.jobs.job import Job
 from agl_otel.service.processes import Process
@@ -147,7 +147,7 @@ class JobRun:
             for place, task in enumerate(tasks)
         ]
         rollouts = await self.store.enqueue(requests, idempotency_key=key)
-        for rollout in filter(may_be_tried_again, rollouts):
+        for rollout in filter(is_retryable, rollouts):
             await self.store.update_rollout(rollout.rollout_id, status="requeuing")
         finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
         traces = await self.store.traces(finished)
@@ -155,7 +155,7 @@ class JobRun:
         values = [rewards[r.rollout_id].value if r.status == "succeeded" and r.rollout_id in rewards else None for r in finished]
         if all(value is None for value in values):
             raise AgentError(
-                f"none of the {len(values)} {mode} rollouts has a reward: {why_not(finished) or 'agents and graders gave none'}"
+                f"none of the {len(values)} {mode} rollouts has a reward: {failure_summary(finished) or 'agents and graders gave none'}"
             )
         verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
         score = sum(value or 0.0 for value in values) / len(values)

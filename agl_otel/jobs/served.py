@@ -16,7 +16,7 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_command
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_sealed, sealed, write_json
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, with_checksum, write_json
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need
@@ -86,7 +86,7 @@ class ServedRun(JobRun):
         await self._make_policy()
         algorithm = self.algorithm()
         options = {
-            **algorithm.course(self.job.tasks("train")),
+            **algorithm.run_fingerprint(self.job.tasks("train")),
             "val": digest_of(self.job.tasks("val")),
             "agent": self.job.agent.model_dump(include=set(_AGENT)),
         }
@@ -110,8 +110,8 @@ class ServedRun(JobRun):
         """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError, DataError."""
         kept = self.folder / SERVER
         if not kept.exists():
-            write_json(kept, sealed({"port": free_port()}))
-        port: int = read_sealed(kept)["port"]
+            write_json(kept, with_checksum({"port": free_port()}))
+        port: int = read_checked(kept)["port"]
         deadline = time.monotonic() + PORT_SECONDS
         while not is_free("127.0.0.1", port):
             if time.monotonic() > deadline:

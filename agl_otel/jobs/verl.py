@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import has, translate
 from agl_otel.errors import UsageError
@@ -53,11 +53,11 @@ class VerlRun(ServedRun):
         """Train; the algorithm afterwards, with its metrics. Raises what VERL.run raises."""
         algorithm = VERL(
             model_dir=getattr(self, "model_dir", None),
-            rollout_config=survives_its_runner(self.job.agent.timeout_seconds),
+            rollout_config=retry_lost_runner(self.job.agent.timeout_seconds),
             on_step=on_step,
             **self.job.options,
         )
-        options = {**algorithm.course(train, val), "agent": self.job.agent.model_dump(include=set(_AGENT))}
+        options = {**algorithm.run_fingerprint(train, val), "agent": self.job.agent.model_dump(include=set(_AGENT))}
         algorithm.run_dir = kept = RunFolder(self.folder, algorithm=algorithm.name, options=options, seed=algorithm.seed)
         self._exit.callback(kept.close)
         algorithm.set_store(self.store)

@@ -1,4 +1,4 @@
-"""GRPO on the traces of any agent: the objective, the trainer's loop, and a small model server to try it with.
+"""GRPO on the traces of any agent: the objective, the training loop, and a small model server for trying it out.
 
-Nothing is imported here, because torch takes seconds: `from agl_otel.algorithms.grpo.algorithm import GRPO`.
+Nothing is imported here, because torch takes seconds to import: `from agl_otel.algorithms.grpo.algorithm import GRPO`.
 """

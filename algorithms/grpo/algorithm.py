@@ -1,7 +1,7 @@
-"""GRPO over a store: enqueue groups of rollouts, read what their agents did, update the weights, publish them, repeat.
+"""GRPO over a store: enqueue groups of rollouts, read their traces, update the weights, publish them, repeat.
 
-The agents are somebody else's and run anywhere; all this sees of them are their traces. `GRPO.step` is the whole idea. What a step
-may train on is decided by the adapter (adapters/trajectories.py), how by objective.py; this module only connects them.
+Agents run anywhere and are known only by their traces. `GRPO.step` is the core loop. The adapter (adapters/trajectories.py) decides what
+is trained on, objective.py computes the loss; this module connects them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
-from agl_otel.algorithms.report import Clock, singleton_words
-from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
-from agl_otel.algorithms.run_log import RunLog, log_of, step_of
-from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, survives_its_runner, why_not
+from agl_otel.algorithms.report import Clock, singleton_warning
+from agl_otel.algorithms.run_folder import RunFolder, open_run, run_fingerprint
+from agl_otel.algorithms.run_log import RunLog, open_log, training_step
+from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
     AttemptedRollout,
@@ -56,7 +56,7 @@ _NOT_COMPARED: Final = frozenset(
         *("probe_tolerance", "checkpoint_every_steps", "keep_checkpoints"),
     }
 )
-"""Options that may be others when a run is resumed: where it computes, and when it ends."""
+"""Options that may change when a run is resumed: where it computes, and when it ends."""
 _logger = logging.getLogger(__name__)
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "objective": Objective,
@@ -65,7 +65,7 @@ OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "updates": Updates,
     "schedule": Schedule,
 }
-KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the one before is for a person to look at
+KEPT_WEIGHTS: Final = 2  # the newest, which the server reads during a push, and the previous one for inspection
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,9 +73,9 @@ class GRPO(Algorithm):
     """Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300) of the model in `model_dir`, from traces."""
 
     model_dir: str | Path
-    """Model and tokenizer in transformers' format; what the model server was started with."""
+    """Model and tokenizer in transformers' format; the model server must be started with the same."""
     model_server_url: str
-    """http://host:port of a server with POST /weights (server.py); it must see the files of this machine."""
+    """http://host:port of a server with POST /weights (server.py); it must have access to this machine's files."""
     objective: Objective = field(default_factory=Objective)
     """The loss."""
     rollouts: Rollouts = field(default_factory=Rollouts)
@@ -86,11 +86,10 @@ class GRPO(Algorithm):
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in `model_dir`."""
     run_dir: str | Path | RunFolder | None = None
-    """Where the run is kept; a run that is there already is resumed from its last checkpoint, and no rollout is paid for twice. None: in
-    memory."""
+    """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
     metrics: Sequence[Any] | None = None
-    """Where else figures are shown: "tensorboard", "wandb", "plots", or a metrics.MetricSink. None: TensorBoard's files and a picture in
-    the run's folder, where it is kept and their packages are installed."""
+    """Metric sinks: "tensorboard", "wandb", "plots", or MetricSink objects. None: TensorBoard files and a picture in the run's folder, if
+    there is one and their packages are installed."""
     reports: list[StepReport] = field(default_factory=list[StepReport], init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +101,7 @@ class GRPO(Algorithm):
 
     @classmethod
     def from_options(cls, *, model_dir: str | Path, model_server_url: str, **options: Any) -> GRPO:
-        """Build one of flat options, as a job file has them: each goes to the group with a field of its name. Raises UsageError."""
+        """Create from flat options, as in a job file: each goes to the group with a field of its name. Raises UsageError."""
         groups = {
             group: kind(**{each.name: options.pop(each.name) for each in fields(kind) if each.name in options})
             for group, kind in OPTION_GROUPS.items()
@@ -114,49 +113,49 @@ class GRPO(Algorithm):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of all groups, flat."""
+        """The options of all groups in one dict."""
         return {each.name: getattr(getattr(self, group), each.name) for group, kind in OPTION_GROUPS.items() for each in fields(kind)}
 
     @property
     def sampling_parameters(self) -> dict[str, Any]:
-        """Every sampling parameter of the resources that are published."""
+        """All sampling parameters of the published resources."""
         return all_parameters(self.sampling.temperature, self.sampling.max_tokens)
 
     def take_adapter(self, adapter: Any) -> None:
-        """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
+        """Use the adapter's `agent_match`. Raises UsageError for its other options."""
         self.rollouts = replace(self.rollouts, agent_match=agent_match_of("GRPO", adapter, self.rollouts.agent_match))
 
-    def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
-        """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
-        return course_of(self.options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
+    def run_fingerprint(self, tasks: Sequence[Any]) -> dict[str, Any]:
+        """Return the run's fingerprint, as JSON: the options in its run.json."""
+        return run_fingerprint(self.options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
-        """The weights that a model server begins with when `run` is resumed, None for the model's own, and their version.
+        """Return the folder (None: `model_dir`) and version of the weights with which a model server must start when `run` is resumed.
 
-        Rollouts that wait since the run was stopped must not be sampled by others. Raises what Checkpoints.state raises.
+        Rollouts that were enqueued before the stop must be sampled by these. Raises what Checkpoints.state raises.
         """
         checkpoints = Checkpoints(run.folder, keep=self.schedule.keep_checkpoints)
         place = checkpoints.latest()
         return (place, checkpoints.state(place, run.run_id).version) if place is not None else (None, 1)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """What Trainer.fit calls: `train` on the data. Raises what `train` raises."""
+        """Train on the data; called by Trainer.fit. Raises what `train` raises."""
         await self.train(cast("RolloutStore", self.get_store()), items(train_dataset))
 
     async def train(self, store: RolloutStore, tasks: Sequence[Any]) -> list[StepReport]:
-        """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.
+        """Train until `max_steps` or `target_score` and return the reports. The server then has the last weights.
 
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             InUseError: another process works on the run.
             DataError: a step had nothing to train on, or the last checkpoint is damaged.
-            ModelServerError: the model server did not take the weights, or samples with others (probe_tolerance).
+            ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
         """
         if not tasks and self.rollouts.offline_mode is None:
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.schedule.seed))
         with (
-            kept(self.run_dir, algorithm="grpo", options=lambda: self.course(tasks), seed=self.schedule.seed) as self._run,
+            open_run(self.run_dir, algorithm="grpo", options=lambda: self.run_fingerprint(tasks), seed=self.schedule.seed) as self._run,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):
             async with aiohttp.ClientSession() as session, self._logged(store) as self._log:
@@ -167,26 +166,26 @@ class GRPO(Algorithm):
                 )
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)
-                await self._go_on(order)
+                await self._resume(order)
                 await self._publish_weights()
-                await self._log.begin([self._told(report) for report in self.reports])
+                await self._log.begin([self._training_step(report) for report in self.reports])
                 while len(self.reports) < self.schedule.max_steps and not self._reached_target() and await self._has_more(store):
                     report = await self.step(store, (tasks[place] for place in order))
                     self.reports.append(report)
                     await self._keep(report, order)
-                    await self._log.note(self._told(report), report.figures)
+                    await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
                 await self._in_flight.cancel()
         return self.reports
 
-    # --- a run that is kept
+    # --- a run with a folder
 
     def _logged(self, store: RolloutStore) -> RunLog:
-        return log_of(store, "grpo", self._run, self.metrics)
+        return open_log(store, "grpo", self._run, self.metrics)
 
-    async def _go_on(self, order: TaskOrder) -> None:
-        """Take the run up where its last checkpoint left it."""
+    async def _resume(self, order: TaskOrder) -> None:
+        """Continue the run from its last checkpoint."""
         if self._run is None:
             return
         self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints)
@@ -195,15 +194,15 @@ class GRPO(Algorithm):
             self._run.metrics(0)
             return
         state: State = await self._in_worker(self._checkpoints.load, place, self._run.run_id, self.policy.model, self._learner.optimizer)
-        self._serving.go_on(state.version, self._run.folder)
+        self._serving.resume(state.version, self._run.folder)
         self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
         order.restore(state.tasks)
         self._shuffle.setstate(as_random_state(state.shuffle))
         await self._in_flight.restore(state.next_group, state.groups)
-        _logger.info("run %s goes on after step %d", self._run.run_id, state.step)
+        _logger.info("run %s resumes after step %d", self._run.run_id, state.step)
 
     async def _keep(self, report: StepReport, order: TaskOrder) -> None:
-        """Have the step on disk: its line, then its checkpoint. A line without its checkpoint is cut off when the run goes on."""
+        """Save the step: its line, then its checkpoint. A line without its checkpoint is removed when the run is resumed."""
         if self._run is None:
             return
         self._run.metric(asdict(report))
@@ -222,11 +221,11 @@ class GRPO(Algorithm):
         )
         await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
 
-    def _told(self, report: StepReport) -> TrainingStep:
-        return step_of(report, self._log, resources_id=self._serving.published.resources_id)
+    def _training_step(self, report: StepReport) -> TrainingStep:
+        return training_step(report, self._log, resources_id=self._serving.published.resources_id)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
-        """One step. README.md shows these four lines, and a test holds the two together."""
+        """Do one training step. README.md quotes these four lines; a test keeps both equal."""
         groups, read = await self._informative_groups(store, tasks)  # enqueue, wait, read; groups whose rewards are all equal are replaced
         update = await self._learn(read)  # compare the rewards of each group, follow the gradient of the sampled tokens
         await self._publish(update)  # new weights under a new version, which the next rollouts use
@@ -236,11 +235,11 @@ class GRPO(Algorithm):
 
     @property
     def _number(self) -> int:
-        """Of the step at work: 1, 2, …"""
+        """Number of the current step: 1, 2, …"""
         return len(self.reports) + 1
 
     async def _informative_groups(self, store: RolloutStore, tasks: Iterator[Any]) -> tuple[list[Group], _Read]:
-        """A step's groups and what was read of them. For `resample_rounds`, zero-variance groups are replaced by groups of other tasks."""
+        """Return a step's groups and their trajectories; zero-variance groups are replaced up to `resample_rounds` times."""
         clock = Clock()
         groups: list[Group] = []
         traces: Traces | None = None
@@ -260,7 +259,7 @@ class GRPO(Algorithm):
             groups = read.informative
 
     async def _next_groups(self, store: RolloutStore, count: int, tasks: Iterator[Any]) -> list[Group]:
-        """Enqueue what is missing, and take `count` groups; with `offline_mode` those that `_has_more` found."""
+        """Enqueue missing groups and take `count`; with `offline_mode`, return those that `_has_more` found."""
         if self.rollouts.offline_mode is not None:
             return self._offline
         new = count if self.rollouts.groups_in_flight is None else max(0, self.rollouts.groups_in_flight - len(self._in_flight.groups))
@@ -270,7 +269,7 @@ class GRPO(Algorithm):
         return await self._in_flight.take(count, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
 
     async def _has_more(self, store: RolloutStore) -> bool:
-        """Whether there is something to train on: with `offline_mode`, rollouts that no step has taken yet."""
+        """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken yet."""
         if self.rollouts.offline_mode is not None:
             taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
             found = await offline_rollouts(store, self.rollouts.offline_mode, taken)
@@ -279,13 +278,13 @@ class GRPO(Algorithm):
         return True
 
     def _requests(self, task: Any, place: int, number: int) -> list[EnqueueRolloutRequest]:
-        """The rollouts of one group, pinned to the published resources. `number`: of the group in the run.
+        """Build the requests of one group, pinned to the published resources. `number`: of the group in the run.
 
-        In a run that is kept they have ids made of run, group and place: enqueued again they are what is there already.
+        In a run with a folder, ids are made of run, group and index, so that enqueuing them again has no effect.
         """
         config = self.rollouts.rollout_config
         if config is None and self._run is not None:
-            config = survives_its_runner()
+            config = retry_lost_runner()
         requests: list[EnqueueRolloutRequest] = []
         for member in range(self.rollouts.group_size):
             seed = {"sampling_seed": sampling_seed(self.schedule.seed, number, member)} if self.sampling.seed_sampling else {}
@@ -301,23 +300,23 @@ class GRPO(Algorithm):
         return requests
 
     def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _Read:
-        """Trajectories of these groups and their advantages. What is refused of groups that were replaced is counted, too."""
+        """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
         batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match)
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
         late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
         batch.refused.update({"not_finished": late} if late else {})
         ids = {rollout_id for group in groups for rollout_id in group.rollout_ids}
-        own = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
-        return self._score(traces, pick(batch, own) if len(own) < len(batch) else batch, groups, clock)
+        rows = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
+        return self._score(traces, pick(batch, rows) if len(rows) < len(batch) else batch, groups, clock)
 
     def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _Read:
-        """Advantages of each trajectory: computed once for each rollout within its group, shared by its trajectories."""
+        """Compute the advantage of each rollout within its group, which all its trajectories share."""
         group_of = {rollout_id: place for place, group in enumerate(groups) for rollout_id in group.rollout_ids}
         if not len(batch):
             raise DataError(
                 f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
                 "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-                + (f". What failed: {failed}" if (failed := why_not(traces.rollouts)) else "")
+                + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
             )
         place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
         places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
@@ -332,7 +331,7 @@ class GRPO(Algorithm):
         rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
         sizes = np.bincount(dense)
         if singletons := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
-            _logger.warning("%s", singleton_words(self._number, singletons, len(sizes)))
+            _logger.warning("%s", singleton_warning(self._number, singletons, len(sizes)))
         return _Read(
             traces,
             batch,
@@ -345,15 +344,15 @@ class GRPO(Algorithm):
         )
 
     async def _learn(self, read: _Read) -> Update:
-        """Update the weights on what was read; NO_UPDATE where the rewards are equal within each group."""
+        """Update the weights; NO_UPDATE where the rewards are equal within each group."""
         batch, advantages = self._trained_on(read)
         if not advantages.any():
-            _logger.warning("step %d teaches nothing: the rewards are equal in each of its groups", self._number)
+            _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
             return NO_UPDATE
         return await self._in_worker(self._learner.update, batch, advantages)
 
     def _trained_on(self, read: _Read) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
-        """Trajectories and their advantages; with dynamic sampling without zero-variance groups, which would only fill the mean."""
+        """Return trajectories and advantages; with dynamic sampling without zero-variance groups, which would only dilute the mean."""
         if not self.rollouts.resample_rounds or read.of_informative.all() or not read.of_informative.any():
             return read.batch, read.advantages
         index = np.flatnonzero(read.of_informative)
@@ -365,7 +364,7 @@ class GRPO(Algorithm):
             await self._publish_weights()
 
     async def _publish_weights(self) -> None:
-        """Publish the next version of the resources, and push the weights of that version to the server."""
+        """Publish the next version of the resources and push its weights to the server."""
         version = await self._serving.next_version()
         await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
@@ -373,7 +372,7 @@ class GRPO(Algorithm):
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
 
     def _load(self) -> None:
-        """Read the model and set up the learner, in the worker's thread."""
+        """Load the model and create the learner; runs in the worker thread."""
         torch.manual_seed(self.schedule.seed)
         self.policy = load_policy(self.model_dir, device=self.updates.device)
         if self.updates.lora_rank is not None:
@@ -392,7 +391,7 @@ class GRPO(Algorithm):
             shutil.rmtree(self._weights_dir / str(version - KEPT_WEIGHTS), ignore_errors=True)
 
     async def _in_worker(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Torch runs in one thread of its own, so that the event loop goes on answering."""
+        """Run torch in its own thread, so that the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
     def _reached_target(self) -> bool:
@@ -435,16 +434,16 @@ class _Read:
     traces: Traces
     batch: TrajectoryBatch
     advantages: NDArray[np.float32]
-    """Of each trajectory."""
+    """One for each trajectory."""
     informative: list[Group]
     """The groups whose rewards differ."""
     of_informative: NDArray[np.bool_]
-    """Of each trajectory: whether its group is one of them."""
+    """For each trajectory, whether its group is one of them."""
     clock: Clock
     zero_variance_groups: int
     singleton_groups: int
-    """Of the zero-variance ones: those of which one rollout is left."""
+    """Zero-variance groups with one usable rollout."""
     resampled: int = 0
     """Zero-variance groups that were replaced."""
     sampled_by: str = ""
-    """The weights' version that sampled them."""
+    """The version of the weights that sampled them."""

@@ -1,11 +1,11 @@
-"""What a training run goes on from: weights, optimizer, sources of randomness, and where it stood; a folder for each kept step.
+"""Checkpoints of a training run: weights, optimizer, random states and progress, in a folder for each step.
 
     checkpoints/step-000012/
         model.safetensors   the weights, as a model server reads them
-        trainer.pt          the optimizer's state, torch's random states, and what is trained beside the weights (LoRA's adapter)
-        state.json          all else, the digests of the two files above, and a checksum of itself
+        trainer.pt          the optimizer's state, torch's random states, and a LoRA adapter
+        state.json          everything else, the digests of the two files above, and a checksum of itself
 
-A checkpoint is written beside its place, flushed to disk and renamed, so that it is there whole or not at all. Knows no store.
+A checkpoint is written to a temporary folder, flushed to disk and renamed, so that it is complete or absent. Stores do not belong here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from agl_otel.algorithms.grpo.lora import adapter, has_lora, load_adapter
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
-from agl_otel.algorithms.run_folder import file_digest, sealed, sync_file, sync_folder, unsealed, write_json
+from agl_otel.algorithms.run_folder import file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
 from agl_otel.errors import DataError, UsageError
 
 FOLDER: Final = "checkpoints"
@@ -32,20 +32,20 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands after a step, as JSON."""
+    """The progress of a run after a step, as JSON."""
 
     run_id: str
     step: int
     resources_id: str
     version: int
-    """Of the resources: of the weights."""
+    """Of the resources and the weights."""
     tasks: dict[str, Any]
     """TaskOrder.state."""
     next_group: int
     shuffle: list[Any] = field(default_factory=list[Any])
-    """Of the source that shuffles rewards (the control): random.Random.getstate."""
+    """random.Random.getstate of the source that permutes rewards (Rollouts.shuffle_rewards)."""
     groups: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Groups under way: {"number", "step", "rollout_ids"}."""
+    """Groups in flight: {"number", "step", "rollout_ids"}."""
     python: list[Any] = field(default_factory=list[Any])
     """random.getstate."""
     numpy: list[Any] = field(default_factory=list[Any])
@@ -54,20 +54,20 @@ class State:
 
 
 class Checkpoints:
-    """The checkpoints of one run; the `keep` latest stay."""
+    """The checkpoints of one run, of which the `keep` latest are kept."""
 
     def __init__(self, run_folder: Path, *, keep: int) -> None:
         self.folder = run_folder / FOLDER
         self._keep = keep
 
     def latest(self) -> Path | None:
-        """The checkpoint of the latest step; None where there is none. What a killed process left half written is removed."""
-        for torn in self.folder.glob(".step-*"):
-            shutil.rmtree(torn)
+        """Return the folder of the latest checkpoint; None where there is none. Incomplete ones of killed processes are removed."""
+        for incomplete in self.folder.glob(".step-*"):
+            shutil.rmtree(incomplete)
         return max(self.folder.glob("step-*"), default=None)
 
     def save(self, state: State, model: Any, optimizer: torch.optim.Optimizer) -> Path:
-        """Write one; it is on disk when this returns. Older ones beyond `keep` are removed."""
+        """Write a checkpoint durably, remove older ones beyond `keep`, and return its folder."""
         place = self.folder / f"step-{state.step:06d}"
         beside = place.with_name(f".{place.name}")
         shutil.rmtree(beside, ignore_errors=True)
@@ -77,7 +77,7 @@ class Checkpoints:
             sync_file(beside / name)
         files = {name: file_digest(beside / name) for name in (WEIGHTS_FILE, TRAINER_FILE)}
         content = {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state(), "files": files}
-        write_json(beside / STATE_FILE, sealed(content))
+        write_json(beside / STATE_FILE, with_checksum(content))
         shutil.rmtree(place, ignore_errors=True)
         beside.replace(place)
         sync_folder(self.folder)
@@ -86,14 +86,14 @@ class Checkpoints:
         return place
 
     def load(self, place: Path, run_id: str, model: Any, optimizer: torch.optim.Optimizer) -> State:
-        """Put weights, optimizer and sources of randomness where they were.
+        """Restore weights, optimizer and random states from the checkpoint in `place`.
 
-        Raises DataError for a damaged checkpoint, UsageError for one of another run or model; both name it and say what to do.
+        Raises DataError for a damaged checkpoint, UsageError for one of another run or model; both name it and the remedy.
         """
         state = self.state(place, run_id)
         held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)
         try:
-            if has_lora(model):  # the weights below the adapter are those that the run began with
+            if has_lora(model):  # the base weights are still those of the model folder
                 load_adapter(model, held.get("adapter") or {}, str(place))
             else:
                 load_weights(model, place)
@@ -108,31 +108,31 @@ class Checkpoints:
         return state
 
     def state(self, place: Path, run_id: str) -> State:
-        """Where the run stood. Raises DataError for a damaged checkpoint, UsageError for one of another run."""
+        """Read the run's progress. Raises DataError for a damaged checkpoint, UsageError for one of another run."""
         others = sorted(path.name for path in self.folder.glob("step-*") if path != place)
         remedy = f"remove it to go on from {others[-1]}" if others else "remove it to begin the run anew"
         try:
-            content = unsealed((place / STATE_FILE).read_bytes())
+            content = without_checksum((place / STATE_FILE).read_bytes())
             files: dict[str, str] = content.pop("files")
             if content["format"] != FORMAT:
                 raise UsageError(
                     f"the checkpoint {place} has format {content['format']}, this release reads {FORMAT}: use the release it is of"
                 )
             state = State(**content)
-            torn = [name for name, digest in files.items() if file_digest(place / name) != digest]
+            changed = [name for name, digest in files.items() if file_digest(place / name) != digest]
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, UsageError):
                 raise
             raise DataError(f"the checkpoint {place} is damaged ({error!r}): {remedy}") from error
-        if torn:
-            raise DataError(f"the checkpoint {place} is damaged ({', '.join(torn)} is not what was written): {remedy}")
+        if changed:
+            raise DataError(f"the checkpoint {place} is damaged ({', '.join(changed)} is not what was written): {remedy}")
         if state.run_id != run_id:
             raise UsageError(f"the checkpoint {place} is of run {state.run_id}, and this is {run_id}: bring the run's own, or {remedy}")
         return state
 
 
 def as_random_state(state: list[Any]) -> tuple[Any, ...]:
-    """What random.Random.setstate takes, from JSON."""
+    """Convert a state from JSON for random.Random.setstate."""
     return (state[0], tuple(state[1]), state[2])
 
 

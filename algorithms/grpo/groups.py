@@ -1,7 +1,7 @@
-"""Rollouts of one task, enqueued together and judged against each other; those that are late are carried into the next step.
+"""Groups: rollouts of one task that are enqueued together and compared with each other. Late groups are carried into the next step.
 
-Waiting for the slowest of all rollouts leaves runners idle. With more groups under way than a step needs, a step takes the first ones
-that are whole and leaves the others running; how old they may grow is bounded, because what older weights sampled teaches less.
+Waiting for the slowest rollout leaves runners idle. With more groups in flight than a step needs, a step takes the first complete ones
+and leaves the others running. Their age is bounded, because samples of older weights are less useful.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agl_otel.adapters.selection import task_key
-from agl_otel.algorithms.utils import may_be_tried_again
+from agl_otel.algorithms.utils import is_retryable
 from agl_otel.errors import NotFoundError
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, Rollout
 
 
 class GroupStore(Protocol):
-    """What groups need of a store; `agl_otel.store.Store` is one."""
+    """The part of `agl_otel.store.Store` that groups use."""
 
     async def enqueue(self, tasks: Sequence[Any]) -> list[Rollout]:
-        """Queue rollouts, in order."""
+        """Enqueue rollouts, in order."""
         ...
 
     def watch(
         self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Rollout | AttemptedRollout, None]:
-        """Each of them as it finishes; ends when all have, or the time is up."""
+        """Yield each rollout as it finishes, until all have or the time is up."""
         ...
 
     async def update_rollout(self, rollout_id: str, *, status: Any) -> Rollout:
@@ -42,7 +42,7 @@ class Group:
     """The rollouts of one task in one step."""
 
     number: int
-    """0, 1, … in the order of their enqueueing, over the whole run."""
+    """0, 1, … in the order of enqueueing, over the whole run."""
     step: int
     """The step that enqueued it."""
     rollout_ids: Sequence[str]
@@ -50,21 +50,21 @@ class Group:
 
     @property
     def whole(self) -> bool:
-        """Whether all of them have finished, well or not."""
+        """Whether all rollouts have finished, successfully or not."""
         return len(self.finished) == len(self.rollout_ids)
 
 
 def grouped(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step: int) -> list[Group]:
-    """Rollouts that have ended, as groups numbered from `first`: those of equal tasks together.
+    """Group ended rollouts by equal tasks; groups are numbered from `first`.
 
-    Tasks that came once are one group, the last: their rewards can only be judged against each other's.
+    Tasks with a single rollout form one group, the last: their rewards can only be compared with each other.
     """
     by_task: dict[str, list[Rollout | AttemptedRollout]] = {}
     for rollout in rollouts:
         by_task.setdefault(task_key(rollout), []).append(rollout)
     groups = [members for members in by_task.values() if len(members) > 1]
-    if alone := [members[0] for members in by_task.values() if len(members) == 1]:
-        groups.append(alone)
+    if singles := [members[0] for members in by_task.values() if len(members) == 1]:
+        groups.append(singles)
     return [
         Group(number, step, [rollout.rollout_id for rollout in members], {rollout.rollout_id: rollout for rollout in members})
         for number, members in enumerate(groups, start=first)
@@ -72,44 +72,44 @@ def grouped(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step:
 
 
 class InFlight:
-    """The groups that are enqueued and not yet taken."""
+    """The groups that are enqueued and not taken yet."""
 
     def __init__(self, store: GroupStore) -> None:
         self._store = store
         self.count = 0
-        """How many groups the run has enqueued."""
+        """Number of groups that the run has enqueued."""
         self.groups: list[Group] = []
 
     async def restore(self, count: int, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Take up the groups of a run that was stopped."""
+        """Restore the groups of a run that was stopped."""
         self.count = count
         self.groups = [Group(group["number"], group["step"], group["rollout_ids"]) for group in groups]
         ids = [rollout_id for group in self.groups for rollout_id in group.rollout_ids]
         if ids:
             async with aclosing(self._store.watch(ids, timeout_seconds=0)) as finished:
-                await try_again(self._store, [rollout async for rollout in finished])
+                await requeue_failed(self._store, [rollout async for rollout in finished])
 
     async def enqueue(self, groups: Sequence[Sequence[EnqueueRolloutRequest]], *, step: int) -> None:
-        """Queue the rollouts of these groups, in one call. Those of a run that was stopped are there already."""
+        """Enqueue the rollouts of these groups in one call; in a resumed run they may exist already."""
         if not groups:
             return
         rollouts = await self._store.enqueue([request for group in groups for request in group])
-        await try_again(self._store, rollouts)
+        await requeue_failed(self._store, rollouts)
         ids = iter([rollout.rollout_id for rollout in rollouts])
         for group in groups:
             self.groups.append(Group(self.count, step, [next(ids) for _ in group]))
             self.count += 1
 
     async def take(self, count: int, *, oldest_step: int, timeout_seconds: float) -> list[Group]:
-        """The first `count` groups that are whole, and all that were enqueued in `oldest_step` or before; in the order of their numbers.
+        """Take the first `count` complete groups, and all that were enqueued in `oldest_step` or before; ordered by number.
 
-        After `timeout_seconds` groups that are not whole fill up what is missing, with what has finished of them.
+        After `timeout_seconds` incomplete groups fill up the rest, with their finished rollouts.
         """
-        of = {rollout_id: group for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished}
-        if of and not self._ready(count, oldest_step):
-            async with aclosing(self._store.watch(list(of), timeout_seconds=timeout_seconds)) as finished:
+        group_of = {rollout_id: group for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished}
+        if group_of and not self._ready(count, oldest_step):
+            async with aclosing(self._store.watch(list(group_of), timeout_seconds=timeout_seconds)) as finished:
                 async for rollout in finished:
-                    of[rollout.rollout_id].finished[rollout.rollout_id] = rollout
+                    group_of[rollout.rollout_id].finished[rollout.rollout_id] = rollout
                     if self._ready(count, oldest_step):
                         break
         overdue = [group for group in self.groups if group.step <= oldest_step]
@@ -119,11 +119,11 @@ class InFlight:
         return taken
 
     async def cancel(self) -> int:
-        """Cancel what has not finished of all groups, and forget them; how many rollouts that were."""
-        left = [rollout_id for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
+        """Drop all groups and cancel their unfinished rollouts; return the number of these."""
+        unfinished = [rollout_id for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
         self.groups = []
-        await asyncio.gather(*(cancel_if_there(self._store, rollout_id) for rollout_id in left))
-        return len(left)
+        await asyncio.gather(*(cancel_if_there(self._store, rollout_id) for rollout_id in unfinished))
+        return len(unfinished)
 
     def _ready(self, count: int, oldest_step: int) -> bool:
         overdue = all(group.whole for group in self.groups if group.step <= oldest_step)
@@ -131,19 +131,19 @@ class InFlight:
 
 
 async def cancel_if_there(store: GroupStore, rollout_id: str) -> None:
-    """Cancel it, unless it was deleted."""
+    """Cancel a rollout, unless it was deleted."""
     with suppress(NotFoundError):
         await store.update_rollout(rollout_id, status="cancelled")
 
 
-async def try_again(store: GroupStore, rollouts: Sequence[Rollout]) -> None:
-    """What failed or was cancelled before this process began may have failed because the run was stopped."""
-    again = [rollout.rollout_id for rollout in rollouts if may_be_tried_again(rollout)]
+async def requeue_failed(store: GroupStore, rollouts: Sequence[Rollout]) -> None:
+    """Requeue retryable rollouts, which may have failed or been cancelled because the run was stopped."""
+    again = [rollout.rollout_id for rollout in rollouts if is_retryable(rollout)]
     await asyncio.gather(*(store.update_rollout(rollout_id, status="requeuing") for rollout_id in again))
 
 
 class TaskOrder:
-    """Task numbers without end: every task once, shuffled, before any comes again. What comes next can be kept and restored."""
+    """Yields task numbers without end: every task once, shuffled, before any is repeated. The state can be saved and restored."""
 
     def __init__(self, tasks: int, source: random.Random) -> None:
         self._tasks = tasks
@@ -160,11 +160,11 @@ class TaskOrder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `restore` takes, as JSON."""
+        """The state for `restore`, as JSON."""
         return {"left": list(self._left), "source": list(self._source.getstate())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self._left = list(state["left"])
         version, internal, gauss = state["source"]
         self._source.setstate((version, tuple(internal), gauss))

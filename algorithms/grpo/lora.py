@@ -1,8 +1,7 @@
-"""LoRA: train small matrices beside the linear layers, and hand out weights as if the model itself had been trained.
+"""LoRA: train low-rank adapters of the linear layers, and export weights with the adapters merged in.
 
-Low-rank adaptation (arXiv:2106.09685) by the library peft (extra [lora]). A model server never sees an adapter: what it loads is
-`merged`, W + (alpha / r) B A in the place of each W, which any server reads. The weights below the adapter are never touched, so merging
-and training again loses nothing to rounding.
+Low-rank adaptation (arXiv:2106.09685) by the library peft (extra [lora]). Model servers load `merged` weights, W + (alpha / r) B A in
+place of each W, so that any server can read them. The base weights are never changed, so no rounding errors accumulate.
 """
 
 from __future__ import annotations
@@ -16,38 +15,38 @@ import torch
 
 from agl_otel.errors import SettingsError, UsageError
 
-ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter; the learning rate does the rest
+ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter; tune the learning rate instead
 _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
 
 
 def require_lora() -> None:
-    """Raises SettingsError that says what to install where peft is missing."""
+    """Raise SettingsError, naming the extra, where peft is missing."""
     if find_spec("peft") is None:
         raise SettingsError("lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
 
 
 def with_lora(model: Any, rank: int) -> Any:
-    """The model with an adapter of this rank beside each of its linear layers but the head; only the adapter has gradients.
+    """Add an adapter of this rank to each linear layer except the head; only the adapter has gradients.
 
-    What it computes is unchanged until it is trained (B is 0). Draws A from torch's generator. Raises SettingsError without peft.
+    The output is unchanged until training starts (B is 0). A is drawn from torch's generator. Raises SettingsError without peft.
     """
     require_lora()
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=round(ALPHA_OVER_RANK * rank), lora_dropout=0.0, target_modules="all-linear")
-    with warnings.catch_warnings():  # peft asks transformers by a name that is to go
+    with warnings.catch_warnings():  # peft uses a deprecated attribute of transformers
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         return get_peft_model(model, config, adapter_name=_ADAPTER).eval()
 
 
 def has_lora(model: Any) -> bool:
-    """Whether `with_lora` made it."""
+    """Return whether the model has an adapter."""
     return hasattr(model, "peft_config")
 
 
 def merged(model: Any) -> dict[str, torch.Tensor]:
-    """{name of a weight of the plain model: the weight}: those of `model` itself, or with its adapter's part added."""
+    """Return {name in the plain model: weight}, with an adapter's part added."""
     if not has_lora(model):
         return model.state_dict()
     found: dict[str, torch.Tensor] = {}
@@ -63,12 +62,12 @@ def merged(model: Any) -> dict[str, torch.Tensor]:
 
 
 def adapter(model: Any) -> dict[str, torch.Tensor] | None:
-    """The adapter's own weights by name, None where there is none."""
+    """Return the adapter's weights by name; None where there is none."""
     return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name} if has_lora(model) else None
 
 
 def load_adapter(model: Any, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Put an adapter's weights where they were. Raises UsageError that names `source` where they are of another shape."""
+    """Restore an adapter's weights. Raises UsageError that names `source` where names or shapes differ."""
     own = adapter(model) or {}
     if own.keys() != weights.keys() or any(own[name].shape != tensor.shape for name, tensor in weights.items()):
         raise UsageError(f"the adapter in {source} has {len(weights)} weights of other names or shapes than the model's {len(own)}")

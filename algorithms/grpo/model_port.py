@@ -1,4 +1,4 @@
-"""What our model server and the one over vLLM share: the command line, who may ask, and errors in OpenAI's form. Needs no torch."""
+"""Shared by both model servers (server.py, vllm.py): command line, access checks, and errors in OpenAI's format. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from agl_otel.settings import Settings
 MAX_BODY_BYTES: Final = 64 << 20
 
 
-def parser_of(module: str, description: str) -> argparse.ArgumentParser:
-    """The options that every model server has; its own are added to them."""
+def make_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """Make the parser with the options common to all model servers."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--model", required=True, help="folder with model and tokenizer")
-    parser.add_argument("--weights", help="folder with the weights to begin with  [default: the model's]")
-    parser.add_argument("--version", default="0", help="of the weights to begin with")
-    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
+    parser.add_argument("--weights", help="folder with the initial weights  [default: the model's]")
+    parser.add_argument("--version", default="0", help="version of the initial weights")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0: a free one")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--name", default="policy", help="the model's name in answers")
+    parser.add_argument("--name", default="policy", help="name of the model in responses")
     return parser
 
 
-def checks(host: str, key: str = "") -> list[Any]:
-    """Middlewares that decide who may ask a server on `host`: no page of another site, and with a `key` only who shows it.
+def access_checks(host: str, key: str = "") -> list[Any]:
+    """Make the middlewares that check access to a server on `host`: no cross-site requests, and with a `key` only authorized ones.
 
-    Without a key requests on loopback name it as those to all other services do (net/auth.py). Raises SettingsError.
+    Without a key, the Host header must be an allowed one, as for all other services (net/auth.py). Raises SettingsError.
     """
     if key:
         return [own_visitors(Visitors()), _with_key(key)]
@@ -39,9 +39,9 @@ def checks(host: str, key: str = "") -> list[Any]:
 
 
 def require_key(host: str, key: str) -> None:
-    """Raise SettingsError where a model server would listen beyond loopback for everybody."""
+    """Raise SettingsError where a model server would listen beyond loopback without authentication."""
     if not key and not is_loopback(host):
-        raise SettingsError(f"the model server would listen on {host} for everybody who reaches it: give the stack a token (AGL_TOKEN)")
+        raise SettingsError(f"the model server would listen on {host} without authentication: give the stack a token (AGL_TOKEN)")
 
 
 def _with_key(key: str) -> Any:
@@ -49,12 +49,12 @@ def _with_key(key: str) -> Any:
     async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
         if shows(request.headers.get("Authorization", ""), key):
             return await handler(request)
-        return error_response(401, "this model server wants its run's key: ask the model through the stack's proxy")
+        return error_response(401, "this model server requires its run's key: call the model through the stack's proxy")
 
     return check
 
 
 def error_response(status: int, message: str) -> web.Response:
-    """An error as OpenAI's clients read it."""
+    """Make an error response in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)

@@ -1,9 +1,9 @@
 """The GRPO objective as pure functions on tensors: no model, no I/O, no state.
 
 Group-relative advantages of DeepSeekMath (arXiv:2402.03300, §4.1.2, outcome supervision) in the clipped surrogate of PPO
-(arXiv:1707.06347, eq. 7). `Objective` holds the options, each of which says whose it is; the defaults are these two, with every token
-that the model wrote weighing the same, no KL term (a verifiable reward cannot be hacked by drifting, and it costs a second model and
-forward pass) and no entropy bonus (groups sampled at temperature 1 explore enough).
+(arXiv:1707.06347, eq. 7). `Objective` holds the options with their sources; the defaults are these two, with equal weight for every
+token that the model wrote, no KL term (a verifiable reward cannot be hacked by drifting, and the term costs a second model and forward
+pass) and no entropy bonus (groups sampled at temperature 1 explore enough).
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ STD_EPSILON = 1e-6  # keeps the division finite; a group that differs at all has
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The options of the loss. Raises UsageError where two do not go together or a number makes no sense."""
+    """The options of the loss. Raises UsageError for invalid numbers and combinations."""
 
     clip: float = 0.2
-    """How far below 1 a ratio still counts (PPO's epsilon)."""
+    """Ratios are clipped at 1 - clip (PPO's epsilon)."""
     clip_high: float | None = None
-    """How far above 1; None is `clip`. Greater than it: clip-higher of DAPO (arXiv:2503.14476, §3.1), 0.28 there."""
+    """Ratios are clipped at 1 + clip_high; None: `clip`. A greater value is DAPO's clip-higher (arXiv:2503.14476, §3.1), 0.28 there."""
     dual_clip: float | None = None
     """Bounds the loss of a token with a negative advantage at this many times its advantage (arXiv:1912.09729, §3), 3.0 there."""
     sequence_ratio: bool = False
-    """One ratio for a whole sequence, the geometric mean of its tokens': GSPO (arXiv:2507.18071, eq. 7). Clips of 3e-4 are usual there."""
+    """One ratio per sequence, the geometric mean over its tokens: GSPO (arXiv:2507.18071, eq. 7), usually with clips of 3e-4."""
     average: Average = "token"
-    """What weighs the same: each token (DAPO §3.3), each trajectory ("sequence": DeepSeekMath, eq. 3), each rollout however many
-    trajectories it has, or each token of `constant_tokens` a trajectory, so that length changes nothing ("constant": Dr. GRPO,
-    arXiv:2503.20783, §3.2)."""
+    """What has equal weight: "token" (DAPO §3.3); "sequence", each trajectory (DeepSeekMath, eq. 3); "rollout", each rollout whatever its
+    number of trajectories; "constant", where each trajectory's sum is divided by `constant_tokens`, so that length has no influence (Dr.
+    GRPO, arXiv:2503.20783, §3.2)."""
     constant_tokens: int = 0
-    """For average="constant": what a trajectory's sum is divided by, its token budget."""
+    """For average="constant": the divisor, which is the token budget of a trajectory."""
     importance_cap: float | None = None
     """Truncated importance sampling of stale tokens (arXiv:2505.24298, eq. 5): the ratio is against the weights before the step's first
     update, and each token's term is multiplied by min(those weights' probability / the sampler's, cap); 2.0 is usual. None: the
     ratio is against the sampler itself."""
     kl: float = 0.0
-    """Coefficient of the KL term to the weights that the run began with (DeepSeekMath, eq. 4); 0 needs no second model."""
+    """Coefficient of the KL term to the run's initial weights (DeepSeekMath, eq. 4); 0 needs no second model."""
     scale_advantages: bool = True
-    """Divide advantages by their group's standard deviation; False is Dr. GRPO's (`group_advantages`)."""
+    """Divide advantages by their group's standard deviation; False: as in Dr. GRPO (`group_advantages`)."""
 
     def __post_init__(self) -> None:
         for name, least in (("clip", 0.0), ("clip_high", 0.0), ("dual_clip", 1.0), ("importance_cap", 0.0)):
@@ -53,17 +53,17 @@ class Objective:
             if value is not None and not value > least:
                 raise UsageError(f"{name} is {value}: it must be greater than {least:g}")
         if self.average == "constant" and self.constant_tokens < 1:
-            raise UsageError('average is "constant", so constant_tokens must say the token budget of a trajectory')
+            raise UsageError('average is "constant", so constant_tokens must be the token budget of a trajectory')
         if self.kl < 0:
             raise UsageError(f"kl is {self.kl}: a coefficient must not be negative")
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, epsilon: float = STD_EPSILON, scaled: bool = True) -> Tensor:
-    """Each reward relative to its group: (r - mean) / (std + epsilon), with the unbiased std (n - 1).
+    """Compute each reward's advantage in its group: (r - mean) / (std + epsilon), with the unbiased std (n - 1).
 
-    Without `scaled` it is r - mean: Dr. GRPO (arXiv:2503.20783, §3.2), where groups of nearly equal rewards are not blown up.
-    `rewards`: float [n]; `groups`: int64 [n], 0 … g - 1, which group each belongs to, in any order and of any size. Returns float [n].
-    A group whose rewards are all equal, or of one member, says nothing about what is better: its advantages are exactly 0.
+    Without `scaled` it is r - mean: Dr. GRPO (arXiv:2503.20783, §3.2), where groups of nearly equal rewards are not amplified.
+    `rewards`: float [n]; `groups`: int64 [n], 0 … g - 1, the group of each reward, in any order. Returns float [n]. The advantages of
+    a group with equal rewards, or with one member, are exactly 0.
     """
     count = torch.bincount(groups).to(rewards.dtype)
     zeros = torch.zeros(len(count), dtype=rewards.dtype, device=rewards.device)
@@ -77,7 +77,7 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, epsilon: float = STD_EP
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Natural log-probability of each token under `softmax(logits / temperature)`, in float32.
+    """Compute the natural log-probability of each token under `softmax(logits / temperature)`, in float32.
 
     `logits`: [..., vocabulary], the ones that predict `token_ids`: int64 [...]. Returns float32 [...]. Temperature 0 (greedy) uses
     the unscaled distribution, as the model server does.
@@ -87,11 +87,11 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.
 
 
 def token_weights(sequence: Tensor, rollout: Tensor, options: Objective) -> Tensor:
-    """What each token's term is multiplied by before all are added up. Computed over the whole batch, so that it may be taken in parts.
+    """Compute the weight of each token's term in the sum, over the whole batch, so that the loss may be computed in parts.
 
     `sequence`: int64 [tokens], the trajectory (0 … n - 1) of each token; `rollout`: int64 [n], the rollout of each trajectory; a
     trajectory may have no token. Returns float32 [tokens]. The rollout average is 1 / (tokens of the rollout * trajectories of the
-    batch), as verl's per-rollout mean.
+    batch), as in verl's per-rollout mean.
     """
     lengths = torch.bincount(sequence, minlength=len(rollout))
     rows = max(1, int((lengths > 0).sum()))
@@ -118,12 +118,19 @@ def policy_loss(
     behaviour_logprobs: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """The scalar to minimise: the weighted sum of the clipped surrogate's terms, and of the KL term where it is asked for.
+    """Compute the scalar to minimise: the weighted sum of the clipped surrogate's terms and, with options.kl, of the KL terms.
 
-    All [tokens], model-written tokens only: `logprobs` under the weights being trained, `old_logprobs` under those that the ratio is
-    against, `advantages` of the trajectory each token belongs to, `weights` of token_weights, `sequence` which trajectory it is (int64,
-    any numbers; those of one trajectory must be together in one call where the ratio is of sequences). `behaviour_logprobs`, of the
-    weights that sampled it, for options.importance_cap; `reference_logprobs` for options.kl.
+    Args (all [tokens], model-written tokens only):
+        logprobs: under the weights being trained.
+        old_logprobs: the denominator of the ratio.
+        advantages: of each token's trajectory.
+        weights: from token_weights.
+        sequence: int64, the trajectory of each token; with options.sequence_ratio all tokens of a trajectory must be in one call.
+        options: of the loss.
+        behaviour_logprobs: under the weights that sampled; for options.importance_cap.
+        reference_logprobs: under the initial weights; for options.kl.
+
+    Raises UsageError where an option lacks its log-probs.
     """
     log_ratio = logprobs - old_logprobs
     if options.sequence_ratio:
@@ -146,22 +153,22 @@ def policy_loss(
 
 
 def kl_terms(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """An estimate of the KL divergence from the reference at each token, never negative (DeepSeekMath, eq. 4). All [tokens]."""
+    """Estimate the KL divergence from the reference at each token; never negative (DeepSeekMath, eq. 4). All [tokens]."""
     drift = reference_logprobs - logprobs
     return torch.exp(drift) - drift - 1.0
 
 
 def _mean_of_sequence(values: Tensor, sequence: Tensor) -> Tensor:
-    """Every value replaced by the mean of its sequence's."""
+    """Replace every value by the mean of its sequence."""
     _, place, count = torch.unique(sequence, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(count), dtype=values.dtype, device=values.device).index_add(0, place, values)
     return (sums / count)[place]
 
 
 def max_ratio_error(logprobs: Tensor, behaviour_logprobs: Tensor) -> float:
-    """The greatest |exp(trainer's log-prob - captured log-prob) - 1| over the given model-written tokens.
+    """Compute the greatest |exp(trainer's log-prob - captured log-prob) - 1| over model-written tokens; 0 for none.
 
-    On the first update of a step the weights are those that sampled, so anything but rounding (about 1e-6 in float32) means that the
-    trainer sees other tokens, weights or temperature than the model server used.
+    On the first update of a step the weights are those that sampled, so more than rounding errors (about 1e-6 in float32) means that the
+    trainer uses other tokens, weights or temperature than the model server did.
     """
     return float((torch.exp(logprobs - behaviour_logprobs) - 1.0).abs().max()) if logprobs.numel() else 0.0

@@ -1,7 +1,7 @@
-"""GRPO's options, in groups: which rollouts a step is made of, how agents sample, how weights are updated, how long the run goes on.
+"""GRPO's options, in groups: rollouts of a step, sampling, weight updates, length of the run.
 
-The options of the loss are objective.Objective. No name stands in two groups: job files name an option without its group. Each group
-raises UsageError where a number makes no sense or two options do not go together.
+The options of the loss are in objective.Objective. Names are unique over all groups, because job files give an option without its group.
+Each group raises UsageError for invalid numbers and for combinations that exclude each other.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from agl_otel.types import RolloutConfig, RolloutMode
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """Which rollouts a step is made of, and which of their calls are trained on."""
+    """The rollouts of a step, and which of their calls are trained on."""
 
     prompts_per_step: int = 16
     group_size: int = 8
     """Rollouts of each task in a step."""
     resample_rounds: int = 0
-    """Dynamic sampling (DAPO, arXiv:2503.14476, §3.2): how many times a step's zero-variance groups, whose rewards are all equal, are
-    replaced by groups of other tasks. Groups that are still without variance then are left out of the update. Costs rollouts."""
+    """Dynamic sampling (DAPO, arXiv:2503.14476, §3.2): how often a step's zero-variance groups, whose rewards are all equal, are replaced
+    by groups of other tasks. Groups that still have no variance are then left out of the update. Costs rollouts."""
     groups_in_flight: int | None = None
     """Asynchronous mode: this many groups run at a time, more than prompts_per_step; a step takes the first that are finished and carries
-    the others over (AReaL, arXiv:2505.24298, §4). Use importance_cap with it. None: every step waits for all of its own."""
+    the others over (AReaL, arXiv:2505.24298, §4). Use importance_cap with it. None: every step waits for all of its groups."""
     max_staleness: int = 2
-    """In asynchronous mode: a group that was enqueued so many steps ago is waited for."""
+    """In asynchronous mode: groups that were enqueued this many steps ago are waited for."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their step, and counted."""
     rollout_config: RolloutConfig | None = None
-    """Retries and time limits of rollouts. None: survives_its_runner() where the run is kept."""
+    """Retries and time limits of rollouts. None: retry_lost_runner() with a `run_dir`."""
     offline_mode: RolloutMode | None = None
-    """Train on offline rollouts, which others ran: a step takes all of this mode that have succeeded since the last one, and the run ends
-    when there is nothing new. Equal tasks are a group; tasks that came once are one group. Which weights sampled them is unknown:
-    importance_cap bounds the effect."""
+    """Train on offline rollouts, which this run did not enqueue: a step takes all of this mode that have succeeded since the last one, and
+    the run ends when there are no new ones. Equal tasks form a group; tasks with a single rollout form one group together. The weights
+    that sampled them are unknown: importance_cap bounds the effect."""
     agent_match: str | None = None
     """Train only on the calls of agents whose name matches this regular expression."""
     fill_reward: float | None = None
-    """The reward of an attempt that has none; None refuses it."""
+    """The reward of attempts without one; None refuses such attempts."""
     shuffle_rewards: bool = False
-    """A control: rewards are dealt out at random among a step's rollouts, so nothing can be learnt."""
+    """A control experiment: rewards are permuted at random among a step's rollouts, so that nothing can be learnt."""
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
-            raise UsageError(f"group_size is {self.group_size}: a group of one has no other to be better than; use at least 2")
+            raise UsageError(f"group_size is {self.group_size}: rewards are compared within a group; use at least 2")
         _require(self, 0, "resample_rounds", "max_staleness")
         if self.groups_in_flight is not None and self.groups_in_flight <= self.prompts_per_step:
             raise UsageError(
@@ -59,34 +59,34 @@ class Rollouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How agents are asked to sample: parameters that their calls have unless the agent sets its own."""
+    """Sampling parameters of agents' calls, unless the agent sets its own."""
 
     temperature: float = 1.0
-    """The trainer divides its logits by it, too."""
+    """The trainer divides its logits by it as well."""
     max_tokens: int = 64
     """The longest reply."""
     seed_sampling: bool = True
-    """Give every rollout a seed, which the proxy adds to each of its calls: with a model server that honours it, as ours for tiny models
-    does bit for bit, a run can be repeated. False leaves sampling to the server."""
+    """Give every rollout a seed, which the proxy adds to each of its calls. With a model server that honours it (grpo/server.py does so
+    bit for bit), a run is reproducible. False leaves sampling to the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Updates:
-    """How the weights are updated, beside the loss."""
+    """How the weights are updated, apart from the loss."""
 
     updates_per_step: int = 3
-    """Optimizer steps on each batch (mu in algorithm 1 of DeepSeekMath): rollouts are dearer than updates."""
+    """Optimizer steps on each batch (mu in algorithm 1 of DeepSeekMath): rollouts cost more than updates."""
     learning_rate: float = 1e-3
     max_grad_norm: float = 1.0
     lora_rank: int | None = None
-    """Train an adapter of this rank beside each linear layer instead of the weights: LoRA (arXiv:2106.09685), extra [lora]. Servers get
-    weights with the adapter merged in. It usually wants a higher learning rate. None: all weights are trained."""
+    """Train LoRA adapters of this rank (arXiv:2106.09685, extra [lora]) instead of all weights. Servers get weights with the adapter merged
+    in. LoRA usually needs a higher learning rate. None: all weights are trained."""
     device: str = "cpu"
     threads: int = 1
-    """Of torch on the CPU: more are slower for small models on busy cores."""
+    """Threads of torch on the CPU; more are slower for small models on busy cores."""
     probe_tolerance: float | None = None
-    """After each push the server is asked for a few tokens, and their log-probs are held against the trainer's: a ratio further than this
-    from 1 ends the run. 1e-3 will do in float32, 0.1 where the server is in bfloat16. None: not asked."""
+    """After each push the server samples a few tokens, and their log-probs are compared with the trainer's: a probability ratio that
+    differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no check."""
 
     def __post_init__(self) -> None:
         if self.lora_rank is not None:
@@ -96,7 +96,7 @@ class Updates:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long a run goes on, and what is kept of it."""
+    """The length of a run, and its checkpoints."""
 
     max_steps: int = 200
     target_score: float | None = None
@@ -104,7 +104,7 @@ class Schedule:
     score_window: int = 5
     seed: int = 0
     checkpoint_every_steps: int = 1
-    """Steps after the last checkpoint are done again from the rollouts that the store still has."""
+    """Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The model and its tokenizer in a folder, and how weights get from the trainer to a model server.
+"""Load a model and its tokenizer from a folder, and push weights from the trainer to a model server.
 
-A folder of weights is transformers' layout: `model.safetensors` beside config and tokenizer. For a push only the safetensors file
-is written, and the server is told where it is; both see the same file system.
+Folders have transformers' layout: `model.safetensors` beside config and tokenizer. A push writes only the safetensors file and sends its
+path to the server, which must share the file system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agl_otel.algorithms.grpo.lora import merged
 from agl_otel.errors import ModelServerError, UsageError
 
 WEIGHTS_FILE: Final = "model.safetensors"
-PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls that are being answered, and large weights are read from disk
+PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Policy:
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids the model knows; ids are below it. May be more than the tokenizer's, where the embedding is padded."""
+        """Number of token ids of the model; may exceed the tokenizer's, where the embedding is padded."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
     def decode(self) -> Callable[..., str]:
-        """Token ids to text; special tokens are left out unless `skip_special_tokens=False`."""
+        """A function from token ids to text that omits special tokens unless `skip_special_tokens=False`."""
         tokenizer = self.tokenizer
 
         def decode(token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
@@ -49,21 +49,21 @@ class Policy:
         return decode
 
     def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """`messages` and `tools` through the chat template, ready for the assistant's reply.
+        """Render `messages` and `tools` by the chat template, with the generation prompt, and return token ids.
 
-        Raises UsageError where the template refuses, or knows no tools.
+        Raises UsageError where the template fails or does not support tools.
         """
         if tools and "tools" not in str(self.tokenizer.chat_template):
-            raise UsageError("the model's chat template knows no tools: take a model whose template does")
+            raise UsageError("the model's chat template does not support tools: use a model whose template does")
         try:
             text = self.tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # templates are programs of their own (jinja2) and raise what they like
+        except Exception as error:  # jinja2 templates may raise anything
             raise UsageError(f"the model's chat template refuses these messages: {error}") from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
-    """Read model and tokenizer from `folder`, in float32. Raises UsageError where it holds none."""
+    """Load model and tokenizer from `folder`, in float32. Raises UsageError where it has none."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
@@ -76,7 +76,7 @@ def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
 
 
 def save_weights(model: Any, folder: str | Path) -> Path:
-    """Write the weights, an adapter's merged in, to `folder`/model.safetensors, complete or not at all; returns its absolute path."""
+    """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path."""
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in merged(model).items()}
@@ -86,7 +86,7 @@ def save_weights(model: Any, folder: str | Path) -> Path:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Copy `folder`'s weights into `model`, all or none. Raises UsageError that names the first thing that does not fit."""
+    """Copy `folder`'s weights into `model`, all or none. Raises UsageError that names the first mismatch."""
     file = folder / WEIGHTS_FILE
     try:
         new = load_file(file)
@@ -96,7 +96,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def copy_weights(model: Any, new: Mapping[str, torch.Tensor], source: str) -> None:
-    """Copy weights by name into `model`, all or none. Raises UsageError that names `source` and the first thing that does not fit."""
+    """Copy weights by name into `model`, all or none. Raises UsageError that names `source` and the first mismatch."""
     current: dict[str, torch.Tensor] = model.state_dict()
     if missing := sorted(current.keys() - new.keys()):
         raise UsageError(f"{source} lacks {len(missing)} weights of the model, first {missing[0]!r}")
@@ -111,9 +111,9 @@ def copy_weights(model: Any, new: Mapping[str, torch.Tensor], source: str) -> No
 
 
 async def push_weights(session: aiohttp.ClientSession, server_url: str, folder: Path, version: str) -> None:
-    """Make the model server load the weights in `folder` (an absolute path) as `version`; returns when they are active.
+    """Load the weights in `folder` (an absolute path) into the model server as `version`; return when they are active.
 
-    Raises ModelServerError where the server is away or refuses them.
+    Raises ModelServerError where the server is unreachable or refuses them.
     """
     url = f"{server_url.rstrip('/')}/weights"
     body = {"path": str(folder), "version": version}

@@ -1,7 +1,7 @@
-"""The model behind the server: one thread that alternates between batches of requests and new weights.
+"""The inference engine of the model server: one thread that alternates between batches of requests and new weights.
 
-All that touches the model runs in one worker thread, one job at a time, so new weights become active exactly between two batches,
-and the event loop stays free. Requests that wait while a batch runs form the next one.
+Everything that uses the model runs in one worker thread, one task at a time, so new weights become active between two batches and the
+event loop stays responsive. Requests that arrive while a batch runs form the next one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import torch
 from agl_otel.algorithms.grpo.generate import Row, by_prompt_length, generate
 from agl_otel.algorithms.grpo.policy import Policy, copy_weights, load_weights
 
-GATHER_SECONDS = 0.002  # how long the first request of a batch waits for company; costs no CPU and halves the forward passes
+GATHER_SECONDS = 0.002  # batching delay of the first request, which halves the number of forward passes
 MAX_BATCH_ROWS = 256
 
 
 @dataclass(eq=False)
 class Job:
-    """One request: a row for each choice."""
+    """One request, with a row for each choice."""
 
     id: str
     rows: list[Row]
     finished: asyncio.Future[str]
     """Resolves to the version of the weights that sampled it."""
     on_tokens: Callable[[str, list[int]], None] | None = None
-    """Called on the event loop with (version, tokens ready in each row) while it runs; for streams."""
+    """For streams: called on the event loop with (version, number of tokens ready in each row)."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Engine:
     policy: Policy
     version: str = "0"
     record: TextIO | None = None
-    """Gets one JSON line for each choice sampled, flushed before the answer leaves."""
+    """Receives one JSON line for each sampled choice, flushed before the response is sent."""
     seed: int = 0
     _waiting: asyncio.Queue[Job] = field(default_factory=asyncio.Queue[Job])
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="model"))
@@ -65,20 +65,20 @@ class Engine:
         self._worker.shutdown()
 
     def row_random(self, seed: int | None, choice: int) -> random.Random:
-        """The randomness of one choice: from the request's seed, else from the engine's."""
+        """Return the random source of one choice: from the request's seed, else from the engine's."""
         return random.Random(self._random.getrandbits(64) if seed is None else f"{seed}/{choice}")
 
     async def submit(self, job: Job) -> str:
-        """Sample the job's rows; returns the version of the weights that did it."""
+        """Sample the job's rows and return the version of the weights."""
         self._waiting.put_nowait(job)
         return await job.finished
 
     async def set_weights(self, folder: str, version: str) -> None:
-        """Load `folder`'s weights between two batches. Raises UsageError, and keeps the old ones, where they do not fit."""
+        """Load `folder`'s weights between two batches. Raises UsageError where they do not fit; the old ones then stay active."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._load, folder, version)
 
     async def take_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
-        """The same with weights that are in memory, by name."""
+        """Set weights from memory, {name: tensor}, between two batches. Raises UsageError like `set_weights`."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._take, weights, version)
 
     def _load(self, folder: str, version: str) -> None:
@@ -99,13 +99,13 @@ class Engine:
             jobs = [job for job in jobs if not job.finished.done()]
             try:
                 await loop.run_in_executor(self._worker, self._generate, jobs, loop)
-            except Exception as error:  # noqa: BLE001  # one bad batch must not end the server; each caller gets the error
+            except Exception as error:  # noqa: BLE001  # a failed batch must not end the server; each caller gets the error
                 for job in jobs:
                     if not job.finished.done():
                         job.finished.set_exception(error)
 
     def _generate(self, jobs: Sequence[Job], loop: asyncio.AbstractEventLoop) -> None:
-        """In the worker thread: sample every row, record, then wake the callers."""
+        """Sample every row, record, then wake the callers; runs in the worker thread."""
         owner = {id(row): job for job in jobs for row in job.rows}
         left = {job: len(job.rows) for job in jobs}
         version = self.version

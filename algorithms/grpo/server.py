@@ -20,7 +20,7 @@ from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.generate import Row
-from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_response, parser_of
+from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, access_checks, error_response, make_parser
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.sampler import Engine, Job
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
@@ -39,7 +39,7 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
 
     With a `key` whoever asks must show it; `loads` is whether it takes weights by POST /weights. Raises SettingsError.
     """
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*checks(host, key), _errors, bodies_in_time])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*access_checks(host, key), _errors, bodies_in_time])
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)
@@ -142,7 +142,7 @@ async def serving(engine: Engine, model: str, *, host: str, port: int, model_nam
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = parser_of("agl_otel.algorithms.grpo.server", "An OpenAI-compatible model server.")
+    parser = make_parser("agl_otel.algorithms.grpo.server", "An OpenAI-compatible model server.")
     parser.add_argument("--record", help="append a JSON line for every choice sampled to this file")
     parser.add_argument("--seed", type=int, default=0, help="of requests that name none")
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""Tool calls as chat models write them: <tool_call>{"name": …, "arguments": {…}}</tool_call>, the form of Hermes and Qwen. Pure.
+"""Parse tool calls in replies: <tool_call>{"name": …, "arguments": {…}}</tool_call>, the format of Hermes and Qwen. Pure.
 
-The model's chat template puts the tools into the prompt; here replies are read. What was sampled stays as it is: a call that comes back in
-the next prompt is printed by the template, and goes on from the reply token for token where the model spells JSON as the template does.
+The chat template writes the tools into the prompt, and earlier calls into later prompts. These continue the sampled reply token for
+token only where the model formats JSON as the template does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def read_calls(text: str, prefix: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """(what a reply says beside its calls; None where that is nothing, its calls in OpenAI's form with ids that begin with `prefix`).
+    """Split a reply into (its other text or None, its tool calls in OpenAI's format with ids that start with `prefix`).
 
-    What is no JSON object with a name stays in the text.
+    A block that is not a JSON object with a name stays in the text.
     """
     calls: list[dict[str, Any]] = []
 
@@ -39,7 +39,7 @@ def read_calls(text: str, prefix: str) -> tuple[str | None, list[dict[str, Any]]
 
 
 def for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates take it: the arguments of its tool calls parsed, for they print them as JSON themselves."""
+    """Parse the arguments of a message's tool calls, which chat templates serialise to JSON themselves."""
     calls = message.get("tool_calls")
     return {**message, "tool_calls": [_parsed(call) for call in calls]} if isinstance(calls, list) else message
 

@@ -1,14 +1,14 @@
-"""vLLM in the place of our own model server: started, watched and ended here, behind the same interface as server.py.
+"""Run vLLM as the model server: starts, monitors and ends `vllm serve`, behind the same interface as server.py.
 
     python -m agl_otel.algorithms.grpo.vllm --model DIR --port 8000 [--vllm PATH] [-- more options of `vllm serve`]
 
-A small front, because vLLM may live in an environment of its own: `vllm serve` is a child on a port of its own, whose end is the front's
-end. What goes to /v1 is handed through, and every answer says in `agl-model-version` which weights sampled it. POST /weights
-{"path", "version"} waits until the calls under way are answered, has vLLM reload (its `reload_weights`, through /collective_rpc of its
-development mode), and drops the prefix cache; calls that come meanwhile wait. So no reply is sampled by two versions.
+vLLM may be installed in another environment, so `vllm serve` runs as a child process on its own port, and this front ends with it.
+Requests to /v1 are forwarded; the response header `agl-model-version` names the weights that sampled. POST /weights {"path", "version"}
+waits for the calls in flight, lets vLLM reload (`reload_weights`, through /collective_rpc of its development mode) and drops the prefix
+cache; new calls wait meanwhile. So no reply is sampled by two versions.
 
-Models with a tied head are not reloaded whole by every release of vLLM: GRPO's `probe_tolerance` notices.
-vLLM's server must be reached by this machine alone: /collective_rpc runs what it is asked.
+Not every release of vLLM reloads models with a tied head completely: GRPO's `probe_tolerance` detects that.
+vLLM's port must be reachable from this machine only: /collective_rpc executes arbitrary methods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_response, parser_of
+from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, access_checks, error_response, make_parser
 from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
 from agl_otel.net.http_server import bodies_in_time, is_well, listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
@@ -36,7 +36,7 @@ from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
-START_SECONDS: Final = 600.0  # a large model is read from disk, and its kernels are compiled
+START_SECONDS: Final = 600.0  # for reading a large model and compiling kernels
 STOP_SECONDS: Final = 30.0
 RELOAD_SECONDS: Final = 600.0
 ENVIRONMENT: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -44,23 +44,23 @@ _NOT_OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "co
 
 
 def vllm_command(given: str | None = None) -> str:
-    """The program `vllm`: the one that is given, or that of this environment or the PATH. Raises SettingsError that says what to do."""
+    """Find the program `vllm`: the given one, else that of this environment or the PATH. Raises SettingsError where there is none."""
     beside = Path(sys.executable).with_name("vllm")
     found = shutil.which(given) if given else str(beside) if beside.exists() else shutil.which("vllm")
     if found is None:
         raise SettingsError(
-            f"there is no program {given or 'vllm'!r}: pip install vllm, in an environment of its own where it does not go with ours, "
-            "and say where it is ([policy] vllm = '/…/bin/vllm')"
+            f"there is no program {given or 'vllm'!r}: pip install vllm, in another environment if its dependencies conflict, "
+            "and name its path ([policy] vllm = '/…/bin/vllm')"
         )
     return found
 
 
 class Front:
-    """The routes of server.py over a vLLM server. Use `async with`."""
+    """Serves the routes of server.py over a vLLM server. Use `async with`."""
 
     def __init__(self, process: Process, url: str, version: str, *, name: str, weights: str | None = None) -> None:
         self.process, self.url, self.version, self._name = process, url, version, name
-        self._weights_to_begin_with = weights
+        self._initial_weights = weights
         self._calls = 0
         self._changed = asyncio.Condition()
         self._loading = False
@@ -73,8 +73,8 @@ class Front:
             await self._ask(
                 "/v1/completions", {"model": self._name, "prompt": "a", "max_tokens": 1}
             )  # compiles kernels: minutes on some CPUs
-            if self._weights_to_begin_with is not None:
-                await self.load(self._weights_to_begin_with, self.version)
+            if self._initial_weights is not None:
+                await self.load(self._initial_weights, self.version)
         except BaseException:
             await self.__aexit__()
             raise
@@ -82,21 +82,21 @@ class Front:
 
     async def __aexit__(self, *_: object) -> None:
         await self.process.stop(grace_seconds=STOP_SECONDS)
-        signal_group(self.process.pid, signal.SIGKILL)  # its engine and workers outlive a server that was killed
+        signal_group(self.process.pid, signal.SIGKILL)  # its engine and workers survive a kill of the server process
         await self._session.close()
 
     def app(self, host: str = "127.0.0.1") -> web.Application:
-        """Its routes, for a port of `host`. Raises SettingsError."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*checks(host), _errors, bodies_in_time])
+        """Make the web application, for a port of `host`. Raises SettingsError."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*access_checks(host), _errors, bodies_in_time])
         app.router.add_get("/health", self._health)
         app.router.add_post("/weights", self._weights)
         app.router.add_route("*", "/v1/{tail:.*}", self._forward)
         return app
 
     async def load(self, folder: str, version: str) -> None:
-        """Sample with `folder`'s weights under `version`, once the calls under way are answered.
+        """Load `folder`'s weights as `version`, after the calls in flight.
 
-        Raises UsageError where vLLM refuses them; whether the old ones are still whole it does not say.
+        Raises UsageError where vLLM refuses them; it does not report whether the old ones are still intact.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: not self._loading)
@@ -145,7 +145,7 @@ class Front:
 
     @asynccontextmanager
     async def _call(self) -> AsyncGenerator[None]:
-        """A call under way; waits while weights are loaded."""
+        """Count a call in flight; waits while weights are loaded."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._loading)
             self._calls += 1
@@ -170,7 +170,7 @@ class Front:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Errors in OpenAI's form."""
+    """Return errors in OpenAI's format."""
     try:
         return await handler(request)
     except UsageError as error:
@@ -181,7 +181,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
 
 @asynccontextmanager
 async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Serving]:
-    """The front while it serves. The end of vLLM raises ModelServerError with the end of its log."""
+    """Run the front. If vLLM ends, ModelServerError is raised with the end of its log."""
 
     async def failed() -> None:
         await front.process.wait()
@@ -197,10 +197,10 @@ async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Servi
 
 
 def make_front(options: argparse.Namespace, more: Sequence[str]) -> Front:
-    """`vllm serve` with these options, not started yet. Raises SettingsError where there is none."""
+    """Make the front for `vllm serve` with these options, without starting it. Raises SettingsError where vLLM is not installed."""
     port = free_port()
     command = [vllm_command(options.vllm), "serve", options.model, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    # processed: of the distribution that was sampled from, whatever the temperature; that no default of the model's changes for a call
+    # processed_logprobs: of the distribution sampled from, at any temperature; generation-config vllm: no defaults from the model's folder
     command += ["--served-model-name", options.name, "--host", "127.0.0.1", "--port", str(port), "--seed", str(options.seed), *more]
     process = Process(
         "vLLM", command, log=Path(options.log), env={name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
@@ -209,20 +209,20 @@ def make_front(options: argparse.Namespace, more: Sequence[str]) -> Front:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit status."""
-    parser = parser_of("agl_otel.algorithms.grpo.vllm", "vLLM as a policy server.")
+    """Run the command line; return the exit status."""
+    parser = make_parser("agl_otel.algorithms.grpo.vllm", "vLLM as a policy server.")
     parser.add_argument("--seed", type=int, default=0, help="of vLLM's engine")
     parser.add_argument("--vllm", help="the program  [default: that of this environment, or of the PATH]")
-    parser.add_argument("--log", default="vllm.log", help="where what vLLM prints goes")
+    parser.add_argument("--log", default="vllm.log", help="file for vLLM's output")
     known = list(sys.argv[1:] if arguments is None else arguments)
     place = known.index("--") if "--" in known else len(known)
     options = parser.parse_args(known[:place])
     try:
         front = make_front(options, known[place + 1 :])
         server = serving(front, host=options.host, port=options.port)
-        asyncio.run(until_stopped(server, partial(print, flush=True), cancel_start=True))  # it starts for minutes
+        asyncio.run(until_stopped(server, partial(print, flush=True), cancel_start=True))  # its start takes minutes
     except AglError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201  # the end of its log
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201  # the last line of its log
         return 2
     return 0
 

@@ -148,12 +148,12 @@ class Reply:
 
     def whole(self) -> dict[str, Any]:
         """The body of a plain answer."""
-        said = [self._said(row, index, self.decode(row.tokens)) for index, row in enumerate(self.rows)]
+        messages = [self._content(row, index, self.decode(row.tokens)) for index, row in enumerate(self.rows)]
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", **said[index]},
-                "finish_reason": "tool_calls" if "tool_calls" in said[index] else row.finish_reason,
+                "message": {"role": "assistant", **messages[index]},
+                "finish_reason": "tool_calls" if "tool_calls" in messages[index] else row.finish_reason,
                 "logprobs": self._logprobs(row, 0) if self.request.logprobs else None,
                 **({"token_ids": row.tokens} if self.request.return_token_ids else {}),
             }
@@ -184,7 +184,7 @@ class Reply:
                 continue  # half a character: wait for the token that completes it
             delta = {"content": now[len(text) :]}
             if self.request.tools:  # whether a reply calls one is known at its end
-                delta = self._said(row, index, now) if done else {"content": ""}
+                delta = self._content(row, index, now) if done else {"content": ""}
             finish = "tool_calls" if "tool_calls" in delta else row.finish_reason
             choice = {
                 "index": index,
@@ -197,7 +197,7 @@ class Reply:
             chunks.append(self._chunk([choice]))
         return chunks
 
-    def _said(self, row: Row, index: int, text: str) -> dict[str, Any]:
+    def _content(self, row: Row, index: int, text: str) -> dict[str, Any]:
         """`content`, and `tool_calls` where tools were offered and the reply calls some."""
         content, calls = read_calls(text, f"call-{self.id[-12:]}-{index}") if self.request.tools else (text, [])
         numbered = [{"index": place, **call} for place, call in enumerate(calls)] if self.request.stream else calls

@@ -90,13 +90,13 @@ class APO(PromptSearch, Generic[T]):
         batches: Iterator[Sequence[Any]] = batch_iter_over_dataset(val, self.val_batch_size, self._source("val"))
         if self.run_initial_validation:
             self._take(seed, await self._on_everything(seed, val))
-            await self._note_step(0, round=0, candidates=[{**seed.described(), "score": self.best_score}])
+            await self._record_step(0, round=0, candidates=[{**seed.described(), "score": self.best_score}])
         beam = [seed]
         for number in range(1, self.beam_rounds + 1):
             made, over = await self._expand(number, beam)
             beam = await self._select(number, [*beam, *made], next(batches))
             self._take(beam[0], await self._on_everything(beam[0], val))
-            await self._note_step(number, round=number, made=len(made), candidates=self._ranking)
+            await self._record_step(number, round=number, made=len(made), candidates=self._ranking)
             if over is not None:
                 raise over
         return "all rounds are done"

@@ -32,7 +32,7 @@ def prompts_in(resources: NamedResources | None) -> dict[str, PromptTemplate]:
     return {name: resource for name, resource in (resources or {}).items() if isinstance(resource, PromptTemplate)}
 
 
-def why_unfit(text: str, before: str, engine: str) -> str:
+def template_problem(text: str, before: str, engine: str) -> str:
     """Why an edited template cannot take the place of the one before; empty where it can.
 
     An f-string template must have the placeholders of the one before, no more and no fewer: a new one fails in the agent, and without

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter
-from agl_otel.algorithms.grpo.groups import cancel_if_there, try_again
+from agl_otel.algorithms.grpo.groups import cancel_if_there, requeue_failed
 from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
 from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
-from agl_otel.algorithms.utils import why_not
+from agl_otel.algorithms.utils import failure_summary
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
@@ -82,7 +82,7 @@ class Evaluator:
             EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, config=self.config, metadata=metadata) for task in tasks
         ]
         rollouts = await self.store.enqueue(requests, idempotency_key=f"{self.journal.run_id}/{name}/{digest}")
-        await try_again(self.store, rollouts)
+        await requeue_failed(self.store, rollouts)
         evaluation = await self._result([rollout.rollout_id for rollout in rollouts], candidate)
         self.journal.note(name, digest, asdict(evaluation))
         self.since_step.append(evaluation)
@@ -155,7 +155,7 @@ class Evaluator:
         rewards = final_rewards(await self.store.traces(finished)) if finished else {}
         if rollout_ids and not rewards:
             told = f"none of the {len(rollout_ids)} rollouts of candidate {candidate.version} has a reward: "
-            told += why_not(finished) or ("agents and graders gave none" if finished else "none has finished")
+            told += failure_summary(finished) or ("agents and graders gave none" if finished else "none has finished")
             if not candidate.parents and "succeeded" not in status.values():
                 raise DataError(f"{told}. Make the agent work with the prompts that the search begins with, and start the run again")
             _log.warning("%s; it counts 0", told)

@@ -79,7 +79,7 @@ class GEPA(PromptSearch, Generic[T]):
         self._val = val
         batches = batch_iter_over_dataset(train, self.minibatch_size, self._source("train"))
         await self._join(seed)
-        await self._note_step(0, iteration=0, kind="seed", joined=seed.version, front=self._front())
+        await self._record_step(0, iteration=0, kind="seed", joined=seed.version, front=self._front())
         merge_is_due = False
         for number in range(1, self.max_iterations + 1):
             pair = self._pair(number) if merge_is_due else None
@@ -89,7 +89,7 @@ class GEPA(PromptSearch, Generic[T]):
                 joined = None
             merge_is_due = pair is None and joined is not None
             kind = "mutation" if pair is None else "merge"
-            await self._note_step(number, iteration=number, kind=kind, joined=joined.version if joined else None, front=self._front())
+            await self._record_step(number, iteration=number, kind=kind, joined=joined.version if joined else None, front=self._front())
         return "all iterations are done"
 
     def _parents(self) -> dict[str, tuple[str, ...]]:

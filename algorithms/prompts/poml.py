@@ -24,7 +24,7 @@ _LOOP: Final = re.compile(r"(\w+)\s+in\s+([\w.]+)")
 Values = Mapping[str, Any]
 
 
-class _BeyondUsError(Exception):
+class _UnsupportedError(Exception):
     """The file uses more of POML than is rendered here."""
 
 
@@ -42,7 +42,7 @@ def render(path: Path, values: Values) -> str:
         raise SettingsError(f"prompt file {path} is not POML: {error}") from error
     except KeyError as error:
         raise SettingsError(f"prompt file {path} asks for {{{{ {error.args[0]} }}}}: there are {', '.join(values)}") from error
-    except _BeyondUsError as why:
+    except _UnsupportedError as why:
         return _by_package(path, values, str(why))
 
 
@@ -58,10 +58,10 @@ def _by_package(path: Path, values: Values, why: str) -> str:
 def _blocks(element: ElementTree.Element, values: Values) -> list[str]:
     """The blocks of an element, after its `for` and `if`."""
     if (more := set(element.attrib) - _ATTRIBUTES) or element.tag not in _ELEMENTS:
-        raise _BeyondUsError(f"<{element.tag}{''.join(f' {name}=' for name in sorted(more))}>")
+        raise _UnsupportedError(f"<{element.tag}{''.join(f' {name}=' for name in sorted(more))}>")
     if "for" in element.attrib:
         if not (loop := _LOOP.fullmatch(element.attrib["for"].strip())):
-            raise _BeyondUsError(f'for="{element.attrib["for"]}"')
+            raise _UnsupportedError(f'for="{element.attrib["for"]}"')
         return [block for each in _value(loop[2], values) for block in _blocks_if(element, {**values, loop[1]: each})]
     return _blocks_if(element, values)
 
@@ -74,7 +74,7 @@ def _blocks_if(element: ElementTree.Element, values: Values) -> list[str]:
 
 def _paragraph(element: ElementTree.Element, values: Values) -> list[str]:
     if len(element):
-        raise _BeyondUsError(f"elements in <{element.tag}>")
+        raise _UnsupportedError(f"elements in <{element.tag}>")
     plain = element.text or ""
     return [_filled(plain if element.get("whiteSpace") == "pre" else " ".join(plain.split()), values)]
 
@@ -103,7 +103,7 @@ _ELEMENTS: Final[dict[str, Callable[[ElementTree.Element, Values], list[str]]]] 
 
 def _filled(text: str, values: Values) -> str:
     if "{{" in _VALUE.sub("", text):
-        raise _BeyondUsError(f"the expression in {text.strip()[:60]!r}")
+        raise _UnsupportedError(f"the expression in {text.strip()[:60]!r}")
     return _VALUE.sub(lambda found: str(_value(found[1], values)), text)
 
 

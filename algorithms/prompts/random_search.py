@@ -41,7 +41,7 @@ class RandomSearch(PromptSearch, FastAlgorithm):
         for number, candidate in enumerate([seed, *(self._made(combinations[place], seed) for place in order)]):
             evaluation = await self.evaluator.evaluate("trial", candidate, val or train, "val")
             self._take(candidate, evaluation)
-            await self._note_step(number, trial=number, **candidate.described(), score=evaluation.score)
+            await self._record_step(number, trial=number, **candidate.described(), score=evaluation.score)
         return "all trials are done"
 
 

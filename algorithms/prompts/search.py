@@ -18,12 +18,12 @@ from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
 from agl_otel.algorithms.prompts.beam import score_of
-from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, why_unfit
+from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, template_problem
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
 from agl_otel.algorithms.prompts.evaluate import Evaluation, Evaluator
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
 from agl_otel.algorithms.run_log import RunLog, flat
-from agl_otel.algorithms.utils import items, survives_its_runner
+from agl_otel.algorithms.utils import items, retry_lost_runner
 from agl_otel.errors import SettingsError
 from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfig, TrainingStep
 
@@ -38,7 +38,7 @@ class PromptSearch(Algorithm):
             OPENAI_API_KEY and OPENAI_BASE_URL (extra [apo]).
         temperature: of the editor's calls.
         rollout_batch_timeout: seconds for each batch of rollouts; what has not finished by then is cancelled and left out.
-        rollout_config: of every rollout (timeouts, retries). None: `survives_its_runner()`.
+        rollout_config: of every rollout (timeouts, retries). None: `retry_lost_runner()`.
         run_dir: where the run is kept (journal.py); a run that is there already is gone on with, and nothing is paid for twice.
             None: in memory.
         seed: of every draw; None: another one for every new run.
@@ -73,7 +73,7 @@ class PromptSearch(Algorithm):
         self._own_client: Any = None
         self.temperature = temperature
         self.rollout_batch_timeout = rollout_batch_timeout
-        self.rollout_config = rollout_config if rollout_config is not None else survives_its_runner()
+        self.rollout_config = rollout_config if rollout_config is not None else retry_lost_runner()
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.seed = seed
         self.max_editor_calls = max_editor_calls
@@ -111,7 +111,7 @@ class PromptSearch(Algorithm):
         if not val:
             raise ValueError(f"{type(self).__name__} needs val_dataset: tasks by whose rollouts prompts are chosen")
         for name, prompt in prompts_in(self.get_initial_resources()).items():
-            if why := why_unfit(prompt.template, prompt.template, prompt.engine):
+            if why := template_problem(prompt.template, prompt.template, prompt.engine):
                 raise ValueError(
                     f"{type(self).__name__} cannot edit prompt {name}: {why} (one that format() does not fill in may be engine='jinja')"
                 )
@@ -174,7 +174,7 @@ class PromptSearch(Algorithm):
             run_id=journal.run_id,
             algorithm=self.name,
             folder=journal.folder,
-            sinks=sinks_of(self.metrics, kept=journal.folder is not None),
+            sinks=sinks_of(self.metrics, has_folder=journal.folder is not None),
         )
         self._engines = {name: prompt.engine for name, prompt in prompts_in(resources).items()}
         self.editor = Editor(
@@ -204,7 +204,7 @@ class PromptSearch(Algorithm):
         text = cleaned(answer)
         if not text:
             return None
-        if why := why_unfit(text, parent.templates[name], self._engines[name]):
+        if why := template_problem(text, parent.templates[name], self._engines[name]):
             _log.warning("an edit of %s is left out: %s", parent.version, why)
             return None
         return self._made({**parent.templates, name: text}, parent, *others)
@@ -222,7 +222,7 @@ class PromptSearch(Algorithm):
         score = None if self.best_score == float("-inf") else self.best_score
         journal.best({**self._best.described(), "score": score, "stopped_because": self.stopped_because})
 
-    async def _note_step(self, number: int, **row: Any) -> None:
+    async def _record_step(self, number: int, **row: Any) -> None:
         """Step `number` is done: one line of history and metrics.jsonl, and what the store is told of it."""
         assert self._best is not None
         score = None if self.best_score == float("-inf") else self.best_score

@@ -28,17 +28,17 @@ from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.groups import TaskOrder, try_again
+from agl_otel.algorithms.grpo.groups import TaskOrder, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.report import Clock, mean_reward
-from agl_otel.algorithms.run_folder import RunFolder, course_of, kept, other_files
-from agl_otel.algorithms.run_log import log_of, step_of
+from agl_otel.algorithms.run_folder import RunFolder, changed_files, open_run, run_fingerprint
+from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
-from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, survives_its_runner, why_not
+from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.service.processes import Process
 from agl_otel.types import (
@@ -109,7 +109,7 @@ class SFT(Algorithm):
     agent_match: str | None = None
     """Train only on the calls of agents whose name matches this regular expression."""
     rollout_config: RolloutConfig | None = None
-    """None: survives_its_runner() where the run is kept."""
+    """None: retry_lost_runner() where the run is kept."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their round, and counted."""
     probe_tolerance: float | None = None
@@ -147,10 +147,10 @@ class SFT(Algorithm):
         """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
         self.agent_match = agent_match_of("SFT", adapter, self.agent_match)
 
-    def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
+    def run_fingerprint(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
-        return course_of(options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
+        return run_fingerprint(options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
         """The weights that a model server begins with when `run` goes on, None for the model's own, and their version.
@@ -177,9 +177,9 @@ class SFT(Algorithm):
         if not tasks and self.offline_mode is None:
             raise UsageError("SFT needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
-        with kept(self.run_dir, algorithm="sft", options=lambda: self.course(tasks), seed=self.seed) as self._run:
+        with open_run(self.run_dir, algorithm="sft", options=lambda: self.run_fingerprint(tasks), seed=self.seed) as self._run:
             self._folder = self._run.folder if self._run is not None else self._own_folder
-            async with aiohttp.ClientSession() as session, log_of(store, "sft", self._run, self.metrics) as self._log:
+            async with aiohttp.ClientSession() as session, open_log(store, "sft", self._run, self.metrics) as self._log:
                 sampling = all_parameters(self.temperature, self.max_tokens)
                 self._serving = Serving(store, session, url=self.model_server_url, sampling=sampling, run_id=self._log.run_id)
                 await self._serving.begin(self._run)
@@ -191,7 +191,7 @@ class SFT(Algorithm):
                     self.reports.append(report)
                     if self._run is not None:
                         self._run.metric(asdict(report))
-                    await self._log.note(self._told(report), report.figures)
+                    await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
         return self.reports
@@ -210,14 +210,14 @@ class SFT(Algorithm):
             next(order)
         self._first = self._weights = await asyncio.to_thread(self._copied)
         if rows:
-            self._serving.go_on(int(rows[-1]["next_version"]), self._folder)
+            self._serving.resume(int(rows[-1]["next_version"]), self._folder)
             self._weights = _weights_after(self._folder, rows) or self._first
             _logger.info("run %s goes on after round %d", self._log.run_id, len(rows))
         await self._publish()
-        await self._log.begin([self._told(report) for report in self.reports])
+        await self._log.begin([self._training_step(report) for report in self.reports])
 
-    def _told(self, report: RoundReport) -> TrainingStep:
-        return step_of(report, self._log, resources_id=self._serving.published.resources_id)
+    def _training_step(self, report: RoundReport) -> TrainingStep:
+        return training_step(report, self._log, resources_id=self._serving.published.resources_id)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> RoundReport:
         """The loop: enqueue, wait, choose, train, publish."""
@@ -262,7 +262,7 @@ class SFT(Algorithm):
 
         In a run that is kept they have ids made of run, round and place: enqueued again they are what is there already.
         """
-        config = self.rollout_config if self.rollout_config is not None or self._run is None else survives_its_runner()
+        config = self.rollout_config if self.rollout_config is not None or self._run is None else retry_lost_runner()
         requests = [
             EnqueueRolloutRequest(
                 input=task,
@@ -276,7 +276,7 @@ class SFT(Algorithm):
             for number in range(self.group_size)
         ]
         enqueued = await store.enqueue(requests)
-        await try_again(store, enqueued)
+        await requeue_failed(store, enqueued)
         ids = [rollout.rollout_id for rollout in enqueued]
         finished = {rollout.rollout_id: rollout async for rollout in store.watch(ids, timeout_seconds=self.step_timeout_seconds)}
         return ids, [finished[rollout_id] for rollout_id in ids if rollout_id in finished]
@@ -292,7 +292,7 @@ class SFT(Algorithm):
             raise DataError(
                 f"round {self._number} has nothing to choose from: refused {dict(batch.refused)}. "
                 "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-                + (f". What failed: {failed}" if (failed := why_not(traces.rollouts)) else "")
+                + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
             )
         keys: list[AttemptKey] = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
         rewards = dict(zip(keys, batch.reward.tolist(), strict=True))
@@ -304,7 +304,7 @@ class SFT(Algorithm):
         flat = self.min_reward is None and len(set(rewards.values())) == 1
         if flat or len(out) == len(rewards):
             _logger.warning(
-                "round %d teaches nothing: %s", self._number, "the rewards are all equal" if flat else f"none reaches {self.min_reward}"
+                "round %d changes no weights: %s", self._number, "the rewards are all equal" if flat else f"none reaches {self.min_reward}"
             )
             out = dict.fromkeys(rewards, "flat_rewards" if flat else "low_reward")
         batch.refused.update(out[key] for key in keys if key in out)
@@ -373,7 +373,7 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
     found = folder / "weights" / str(trained[-1])
     if not (found / WEIGHTS_FILE).exists():
         raise DataError(f"the weights of round {trained[-1]} are not in {found}: bring them back, or choose a new folder for the run")
-    if torn := other_files(found):
+    if torn := changed_files(found):
         raise DataError(
             f"the weights of round {trained[-1]} are damaged ({found / torn[0]} is not what was written): bring them back, or choose a new "
             "folder for the run"

@@ -23,7 +23,7 @@ from agl_otel.errors import AglError, UsageError
 OUTCOME: Final = "outcome.json"
 
 
-def composed(given: Tree) -> Tree:
+def compose_config(given: Tree) -> Tree:
     """verl's config with `given` over it. Raises UsageError that names a key which has no place there."""
     from hydra import compose, initialize_config_module  # pyright: ignore[reportMissingImports] - of the extra [verl], as all of these
     from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
@@ -62,7 +62,7 @@ def run(given: Tree, tasks: int) -> None:
     from verl.utils.config import validate_config  # pyright: ignore[reportMissingImports]
     from verl.utils.device import auto_set_device  # pyright: ignore[reportMissingImports]
 
-    tree = composed(given)
+    tree = compose_config(given)
     check(tree, tasks)
     config: Any = OmegaConf.create(tree)
     auto_set_device(config)

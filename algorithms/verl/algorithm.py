@@ -20,15 +20,15 @@ from typing import Any, Final
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, fingerprint, write_json
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, model_fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
-from agl_otel.algorithms.utils import agent_match_of, items, survives_its_runner
+from agl_otel.algorithms.utils import agent_match_of, items, retry_lost_runner
 from agl_otel.algorithms.verl.checkpoints import last_step, note_checkpoint
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.keys import get, merged, translate
-from agl_otel.algorithms.verl.lone import needs_more_rollouts
 from agl_otel.algorithms.verl.samples import Rules
-from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, step_shown
+from agl_otel.algorithms.verl.singletons import needs_more_rollouts
+from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, sink_step
 from agl_otel.errors import AglError, DataError, SettingsError, UsageError
 from agl_otel.service.processes import Process
 from agl_otel.types import Dataset, RolloutConfig, TrainingStep
@@ -38,7 +38,7 @@ STOP_SECONDS: Final = 30.0  # Ray ends its processes
 NEEDED: Final = ("verl", "ray", "transfer_queue", "torch")
 FOLDER: Final = "verl"
 TRAINER_MODES: Final = ("sync", "colocate_async", "separate_async")
-_NO_COURSE: Final = ("trainer", "ray_kwargs", "global_profiler", "transfer_queue", "skip")
+_NOT_COMPARED: Final = ("trainer", "ray_kwargs", "global_profiler", "transfer_queue", "skip")
 """Sections of the config that may be others when a run is gone on with."""
 
 
@@ -96,7 +96,7 @@ class VERL(Algorithm):
     ) -> None:
         super().__init__()
         check_metrics(metrics)
-        self._shown_by = metrics
+        self._sinks = metrics
         for name, given in (("trainer_cls", trainer_cls), ("daemon_cls", daemon_cls)):
             if given is not None:
                 raise UsageError(
@@ -111,7 +111,7 @@ class VERL(Algorithm):
             raise UsageError(f"trainer.v1.trainer_mode is {self.trainer_mode!r}: use one of {', '.join(TRAINER_MODES)}")
         self.run_dir = run_dir
         self.seed = seed
-        self.rollout_config = rollout_config if rollout_config is not None else survives_its_runner(ROLLOUT_SECONDS)
+        self.rollout_config = rollout_config if rollout_config is not None else retry_lost_runner(ROLLOUT_SECONDS)
         self.step_timeout_seconds = step_timeout_seconds
         self.on_step = on_step
         self.rules = Rules(
@@ -132,11 +132,11 @@ class VERL(Algorithm):
         """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
         self.rules = replace(self.rules, agent_match=agent_match_of("VERL", adapter, self.rules.agent_match))
 
-    def course(self, train: Sequence[Any], val: Sequence[Any]) -> dict[str, Any]:
+    def run_fingerprint(self, train: Sequence[Any], val: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run, as JSON: the options of its run.json."""
-        held = {section: keys for section, keys in self.config.items() if section not in _NO_COURSE}
+        held = {section: keys for section, keys in self.config.items() if section not in _NOT_COMPARED}
         model = str(get(self.config, "actor_rollout_ref.model.path", ""))
-        of_model = {"model": fingerprint(model)} if (Path(model) / "config.json").exists() else {}
+        of_model = {"model": model_fingerprint(model)} if (Path(model) / "config.json").exists() else {}
         return {"config": held, **of_model, "rules": asdict(self.rules), "train": digest_of(list(train)), "val": digest_of(list(val))}
 
     def check(self) -> None:
@@ -162,7 +162,7 @@ class VERL(Algorithm):
         if isinstance(self.run_dir, RunFolder):
             return await self._run(self.run_dir, train, val)
         folder = Path(self.run_dir) if self.run_dir is not None else Path(tempfile.mkdtemp(prefix="agl-otel-verl-"))
-        kept = RunFolder(folder.absolute(), algorithm=self.name, options=self.course(train, val), seed=self.seed)
+        kept = RunFolder(folder.absolute(), algorithm=self.name, options=self.run_fingerprint(train, val), seed=self.seed)
         try:
             await self._run(kept, train, val)
         finally:
@@ -182,16 +182,16 @@ class VERL(Algorithm):
                 "VERL reads what the proxy captures, and this stack has none: give the store of one that `agl-otel up` started"
             )
         self._write(where.queue, kept, place, files, start, train, val)
-        sinks = sinks_of(self._shown_by, kept=self.run_dir is not None)
-        async with RunLog(_TOLD, run_id=kept.run_id, algorithm=self.name, folder=kept.folder, sinks=sinks) as log:
-            await self._play(kept, place, files, start, log)
+        sinks = sinks_of(self._sinks, has_folder=self.run_dir is not None)
+        async with RunLog(_NO_STEP_STORE, run_id=kept.run_id, algorithm=self.name, folder=kept.folder, sinks=sinks) as log:
+            await self._train(kept, place, files, start, log)
 
-    async def _play(self, kept: RunFolder, place: Path, files: Path, start: int, log: RunLog) -> None:
+    async def _train(self, kept: RunFolder, place: Path, files: Path, start: int, log: RunLog) -> None:
         """Run verl, and follow its metrics."""
         self._taken = 0
         last = await asyncio.to_thread(last_step, place)
         self.metrics = _metrics(kept, last)
-        await log.begin([step_shown(kept.run_id, line, time.time()) for line in self.metrics])
+        await log.begin([sink_step(kept.run_id, line, time.time()) for line in self.metrics])
         process = Process.python_module(
             "verl",
             "agl_otel.algorithms.verl",
@@ -249,12 +249,12 @@ class VERL(Algorithm):
             kept.metric(told)
             self.metrics.append(told)
             self._taken += 1
-            await log.note(step_shown(kept.run_id, told, time.time()), {})
+            await log.note(sink_step(kept.run_id, told, time.time()), {})
             if self.on_step is not None:
                 self.on_step(told)
 
 
-class _ToldByTrainer:
+class _NoStepStore:
     """The store hears of steps from verl's own process (trainer.py), which knows their attempts."""
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
@@ -265,7 +265,7 @@ class _ToldByTrainer:
         return 0
 
 
-_TOLD: Final = _ToldByTrainer()
+_NO_STEP_STORE: Final = _NoStepStore()
 
 
 def scores(line: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from agl_otel.algorithms.run_folder import DIGESTS, damaged, other_files, write_digests
+from agl_otel.algorithms.run_folder import DIGESTS, changed_files, damaged_error, write_digests
 from agl_otel.errors import AglError, DataError
 
 _logger = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ def last_step(place: Path) -> int:
     try:
         step = _checkpoint(place)
     except ValueError as error:
-        raise damaged(place / CHECKPOINT, error) from error
+        raise damaged_error(place / CHECKPOINT, error) from error
     folder = _folder_of(place, step)
-    if torn := other_files(folder):
+    if torn := changed_files(folder):
         raise DataError(
             f"the checkpoint {folder} is damaged ({', '.join(torn)} is not what was written): bring it back, or remove it and name an "
             f"earlier one in {place / CHECKPOINT}"

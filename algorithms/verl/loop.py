@@ -13,7 +13,7 @@ from typing import Any, Final
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register  # pyright: ignore[reportMissingImports]
 
-from agl_otel.algorithms.verl.rollouts import Rollouts, Wanted
+from agl_otel.algorithms.verl.rollouts import RolloutRequest, Rollouts
 from agl_otel.algorithms.verl.samples import Counts, Sample
 from agl_otel.algorithms.verl.spec import SECTION, Spec
 from agl_otel.algorithms.verl.tally import find_tally
@@ -40,7 +40,7 @@ class TracedAgentLoop(AgentLoopBase):
         model = self.config.actor_rollout_ref.model
         rollouts = _rollouts(json.dumps(_plain(self.config[SECTION])), model.path, bool(model.get("trust_remote_code", False)))
         read = await rollouts.run(
-            Wanted(
+            RolloutRequest(
                 task=json.loads(row["task"]),
                 mode=row["mode"],
                 step=int(row["global_steps"]),

@@ -43,7 +43,7 @@ class Publisher:
             if not self.spec.says_version:
                 known = self.store.description
                 for proxy in known.proxies or ([known.proxy] if known.proxy else []):
-                    await announce(session, proxy, str(step), self.store.token)
+                    await set_proxy_version(session, proxy, str(step), self.store.token)
         return str(versions["train"])
 
 
@@ -56,7 +56,7 @@ def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any], ke
     }
 
 
-def sampling_of(rollout: Any) -> dict[RolloutMode, dict[str, Any]]:
+def sampling_by_mode(rollout: Any) -> dict[RolloutMode, dict[str, Any]]:
     """How agents are asked to sample, from verl's `actor_rollout_ref.rollout`: as verl itself would."""
 
     def told(each: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ async def _served_model(session: aiohttp.ClientSession, address: str, key: str) 
         raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error!r}") from error
 
 
-async def announce(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
+async def set_proxy_version(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
     """Tell a proxy which weights answer from now on. Raises ModelServerError where it refuses, UnavailableError where it is away."""
     try:
         async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=_showing(token)) as answer:

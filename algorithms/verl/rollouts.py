@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RolloutRequest:
     """What one of verl's sessions asks for."""
 
     task: Any
@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass
-class Read:
+class RolloutResult:
     """What one rollout came to."""
 
     rollout_id: str
@@ -55,8 +55,8 @@ class Read:
 
 @dataclass(eq=False)
 class _Session:
-    wanted: Wanted
-    done: asyncio.Future[Read]
+    request: RolloutRequest
+    done: asyncio.Future[RolloutResult]
     rollout_id: str = ""
 
 
@@ -71,9 +71,9 @@ class Rollouts:
     _waiting: list[_Session] = field(default_factory=list["_Session"])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
 
-    async def run(self, wanted: Wanted) -> Read:
+    async def run(self, request: RolloutRequest) -> RolloutResult:
         """Have it run, and read what came of it. Raises what the store raises."""
-        session = _Session(wanted, asyncio.get_running_loop().create_future())
+        session = _Session(request, asyncio.get_running_loop().create_future())
         self._waiting.append(session)
         if len(self._waiting) == 1:
             task = asyncio.create_task(self._serve())
@@ -84,8 +84,8 @@ class Rollouts:
     async def _serve(self) -> None:
         await asyncio.sleep(GATHER_SECONDS)
         sessions, self._waiting = self._waiting, []
-        modes = {session.wanted.mode for session in sessions}
-        await asyncio.gather(*(self._serve_mode([each for each in sessions if each.wanted.mode == mode]) for mode in modes))
+        modes = {session.request.mode for session in sessions}
+        await asyncio.gather(*(self._serve_mode([each for each in sessions if each.request.mode == mode]) for mode in modes))
 
     async def _serve_mode(self, sessions: Sequence[_Session]) -> None:
         try:
@@ -102,7 +102,7 @@ class Rollouts:
         """Give every session its rollout: one that succeeded before, or one that this start runs."""
         left = list(sessions)
         for start in range(1, self.spec.start + 1):
-            rollouts = await self.store.enqueue([self._request(session.wanted, start) for session in left])
+            rollouts = await self.store.enqueue([self._request(session.request, start) for session in left])
             stale: list[_Session] = []
             for session, rollout in zip(left, rollouts, strict=True):
                 session.rollout_id = rollout.rollout_id
@@ -114,17 +114,17 @@ class Rollouts:
             if not left:
                 return
 
-    def _request(self, wanted: Wanted, start: int) -> EnqueueRolloutRequest:
-        metadata: dict[str, Any] = {"step": wanted.step, "group": wanted.index, "start": self.spec.start}
+    def _request(self, request: RolloutRequest, start: int) -> EnqueueRolloutRequest:
+        metadata: dict[str, Any] = {"step": request.step, "group": request.index, "start": self.spec.start}
         if self.spec.seed is not None:
-            metadata["sampling_seed"] = sampling_seed(self.spec.seed, wanted.name)
+            metadata["sampling_seed"] = sampling_seed(self.spec.seed, request.name)
         again = f"-{start}" if start > 1 else ""
         return EnqueueRolloutRequest(
-            input=wanted.task,
-            mode=wanted.mode,
-            resources_id=self.spec.resources_id(wanted.mode),
+            input=request.task,
+            mode=request.mode,
+            resources_id=self.spec.resources_id(request.mode),
             config=self.spec.config,
-            rollout_id=f"ro-{self.spec.run_id}-{wanted.name}{again}",
+            rollout_id=f"ro-{self.spec.run_id}-{request.name}{again}",
             metadata=metadata,
         )
 
@@ -162,26 +162,26 @@ class Rollouts:
         counts.cpu_seconds = time.thread_time() - began
         for rollout in batch:
             found.setdefault(rollout.rollout_id, [])  # deleted in the meantime
-        await self._tell(by_id[batch[0].rollout_id][0].wanted.mode, counts)
+        await self._report_counts(by_id[batch[0].rollout_id][0].request.mode, counts)
         for rollout_id, samples in found.items():
             for session in by_id[rollout_id]:
                 if not session.done.done():
-                    session.done.set_result(Read(rollout_id, samples))
+                    session.done.set_result(RolloutResult(rollout_id, samples))
 
     async def _give_up(self, rollout_ids: Sequence[str], by_id: dict[str, list[_Session]]) -> None:
         """End rollouts whose time is up, or that were deleted."""
         for rollout_id in rollout_ids:
             with contextlib.suppress(ValueError):  # NotFoundError: deleted
                 await self.store.update_rollout(rollout_id, status="cancelled")
-            mode = by_id[rollout_id][0].wanted.mode
-            await self._tell(mode, Counts(rollouts=1, refused=Counter(not_finished=1)))
+            mode = by_id[rollout_id][0].request.mode
+            await self._report_counts(mode, Counts(rollouts=1, refused=Counter(not_finished=1)))
             for session in by_id[rollout_id]:
                 if not session.done.done():  # its caller went away
-                    session.done.set_result(Read(rollout_id, []))
+                    session.done.set_result(RolloutResult(rollout_id, []))
         if rollout_ids:
             _log.warning("%d rollouts had not finished after %s s and were cancelled", len(rollout_ids), self.spec.step_seconds)
 
-    async def _tell(self, mode: RolloutMode, counts: Counts) -> None:
+    async def _report_counts(self, mode: RolloutMode, counts: Counts) -> None:
         told = self.on_counts(mode, counts)
         if asyncio.iscoroutine(told) or isinstance(told, asyncio.Future):
             await told

@@ -16,7 +16,7 @@ from agl_otel.adapters.lengths import limit_lengths, readable
 from agl_otel.adapters.own_sampling import sampled_otherwise
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.report import bias_figures
-from agl_otel.algorithms.utils import failures_of, in_words
+from agl_otel.algorithms.utils import count_failures, summarise
 from agl_otel.types import VerdictKind
 from agl_otel.types.columns import AttemptKey, Traces
 
@@ -140,11 +140,11 @@ class Counts:
         return flat
 
 
-def nothing_left(counts: Counts, what: str) -> str | None:
+def all_refused(counts: Counts, what: str) -> str | None:
     """What to say where none of the rollouts of `what` can be used, which ends verl; None where some can, or there were none."""
     if counts.sampled or not counts.rollouts:
         return None
-    failed = f" What failed: {in_words(counts.failures)}." if counts.failures else ""
+    failed = f" What failed: {summarise(counts.failures)}." if counts.failures else ""
     return (
         f"none of the {counts.rollouts} rollouts of {what} can be used: refused {dict(counts.refused)}.{failed} The reasons are explained "
         "in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
@@ -195,7 +195,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         refused=Counter(batch.refused),
         breaks=Counter(batch.breaks),
         verdicts=Counter(str(verdict.kind) for verdict in traces.verdicts.values()),
-        failures=failures_of(traces.rollouts),
+        failures=count_failures(traces.rollouts),
         attempts=[key for key in keys if found[key[0]]],
     )
     return found, counts

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.types import RolloutConfig, RolloutMode, TrainingStep
 
@@ -33,7 +33,7 @@ class Spec:
     """Whether the model server says in its answers which weights sampled them; else the proxies are told."""
     seed: int | None = None
     """Of what rollouts sample, handed to the model server; None: it draws as it likes."""
-    rollout_config: dict[str, Any] = field(default_factory=lambda: survives_its_runner(ROLLOUT_SECONDS).model_dump())
+    rollout_config: dict[str, Any] = field(default_factory=lambda: retry_lost_runner(ROLLOUT_SECONDS).model_dump())
     step_seconds: float | None = None
     """Rollouts that have not finished by then are cancelled, left out, and counted."""
     rules: dict[str, Any] = field(default_factory=lambda: asdict(Rules()))
@@ -59,7 +59,7 @@ class Spec:
         return f"{self.run_id}-{mode}"
 
 
-def step_shown(run_id: str, line: Mapping[str, Any], ended: float) -> TrainingStep:
+def sink_step(run_id: str, line: Mapping[str, Any], ended: float) -> TrainingStep:
     """A line of metrics.jsonl as metric sinks take it: ours under the names that other trainers' figures have, verl's as they are."""
     numbers = {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
     ours = {name.removeprefix(OURS).replace("/", "."): value for name, value in numbers.items() if name.startswith(OURS)}
@@ -75,7 +75,9 @@ def step_shown(run_id: str, line: Mapping[str, Any], ended: float) -> TrainingSt
     )
 
 
-def step_of(spec: Spec, counts: Counts, figures: Mapping[str, float], step: int, versions: tuple[str, str], began: float) -> TrainingStep:
+def training_step(
+    spec: Spec, counts: Counts, figures: Mapping[str, float], step: int, versions: tuple[str, str], began: float
+) -> TrainingStep:
     """What the store is told of a step: `versions` of the resources sampled it, and came of it; it began at `began` (Unix seconds)."""
     told = {name.removeprefix(OURS).replace("/", "."): value for name, value in counts.metrics.items()}
     return TrainingStep(

@@ -1,4 +1,4 @@
-"""verl's own trainers, watched: after each update they say which weights are served, and with each step what became of its rollouts.
+"""verl's own trainers, instrumented: after each update they say which weights are served, and with each step what became of its rollouts.
 
 `register_trainer` is verl's way to add a trainer, and all that is overridden are its hooks (`on_…`), `step` and `fit`.
 """
@@ -17,13 +17,13 @@ from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ig
 
 from agl_otel.adapters.own_sampling import several_choices_words
 from agl_otel.algorithms.grpo.objective import max_ratio_error
-from agl_otel.algorithms.report import own_sampling_words, singleton_words
+from agl_otel.algorithms.report import own_sampling_warning, singleton_warning
 from agl_otel.algorithms.run_log import RunLog
-from agl_otel.algorithms.verl.lone import compares_groups, groups_of, lone_keys
 from agl_otel.algorithms.verl.order import in_order
-from agl_otel.algorithms.verl.publish import Publisher, sampling_of
-from agl_otel.algorithms.verl.samples import Counts, figures_of, nothing_left
-from agl_otel.algorithms.verl.spec import SECTION, Spec, step_of
+from agl_otel.algorithms.verl.publish import Publisher, sampling_by_mode
+from agl_otel.algorithms.verl.samples import Counts, all_refused, figures_of
+from agl_otel.algorithms.verl.singletons import compares_groups, groups_of, singleton_keys
+from agl_otel.algorithms.verl.spec import SECTION, Spec, training_step
 from agl_otel.algorithms.verl.tally import make_tally
 from agl_otel.errors import DataError
 from agl_otel.store import Store
@@ -33,10 +33,10 @@ PREFIX: Final = "agl_otel_"
 """Before the name of a trainer of verl's in `trainer.v1.trainer_mode`."""
 _log = logging.getLogger(__name__)
 _Trainer: Any = object
-"""Which of verl's trainers `Watching` lies over is said by `watched`."""
+"""Which of verl's trainers `InstrumentedTrainer` lies over is said by `instrumented`."""
 
 
-class Watching(_Trainer):
+class InstrumentedTrainer(_Trainer):
     """Lies over one of verl's trainers: publishes weights versions, and counts."""
 
     def __init__(self, config: Any) -> None:
@@ -48,7 +48,7 @@ class Watching(_Trainer):
         self._version = ""
         self._validating = False
         self._stepped = Counts()
-        self._lone: list[str] = []
+        self._singletons: list[str] = []
         self._began = 0.0
         self._figures: dict[str, float] = {}
         self._told = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
@@ -61,7 +61,7 @@ class Watching(_Trainer):
         except Exception as error:
             what = f"the validation after step {self.global_steps}" if self._validating else f"step {self.global_steps}"
             counts: Counts = ray.get(self._tally.take.remote("val" if self._validating else "train"))
-            if told := nothing_left(counts, what):
+            if told := all_refused(counts, what):
                 raise DataError(told) from error
             raise
 
@@ -77,7 +77,7 @@ class Watching(_Trainer):
         super().on_step_end()
         before = self._version
         self._publish()
-        step = step_of(self._spec, self._stepped, self._figures, self.global_steps, (before, self._version), self._began)
+        step = training_step(self._spec, self._stepped, self._figures, self.global_steps, (before, self._version), self._began)
         asyncio.run(self._told.note(step, self._figures))
 
     def on_validate_begin(self) -> None:
@@ -94,19 +94,19 @@ class Watching(_Trainer):
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
         """One step of verl's, with our metrics beside its own."""
         self._began = time.time()
-        self._lone = []
+        self._singletons = []
         batch = super().step(metrics, timing_raw)
         counts: Counts = ray.get(self._tally.take.remote("train"))
         if counts.reward_least == counts.reward_most:
-            _log.warning("step %d teaches nothing: the rewards are all %s", self.global_steps, counts.reward_least)
+            _log.warning("step %d changes no weights: the rewards are all %s", self.global_steps, counts.reward_least)
         if counts.own_sampling:
-            _log.warning("%s", own_sampling_words(self.global_steps, counts.own_sampling, counts.sampled_calls))
+            _log.warning("%s", own_sampling_warning(self.global_steps, counts.own_sampling, counts.sampled_calls))
         if counts.several_choices:
             _log.warning("step %d: %s", self.global_steps, several_choices_words(counts.several_choices, counts.sampled_calls))
-        counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._lone]
+        counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._singletons]
         rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
         stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)
-        figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "singleton_groups": len(self._lone)}
+        figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "singleton_groups": len(self._singletons)}
         metrics.update(counts.metrics | {f"agl/{name}": value for name, value in figures.items()})
         self._stepped = counts
         self._figures = {"step": self.global_steps, **figures}
@@ -127,15 +127,15 @@ class Watching(_Trainer):
         """The replay buffer's `sample`, in order, and without the rows of tasks that have one rollout left."""
         batch, metrics = self._sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         compared = compares_groups(str(self.config.algorithm.adv_estimator), self.config.actor_rollout_ref.rollout.n)
-        lone = lone_keys(batch.keys) if compared and partition_id == "train" else []
+        lone = singleton_keys(batch.keys) if compared and partition_id == "train" else []
         return self._left_out(batch, lone) if lone else batch, metrics
 
     def _left_out(self, batch: Any, lone: list[str]) -> Any:
         """The batch without these rows; where they are all that there is, with them, and no reward for any of them."""
         told = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["extra_fields"])["extra_fields"]
         rollouts = list(dict.fromkeys(str(each["rollout_id"]) for each in told))
-        self._lone += rollouts
-        _log.warning("%s", singleton_words(self.global_steps, rollouts, groups_of(batch.keys)))
+        self._singletons += rollouts
+        _log.warning("%s", singleton_warning(self.global_steps, rollouts, groups_of(batch.keys)))
         left = [key for key in batch.keys if key not in set(lone)]
         if left:
             tq.kv_clear(keys=lone, partition_id=batch.partition_id)
@@ -147,16 +147,16 @@ class Watching(_Trainer):
 
     def _publish(self) -> None:
         addresses = self.llm_server_manager.get_addresses()
-        publisher = Publisher(self._store, self._spec, sampling_of(self.config.actor_rollout_ref.rollout))
+        publisher = Publisher(self._store, self._spec, sampling_by_mode(self.config.actor_rollout_ref.rollout))
         self._version = asyncio.run(publisher.publish(addresses, self.global_steps))
 
 
-def watched(trainer: Any) -> Any:
-    """One of verl's trainers under `Watching`."""
-    return type("Watched", (Watching, trainer), {})
+def instrumented(trainer: Any) -> Any:
+    """One of verl's trainers under `InstrumentedTrainer`."""
+    return type("Watched", (InstrumentedTrainer, trainer), {})
 
 
 def register_trainers() -> None:
     """Have verl know them."""
     for mode in MODES:
-        register_trainer(PREFIX + mode)(watched(get_trainer_cls(mode)))
+        register_trainer(PREFIX + mode)(instrumented(get_trainer_cls(mode)))

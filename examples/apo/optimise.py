@@ -20,7 +20,7 @@ from tasks import train, val
 from words import WORDS
 
 import agl_otel as agl
-from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.utils import retry_lost_runner
 
 
 def background(server: Server, port: int) -> str:
@@ -49,7 +49,7 @@ def main() -> None:
         branch_factor=2,
         beam_rounds=2,
         run_dir=options.run_dir,
-        rollout_config=survives_its_runner(unresponsive_seconds=options.lost_after),
+        rollout_config=retry_lost_runner(unresponsive_seconds=options.lost_after),
         seed=0,
         max_editor_calls=100,
     )

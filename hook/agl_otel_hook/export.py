@@ -7,7 +7,8 @@ batch; `force_flush` waits for it, so concurrent flushes share exports. After a 
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401  # the first look-up of an address imports it: a fork meanwhile would wait for its lock for ever
+# Imported by the first look-up of an address: a fork during that import would wait for its lock for ever.
+import encodings.idna  # noqa: F401  # pyright: ignore[reportUnusedImport]  # imported for its effect
 import threading
 import time
 from collections import deque

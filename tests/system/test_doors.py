@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberDataPoint
 
-from agl_otel.algorithms.grpo.model_port import checks
+from agl_otel.algorithms.grpo.model_port import access_checks
 from agl_otel.net.auth import SCOPES, attempt_ingest_key, attempt_key, ingest_key, model_server_key, scoped_token, shared_key
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.proto import queue_pb2
@@ -347,7 +347,7 @@ async def model_server(host: str, key: str) -> AsyncGenerator[int]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="sampled")
 
-    app = web.Application(middlewares=checks(host, key))
+    app = web.Application(middlewares=access_checks(host, key))
     app.router.add_route("*", "/v1/chat/completions", answer)
     runner = make_runner(app)
     await runner.setup()

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
-from agl_otel.algorithms.verl.publish import Publisher, announce
+from agl_otel.algorithms.verl.publish import Publisher, set_proxy_version
 from agl_otel.algorithms.verl.spec import Spec
 from agl_otel.errors import ModelServerError, UnavailableError
 from agl_otel.store import Store
@@ -146,10 +146,10 @@ async def test_a_publisher_tells_the_proxy_which_weights_answer_where_the_model_
             await product.store.update_attempt(begun.rollout_id, begun.attempt.attempt_id, status="succeeded")
             assert (await product.store.traces([begun.rollout_id])).calls.model_version == ["7"]
             with pytest.raises(UnavailableError, match=r"the proxy http://127\.0\.0\.1:1 cannot be told weights version 8"):
-                await announce(session, "http://127.0.0.1:1", "8", "")
+                await set_proxy_version(session, "http://127.0.0.1:1", "8", "")
             with pytest.raises(ModelServerError, match="did not take weights version 8: HTTP 404"):
-                await announce(session, model.url, "8", "")
-            await announce(session, product.store.description.proxy or "", "", "")  # the other tests' server says it itself
+                await set_proxy_version(session, model.url, "8", "")
+            await set_proxy_version(session, product.store.description.proxy or "", "", "")  # the other tests' server says it itself
     finally:
         await model.stop()
 

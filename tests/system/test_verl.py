@@ -18,7 +18,7 @@ from agl_otel.algorithms.verl.algorithm import scores
 from agl_otel.algorithms.verl.defaults import COMMON, CPU, GPU
 from agl_otel.algorithms.verl.defaults import environment as usual_environment
 from agl_otel.algorithms.verl.keys import MOVED, put
-from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS
+from agl_otel.algorithms.verl.singletons import OF_GROUPS, WITHOUT_GROUPS
 from tests.environments import AbsentError, over_ours
 from tests.system.stack_process import ENVIRONMENT, naming, until
 
@@ -66,12 +66,12 @@ COMPOSE = """
 import functools, json, sys
 import hydra
 hydra.compose = functools.cache(hydra.compose)  # verl's own part is the same each time
-from agl_otel.algorithms.verl.__main__ import composed
+from agl_otel.algorithms.verl.__main__ import compose_config
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 print("ESTIMATORS", *(each.value for each in AdvantageEstimator))
 for given in json.load(sys.stdin):
     try:
-        composed({"agl_otel": {}, **given})
+        compose_config({"agl_otel": {}, **given})
     except ValueError as error:
         print(error)
 """
@@ -176,7 +176,7 @@ if __name__ == "__main__":
     verl = agl.VERL(json.loads(sys.argv[1]), model_dir=Path("run/policy").absolute(), seed=5)
     tasks, val = job.tasks("train"), job.tasks("val")
     kept = RunFolder(
-        Path("run").absolute(), algorithm="verl", options={**verl.course(tasks, val), "agent": begun["agent"]}, seed=5
+        Path("run").absolute(), algorithm="verl", options={**verl.run_fingerprint(tasks, val), "agent": begun["agent"]}, seed=5
     )
     verl.run_dir = kept
     store = Store(source=EmbeddedStack(Path("data"), services=("queue", "collector", "proxy")))

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from agl_otel.algorithms.verl.rollouts import Read, Rollouts, Wanted
+from agl_otel.algorithms.verl.rollouts import RolloutRequest, RolloutResult, Rollouts
 from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.algorithms.verl.spec import Spec
 from agl_otel.store import Store
@@ -41,8 +41,8 @@ async def act(store: Store, count: int, *, rewards: Sequence[float | None] = (1.
     return done
 
 
-def wanted(session: int, *, step: int = 1, mode: RolloutMode = "train") -> Wanted:
-    return Wanted(task={"ask": "hello"}, mode=mode, step=step, index=7, session=session)
+def wanted(session: int, *, step: int = 1, mode: RolloutMode = "train") -> RolloutRequest:
+    return RolloutRequest(task={"ask": "hello"}, mode=mode, step=step, index=7, session=session)
 
 
 async def test_sessions_get_the_samples_of_their_rollouts_and_what_was_refused_is_told_first(store: Store) -> None:
@@ -52,7 +52,7 @@ async def test_sessions_get_the_samples_of_their_rollouts_and_what_was_refused_i
     rollouts = Rollouts(store, spec_of(run_id, seed=3), lambda mode, counts: told.append((mode, counts)))
     asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(3)))
     await act(store, 3, rewards=(0.25, None, 1.0))
-    reads: list[Read] = await asked
+    reads: list[RolloutResult] = await asked
     assert sorted(sample.reward for read in reads for sample in read.samples) == [0.25, 1.0]
     assert sum(not read.samples for read in reads) == 1
     assert {mode for mode, _ in told} == {"train"}
@@ -113,7 +113,7 @@ async def test_a_session_that_goes_away_while_it_is_given_up_fails_no_other(stor
     asked = [asyncio.create_task(rollouts.run(wanted(session))) for session in range(3)]
     first, *others = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, asyncio.CancelledError)
-    assert [isinstance(read, Read) and read.samples == [] for read in others] == [True, True]
+    assert [isinstance(read, RolloutResult) and read.samples == [] for read in others] == [True, True]
 
 
 async def test_a_rollout_that_is_deleted_while_it_runs_gives_no_sample_and_is_counted(store: Store) -> None:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.verl.rollouts import Wanted
+from agl_otel.algorithms.verl.rollouts import RolloutRequest
 from agl_otel.collector import orphans
 from agl_otel.collector.deletion import Deletion
 from agl_otel.queue.client import QueueClient
@@ -53,7 +53,7 @@ async def filled(stack: Stack) -> list[str]:
             with contextlib.closing(RunFolder(data / "runs" / name, algorithm="verl", options={})) as run:  # no file in it names a rollout
                 run_id = run.run_id
             (data / "runs" / name / "train.jsonl").write_text(text)
-            rollout_id, who = f"ro-{run_id}-{Wanted(None, 'train', 1, 0, 0).name}", {"who": text, "more": "x" * 5000}
+            rollout_id, who = f"ro-{run_id}-{RolloutRequest(None, 'train', 1, 0, 0).name}", {"who": text, "more": "x" * 5000}
             (begun,) = await queue.start([EnqueueRolloutRequest(input=who, metadata={"name": text}, rollout_id=rollout_id)])
             ids = {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
             await post_spans(stack, request_of([span(values={"who": text}) for _ in range(20)], ids), ack="stored")

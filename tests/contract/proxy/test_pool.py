@@ -12,7 +12,7 @@ import aiohttp
 import openai
 import pytest
 
-from agl_otel.algorithms.verl.publish import sampling_of
+from agl_otel.algorithms.verl.publish import sampling_by_mode
 from agl_otel.compat.llm_proxy import LLMProxy
 from agl_otel.errors import ModelServerError, UnavailableError, UsageError
 from agl_otel.net.auth import attempt_key, shared_key
@@ -76,7 +76,7 @@ async def test_a_model_servers_own_defaults_change_nothing_of_what_an_algorithm_
     val = SimpleNamespace(temperature=0.0, top_p=1.0, top_k=-1)
     verl: Any = SimpleNamespace(response_length=64, temperature=0.8, top_p=1.0, top_k=-1, val_kwargs=val)
     model.defaults = DEFAULTS
-    for sampling in (all_parameters(0.8, 64), sampling_of(verl)["train"]):
+    for sampling in (all_parameters(0.8, 64), sampling_by_mode(verl)["train"]):
         async with proxy(receiver, FixedUpstreams(Upstream(model.url, sampling=sampling))) as stand:
             assert (await stand.post(CHAT, {**BODY, **asked}))[0] == 200
             assert (await stand.calls())[-1].attributes["gen_ai.request.temperature"] == 0.8

@@ -151,8 +151,8 @@ def test_trainers_of_weights_take_whose_calls_to_train_from_an_adapter_and_refus
         assert rules.agent_match == "writer"
         agl.Trainer(algorithm=make(agent_match="writer"), adapter=agl.LlmProxyTraceToTriplet())
         for adapter, words in (
-            (agl.TraceToMessages(), "does not go by a TraceToMessages: leave it out"),
-            ({"reward_match": "first_sibling"}, "does not go by the adapter's reward_match: leave it out"),
+            (agl.TraceToMessages(), "does not use a TraceToMessages: leave it out"),
+            ({"reward_match": "first_sibling"}, "does not support the adapter's reward_match: leave it out"),
             ({"agent_match": "checker"}, "is 'writer', and the adapter's is 'checker': give one"),
         ):
             with pytest.raises(UsageError, match=words):

@@ -17,7 +17,7 @@ from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Objective
 from agl_otel.algorithms.grpo.policy import Policy, save_weights
-from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, fingerprint, sealed
+from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, model_fingerprint, with_checksum
 from agl_otel.errors import DataError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_run_model_or_release_is_refused(policy: Policy,
         checkpoints.load(place, "grpo-1", other, torch.optim.AdamW(other.parameters()))
     content = json.loads((place / "state.json").read_text())
     del content["checksum"]
-    (place / "state.json").write_text(json.dumps(sealed({**content, "format": 99})))
+    (place / "state.json").write_text(json.dumps(with_checksum({**content, "format": 99})))
     with pytest.raises(UsageError, match="has format 99, this release reads 1"):
         checkpoints.load(place, "grpo-1", target.model, target.optimizer)
 
@@ -153,8 +153,8 @@ def test_models_are_told_apart_without_reading_them_whole(policy: Policy, tmp_pa
         model = tiny.make_model(policy.tokenizer, seed=seed)
         model.config.save_pretrained(folder)
         save_weights(model, folder)
-    one, same, other = map(fingerprint, folders)
+    one, same, other = map(model_fingerprint, folders)
     assert one == same != other
     with pytest.raises(UsageError, match="holds no model"):
-        fingerprint(tmp_path)
+        model_fingerprint(tmp_path)
     assert len(ROWS) == len(ADVANTAGES)

@@ -201,7 +201,7 @@ def test_every_task_comes_once_before_any_comes_again() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"group_size": 1}, "group of one"),
+        ({"group_size": 1}, "compared within a group"),
         ({"resample_rounds": -1}, "resample_rounds is -1"),
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"checkpoint_every_steps": 0}, "checkpoint_every_steps is 0"),

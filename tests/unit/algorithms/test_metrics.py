@@ -117,11 +117,11 @@ def test_a_run_without_steps_leaves_no_picture(tmp_path: Path) -> None:
 def test_what_cannot_be_shown_is_named() -> None:
     with pytest.raises(UsageError, match="metrics has 'tensorbord': there are tensorboard, wandb, plots"):
         check_metrics(["tensorbord"])
-    with pytest.raises(UsageError, match="metrics has 'tensorboard', which is kept in the run's folder: give run_dir"):
-        sinks_of(["tensorboard"], kept=False)
+    with pytest.raises(UsageError, match="metrics has 'tensorboard', which is stored in the run's folder: give run_dir"):
+        sinks_of(["tensorboard"], has_folder=False)
     own = TensorBoard()
     check_metrics([own])
-    assert sinks_of([own], kept=False) == [own]
+    assert sinks_of([own], has_folder=False) == [own]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed here")
@@ -131,8 +131,8 @@ def test_a_missing_extra_is_named_with_how_to_get_it() -> None:
 
 
 def test_without_a_wish_a_kept_run_has_files_and_asks_nobody() -> None:
-    assert [type(sink) for sink in sinks_of(None, kept=True)][:1] == [TensorBoard]
-    assert sinks_of(None, kept=False) == sinks_of([], kept=True) == []
+    assert [type(sink) for sink in sinks_of(None, has_folder=True)][:1] == [TensorBoard]
+    assert sinks_of(None, has_folder=False) == sinks_of([], has_folder=True) == []
 
 
 def test_only_numbers_and_texts_are_told_those_of_inner_objects_by_their_path() -> None:
@@ -154,7 +154,7 @@ async def test_a_run_goes_on_without_a_sink_that_breaks(tmp_path: Path, caplog: 
             for number in (1, 2):
                 await log.note(a_step(number), {})
     assert (broken.asked, store.steps) == (1, [1, 2])
-    assert "run grpo-1 goes on without Broken: OSError('disk full')" in caplog.text
+    assert "run grpo-1 continues without Broken: OSError('disk full')" in caplog.text
 
 
 async def test_steps_that_the_store_did_not_take_are_told_with_the_next_and_counted_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,4 +170,4 @@ async def test_steps_that_the_store_did_not_take_are_told_with_the_next_and_coun
         async with RunLog(lost, run_id="grpo-1", algorithm="grpo") as log:
             await log.begin([])
             await log.note(a_step(1), {})
-    assert "1 steps of run grpo-1, the first of them 1, are in no trace" in caplog.text
+    assert "1 steps of run grpo-1, from step 1 on, are not stored as spans" in caplog.text

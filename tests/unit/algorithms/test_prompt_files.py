@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.algorithms.prompts.candidates import cleaned, why_unfit
+from agl_otel.algorithms.prompts.candidates import cleaned, template_problem
 from agl_otel.algorithms.prompts.poml import WORDING, render
 from agl_otel.errors import SettingsError
 
@@ -60,9 +60,9 @@ def test_what_only_the_package_renders_asks_for_it(tmp_path: Path, content: str)
     ],
 )
 def test_an_edit_keeps_its_placeholders(text: str, before: str, words: str) -> None:
-    why = why_unfit(text, before, "f-string")
+    why = template_problem(text, before, "f-string")
     assert why.startswith(words) and bool(why) == bool(words)
-    assert why_unfit(text, before, "jinja") == ""
+    assert template_problem(text, before, "jinja") == ""
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.algorithms.run_folder import DIGESTS, METRICS, RUN, RunFolder, other_files, write_digests
+from agl_otel.algorithms.run_folder import DIGESTS, METRICS, RUN, RunFolder, changed_files, write_digests
 from agl_otel.algorithms.verl.checkpoints import CHECKPOINT, last_step, note_checkpoint
 from agl_otel.errors import DataError, UsageError
 
@@ -24,7 +24,7 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def go_on(folder: Path) -> object:
+def load_run(folder: Path) -> object:
     run = RunFolder(folder, algorithm="grpo", options=OPTIONS)
     try:
         return repr((run.run_id, run.seed, run.metrics(len(ROWS))))
@@ -41,12 +41,12 @@ def flips(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("name", [RUN, METRICS])
 def test_no_flipped_bit_changes_what_a_run_goes_on_with(tmp_path: Path, name: str) -> None:
-    path, whole = make(tmp_path) / name, go_on(tmp_path)
+    path, whole = make(tmp_path) / name, load_run(tmp_path)
     content, refused = path.read_bytes(), 0
     for damaged in flips(content):
         path.write_bytes(damaged)
         try:
-            assert go_on(tmp_path) == whole, damaged
+            assert load_run(tmp_path) == whole, damaged
         except DataError:
             refused += 1
             assert path.read_bytes() == damaged, "it is left for whoever mends it"
@@ -61,10 +61,8 @@ def test_a_damaged_line_is_named_and_a_copy_kept_once(tmp_path: Path) -> None:
     damaged = path.read_bytes().replace(b'"reward_mean": 0.25', b'"reward_mean": 0.35')
     path.write_bytes(damaged)
     for _ in range(2):
-        with pytest.raises(
-            DataError, match=r"metrics\.jsonl, line 2, is damaged .*: bring the file back.* copy of it is metrics\.jsonl\.d"
-        ):
-            go_on(tmp_path)
+        with pytest.raises(DataError, match=r"metrics\.jsonl, line 2, is damaged .*: restore the file.* copy of it is metrics\.jsonl\.d"):
+            load_run(tmp_path)
     assert [copy.read_bytes() for copy in tmp_path.glob("*.damaged*")] == [damaged]
     run = RunFolder(tmp_path, algorithm="grpo", options=OPTIONS)
     assert repr(run.metrics(1)) == repr(ROWS[:1]), "what is done again is not read"
@@ -75,39 +73,39 @@ def test_a_line_without_a_checksum_is_damaged_unless_an_earlier_release_began_th
     path = make(tmp_path) / METRICS
     path.write_text('{"step": 1}\n' + path.read_text().split("\n", 1)[1])
     with pytest.raises(DataError, match=r"line 1, is damaged \(it has no checksum\)"):
-        go_on(tmp_path)
+        load_run(tmp_path)
     begun = json.loads((tmp_path / RUN).read_text())
     (tmp_path / RUN).write_text(json.dumps({name: begun[name] for name in begun if name != "checksum"}))
-    assert "{'step': 1}" in str(go_on(tmp_path))
+    assert "{'step': 1}" in str(load_run(tmp_path))
 
 
 def test_files_written_with_other_spaces_are_the_same(tmp_path: Path) -> None:
-    path, whole = make(tmp_path) / METRICS, go_on(tmp_path)
+    path, whole = make(tmp_path) / METRICS, load_run(tmp_path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line, separators=(",", ":"), sort_keys=True) + "\n" for line in lines))
     (tmp_path / RUN).write_text(json.dumps(json.loads((tmp_path / RUN).read_text())))
-    assert len(str(go_on(tmp_path))) == len(str(whole))
+    assert len(str(load_run(tmp_path))) == len(str(whole))
 
 
 def test_a_row_with_a_checksum_of_its_own_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, algorithm="mine", options={})
-    with pytest.raises(UsageError, match="'checksum' is taken"):
+    with pytest.raises(UsageError, match="'checksum' is reserved"):
         run.metric({"checksum": 1})
     run.close()
 
 
 def test_digests_name_the_file_that_is_another(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(99))
-    assert other_files(tmp_path) == []
+    assert changed_files(tmp_path) == []
     write_digests(tmp_path, ["model.safetensors"])
-    assert other_files(tmp_path) == []
+    assert changed_files(tmp_path) == []
     for content in flips((tmp_path / DIGESTS).read_bytes()[:20]):
         whole = (tmp_path / DIGESTS).read_bytes()
         (tmp_path / DIGESTS).write_bytes(content + whole[20:])
-        assert other_files(tmp_path) in ([], [DIGESTS])
+        assert changed_files(tmp_path) in ([], [DIGESTS])
         (tmp_path / DIGESTS).write_bytes(whole)
     (tmp_path / "model.safetensors").write_bytes(bytes(98) + b"\x01")
-    assert other_files(tmp_path) == ["model.safetensors"]
+    assert changed_files(tmp_path) == ["model.safetensors"]
 
 
 def verl_checkpoint(place: Path, step: int) -> Path:

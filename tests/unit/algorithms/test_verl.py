@@ -15,9 +15,9 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.verl.algorithm import outcome, scores
 from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
 from agl_otel.algorithms.verl.keys import get
-from agl_otel.algorithms.verl.publish import resources, sampling_of
+from agl_otel.algorithms.verl.publish import resources, sampling_by_mode
 from agl_otel.algorithms.verl.samples import Rules
-from agl_otel.algorithms.verl.spec import Spec, step_shown
+from agl_otel.algorithms.verl.spec import Spec, sink_step
 from agl_otel.cli import main
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
@@ -65,7 +65,7 @@ def test_only_a_run_on_the_cpu_gets_the_platform_of_the_cpu(tmp_path: Path) -> N
 def test_replicas_are_one_pool_that_samples_as_verl_would() -> None:
     val = SimpleNamespace(temperature=0, top_p=1.0, top_k=-1)
     rollout: Any = SimpleNamespace(response_length=64, temperature=0.7, top_p=0.9, top_k=20, val_kwargs=val)
-    told = sampling_of(rollout)
+    told = sampling_by_mode(rollout)
     assert told["train"] == {**NEUTRAL, "temperature": 0.7, "max_tokens": 64, "top_p": 0.9, "top_k": 20}
     assert told["val"] == {**NEUTRAL, "temperature": 0.0, "max_tokens": 64}
     made: Any = resources(["a:1", "b:2"], "policy", told["val"])
@@ -103,7 +103,7 @@ def test_what_has_no_place_is_named(given: dict[str, Any], says: str) -> None:
 
 def test_a_step_is_shown_under_the_names_of_other_trainers_and_verls_own() -> None:
     line = {"step": 3, "agl/reward_mean": 0.5, "agl/refused/no_reward": 2, "agl/refused/late": 1, "critic/score/max": 1.0, "told": "x"}
-    step = step_shown("verl-1", line, 7.0)
+    step = sink_step("verl-1", line, 7.0)
     assert (step.run_id, step.step, step.refused, step.end_time) == ("verl-1", 3, 3, 7.0)
     assert step.metrics == {"reward_mean": 0.5, "refused.no_reward": 2, "refused.late": 1, "critic/score/max": 1.0}
 
@@ -145,11 +145,11 @@ def test_a_run_whose_model_is_another_one_now_is_refused(tmp_path: Path) -> None
     """The course of a run has the model's fingerprint, which run.json holds."""
     (tmp_path / "config.json").write_text("{}")
     verl = VERL({"actor_rollout_ref.rollout.n": 2}, model_dir=tmp_path)
-    RunFolder(tmp_path / "run", algorithm="verl", options=verl.course(["task"], []), seed=1).close()
-    RunFolder(tmp_path / "run", algorithm="verl", options=verl.course(["task"], []), seed=1).close()
+    RunFolder(tmp_path / "run", algorithm="verl", options=verl.run_fingerprint(["task"], []), seed=1).close()
+    RunFolder(tmp_path / "run", algorithm="verl", options=verl.run_fingerprint(["task"], []), seed=1).close()
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     with pytest.raises(UsageError, match="was begun with another model"):
-        RunFolder(tmp_path / "run", algorithm="verl", options=verl.course(["task"], []), seed=1)
+        RunFolder(tmp_path / "run", algorithm="verl", options=verl.run_fingerprint(["task"], []), seed=1)
 
 
 def test_a_job_names_options_that_verl_does_not_have(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from agl_otel.adapters.own_sampling import several_choices_words
-from agl_otel.algorithms.report import own_sampling_words
-from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, figures_of, nothing_left, to_samples
+from agl_otel.algorithms.report import own_sampling_warning
+from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, figures_of, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, reward
 
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
@@ -128,7 +128,7 @@ def test_calls_that_their_agent_sampled_by_itself_are_counted_but_not_those_of_a
     assert figures_of(counts, trained=4, stale=0)["own_sampling_share"] == 0.5
     validation = replace(built, rollouts=[each.model_copy(update={"mode": "val"}) for each in built.rollouts])
     assert to_samples(validation, rules)[1].own_sampling == 0
-    assert "step 3: 2 of 4 model calls trained on (50 %)" in own_sampling_words(3, 2, 4)
+    assert "step 3: 2 of 4 model calls trained on (50 %)" in own_sampling_warning(3, 2, 4)
 
 
 def test_a_step_knows_whom_it_is_trained_on_and_whether_their_rewards_differ() -> None:
@@ -140,18 +140,18 @@ def test_a_step_knows_whom_it_is_trained_on_and_whether_their_rewards_differ() -
     total.add(counts)
     total.add(Counts(rollouts=1))
     assert (total.reward_least, total.reward_most, total.attempts) == (0.25, 1.0, counts.attempts)
-    assert nothing_left(counts, "step 1") is None
+    assert all_refused(counts, "step 1") is None
 
 
 def test_where_nothing_is_left_the_reasons_are_told() -> None:
     built = TracesBuilder(status={"ro-1": "failed"}, rewards={("ro-2", "at-1"): []}).build(LEFT, CallRow(rollout="ro-2"))
-    told = nothing_left(to_samples(built, Rules())[1], "the validation after step 0")
+    told = all_refused(to_samples(built, Rules())[1], "the validation after step 0")
     assert told is not None
     assert told.startswith(
         "none of the 2 rollouts of the validation after step 0 can be used: refused {'not_succeeded': 1, 'no_reward': 1}."
     )
     assert "What failed: 1 × failed." in told
-    assert nothing_left(Counts(), "step 1") is None
+    assert all_refused(Counts(), "step 1") is None
 
 
 def test_ids_that_the_trained_model_does_not_have_are_refused() -> None:

@@ -140,5 +140,5 @@ def test_a_reply_calls_nothing_where_no_tool_was_offered_or_its_call_cannot_be_r
 
 
 def test_tools_are_refused_where_the_chat_template_would_leave_them_out(policy: Policy) -> None:
-    with pytest.raises(UsageError, match="knows no tools"):
+    with pytest.raises(UsageError, match="does not support tools"):
         policy.prompt_ids(MESSAGES, [TOOL])

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS, compares_groups, groups_of, lone_keys, needs_more_rollouts
+from agl_otel.algorithms.verl.singletons import OF_GROUPS, WITHOUT_GROUPS, compares_groups, groups_of, needs_more_rollouts, singleton_keys
 
 A, B, C = (f"{name * 8}-0000-4000-8000-000000000000" for name in "abc")
 
 
 def test_rows_of_a_task_with_one_session_left_are_found_however_many_samples_it_has() -> None:
     keys = [f"{A}_0_0", f"{B}_2_0", f"{C}_0_0", f"{B}_2_1", f"{A}_3_0", f"{C}_10_0"]
-    assert lone_keys(keys) == [f"{B}_2_0", f"{B}_2_1"]
-    assert (groups_of(keys), groups_of(lone_keys(keys)), lone_keys([])) == (3, 1, [])
+    assert singleton_keys(keys) == [f"{B}_2_0", f"{B}_2_1"]
+    assert (groups_of(keys), groups_of(singleton_keys(keys)), singleton_keys([])) == (3, 1, [])
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def compares_groups(estimator: str, rollouts: int) -> bool:
     return estimator not in WITHOUT_GROUPS and rollouts > 1
 
 
-def lone_keys(keys: Sequence[str]) -> list[str]:
+def singleton_keys(keys: Sequence[str]) -> list[str]:
     """The rows, by their keys `{task's uid}_{session}_{number of the sample}`, of tasks that have one session left."""
     sessions: dict[str, set[str]] = {}
     for key in keys:
