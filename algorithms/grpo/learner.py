@@ -1,7 +1,7 @@
-"""One update of the weights from one batch of trajectories: the objective applied to a model. No store, no server, no clock.
+"""Update the weights from one batch of trajectories: the objective applied to a model. No store, no server, no clock.
 
-Rows are padded on the right, which under causal attention changes no real token's distribution, so the log-probs are those of a
-plain forward pass over each row.
+Rows are padded on the right, which under causal attention changes no token's distribution, so the log-probs equal those of a forward
+pass over each row alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agl_otel.types.columns import Ragged
 
 @dataclass(frozen=True)
 class Update:
-    """What one step's updates did."""
+    """The results of one step's updates."""
 
     loss: float
     """Of the last update."""
@@ -42,25 +42,25 @@ class Update:
 
 
 NO_UPDATE: Final = Update(0.0, 0.0, 0.0, 0)
-"""A batch that teaches nothing changes nothing: the optimizer's momentum would move the weights all the same."""
+"""Returned where all advantages are 0: the update is skipped, because the optimizer's momentum would change the weights anyway."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some trajectories: their distinct rows as dense arrays [n, width], the trained tokens of all of them as flat ones [tokens].
+    """Trajectories of a micro-batch: distinct rows as dense arrays [n, width], the trained tokens of all as flat arrays [tokens].
 
-    Rollouts of one group often give the same answer; a row that several share goes through the model once.
+    Rollouts of one group often give the same answer; equal rows go through the model once.
     """
 
     token_ids: Tensor
     trained: Tensor
     """bool [n, width]: the model wrote it."""
     source: Tensor
-    """int64 [tokens]: which of the distinct rows' trained tokens each one is."""
+    """int64 [tokens]: index among the distinct rows' trained tokens."""
     behaviour_logprobs: Tensor
     advantages: Tensor
     sequence: Tensor
-    """int64 [tokens]: which trajectory of the batch."""
+    """int64 [tokens]: trajectory in the batch."""
 
 
 @dataclass
@@ -73,30 +73,28 @@ class Learner:
     objective: Objective = field(default_factory=Objective)
     max_grad_norm: float = 1.0
     temperature: float = 1.0
-    """What the tokens were sampled at."""
+    """The temperature at which the tokens were sampled."""
     updates: int = 1
-    """Passes over one batch (mu in DeepSeekMath's algorithm 1); the clip bounds how far they lead."""
+    """Passes over one batch (mu in DeepSeekMath's algorithm 1); the clip bounds the change."""
     micro_batch_tokens: int = 16384
-    """The most padded tokens in one forward pass; gradients add up over a batch."""
+    """Maximal tokens of one forward pass, padding included; gradients are accumulated over a batch."""
 
     def __post_init__(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
-        self._reference = self._first_model() if self.objective.kl else None
+        self._reference = self._initial_model() if self.objective.kl else None
 
-    def _first_model(self) -> Any:
-        """The model as it is now, for as long as the run lasts; below an adapter it stays there, and costs no second model."""
+    def _initial_model(self) -> Any:
+        """Return a copy of the current model as reference; with an adapter the base model serves, and no copy is needed."""
         return self.model if has_lora(self.model) else copy.deepcopy(self.model).requires_grad_(False)
 
     def update(self, batch: TrajectoryBatch, advantages: NDArray[np.float32]) -> Update:
-        """Take `updates` optimizer steps on the whole batch; `advantages`: one for each trajectory.
+        """Take `updates` optimizer steps on the whole batch; `advantages`: float32, one for each trajectory.
 
-        Raises DataError where an advantage is no finite number: it would spoil every weight.
+        Raises DataError where an advantage is not finite, because it would corrupt all weights.
         """
         if not np.isfinite(advantages).all():
-            raise DataError(
-                f"{int((~np.isfinite(advantages)).sum())} of {len(advantages)} advantages are no finite numbers: look at the rewards"
-            )
+            raise DataError(f"{int((~np.isfinite(advantages)).sum())} of {len(advantages)} advantages are not finite: check the rewards")
         parts = [_dense(batch, advantages, index, self.model.device) for index in self._micro_batches(batch)]
         weights = self._weights(batch, parts)
         old = [part.behaviour_logprobs for part in parts]
@@ -132,7 +130,7 @@ class Learner:
         return Update(loss, first_norm, ratio_error, tokens, kl / max(1, tokens))
 
     def _weights(self, batch: TrajectoryBatch, parts: list[_Rows]) -> Sequence[Tensor]:
-        """objective.token_weights of the tokens of each part."""
+        """Compute objective.token_weights for the tokens of each part."""
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
         sequence = torch.cat([part.sequence for part in parts])
         weights = token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
@@ -145,11 +143,11 @@ class Learner:
             return self._logprobs(self._reference, part.token_ids, part.trained)[part.source]
 
     def logprobs(self, token_ids: Tensor, trained: Tensor) -> Tensor:
-        """Log-prob of each trained token, flat float32 [tokens], for int64 `token_ids` and bool `trained` [n, width]."""
+        """Compute the log-prob of each trained token, float32 [tokens], for int64 `token_ids` and bool `trained` [n, width]."""
         return self._logprobs(self.model, token_ids, trained)
 
     def drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
-        """objective.max_ratio_error of one reply with the log-probs that it was sampled with, under the weights as they are."""
+        """Compute objective.max_ratio_error of one reply and its captured log-probs under the current weights."""
         token_ids = torch.tensor([[*prompt, *reply]], device=self.model.device)
         trained = torch.arange(token_ids.shape[1], device=token_ids.device)[None] >= len(prompt)
         with torch.no_grad():
@@ -162,7 +160,7 @@ class Learner:
         return token_logprobs(logits[where], token_ids[:, 1:][where], temperature=self.temperature)
 
     def _micro_batches(self, batch: TrajectoryBatch) -> Iterator[NDArray[np.int64]]:
-        """Row numbers of each forward pass: rows of like length together, at most `micro_batch_tokens` with padding."""
+        """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens` with padding."""
         lengths = batch.prompt.lengths + batch.response.lengths
         order = np.argsort(lengths, kind="stable")
         start = 0

@@ -111,7 +111,7 @@ class Editor:
         try:
             answer = await create(model=model, messages=[{"role": "user", "content": prompt}], temperature=self._temperature)
             text = str(answer.choices[0].message.content or "")
-        except Exception as error:  # noqa: BLE001 - somebody else's client: whatever it raises is one failed call, counted and bounded
+        except Exception as error:  # noqa: BLE001 - third-party client: any exception is a failed call, counted and bounded
             _log.warning("a call of the editor %s failed: %s: %s", model, type(error).__name__, error)
             return {"text": "", "tokens": 0, "error": f"{type(error).__name__}: {error}"}
         counted = getattr(getattr(answer, "usage", None), "total_tokens", None)

@@ -1,4 +1,4 @@
-"""Scores of candidates by rollouts: publish one, enqueue its tasks, wait, read the rewards; and what happened, for the editor to read."""
+"""Score candidates by rollouts: publish, enqueue, wait, read the rewards; and format rollouts as samples for the editor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a candidate did on some tasks."""
+    """The results of a candidate on some tasks."""
 
     rollout_ids: list[str]
     """In the order of the tasks."""
@@ -50,7 +50,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Runs candidates over one store, and pays for nothing twice."""
+    """Runs candidates over one store; evaluations in the journal are not repeated."""
 
     store: Store
     journal: Journal

@@ -1,8 +1,8 @@
-"""What a run has paid for, by name: results of rollouts and answers of the editor, each on disk before it is used.
+"""The journal of a prompt search: results of rollouts and answers of the editor by name, each on disk before it is used.
 
-A run that is started again on its folder goes through the same program; what the journal knows is not done a second time. So a search
-needs no state of its own on disk: it is a function of its options, its seed and these answers. A record that a bad disk takes is paid
-for again; one that took values back only lets the next start fail as the last one did.
+A resumed run repeats the same program and takes recorded results from the journal, so a search needs no other state on disk: it is a
+function of its options, its seed and these results. A lost NOTE record costs its work again; after a lost FORGET record the next start
+fails like the last one.
 
     run.json, metrics.jsonl   run_folder.py; the metrics are written anew by every start
     journal.frames            framed records (framed.py), fsynced: NOTE {"name", "digest", "value"}, FORGET [names] takes some back

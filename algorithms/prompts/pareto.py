@@ -1,4 +1,4 @@
-"""The front of candidates that are best at something, who of it is mutated next, and how two of it are merged. Pure.
+"""The Pareto front of candidates: selection for mutation, pairs to merge, and merging. Pure.
 
 After GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (Agrawal et al., arXiv 2507.19457), algorithms 2 to 4.
 """

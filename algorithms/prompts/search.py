@@ -88,7 +88,7 @@ class PromptSearch(Algorithm):
         """On the whole validation set."""
         self._best: Candidate | None = None
 
-    # --- what a subclass says
+    # --- overridden by subclasses
 
     def _options(self) -> dict[str, Any]:
         """The options that decide the course of a run, as JSON."""

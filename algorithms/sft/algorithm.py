@@ -1,8 +1,8 @@
-"""SFT over a store: enqueue rollouts, keep the attempts with the highest rewards, train on what they wrote, publish, repeat.
+"""SFT over a store: enqueue rollouts, select the attempts with the highest rewards, train on their replies, publish, repeat.
 
 Expert iteration (arXiv:1705.08439), as rejection-sampling fine-tuning of language models (STaR, arXiv:2203.14465; RAFT,
-arXiv:2304.06767). `SFT.step` is the loop. Which attempts are kept is decided by adapters/selection.py; training is a process of its own
-(train.py). The model server must already run: `python -m agl_otel.algorithms.grpo.server --model DIR`.
+arXiv:2304.06767). `SFT.step` is the loop, adapters/selection.py selects the attempts, and train.py trains in a separate process. The
+model server must already run: `python -m agl_otel.algorithms.grpo.server --model DIR`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _NOT_COMPARED: Final = frozenset(
         *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports"),
     }
 )
-"""Fields that may be others when a run is gone on with: where things are, and when it ends."""
-KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the next round begins with it
+"""Fields that may change when a run is resumed: where things are, and when it ends."""
+KEPT_WEIGHTS: Final = 2  # the newest, which the server reads during a push, and the previous one
 STOP_SECONDS: Final = 5.0
 _logger = logging.getLogger(__name__)
 
@@ -70,29 +70,29 @@ class SFT(Algorithm):
     """Supervised fine-tuning of the model in `model_dir` on its own best rollouts."""
 
     model_dir: str | Path
-    """Model and tokenizer in transformers' format; what the model server was started with."""
+    """Model and tokenizer in transformers' format; the model server must be started with the same."""
     model_server_url: str
-    """http://host:port of a server with POST /weights (grpo/server.py); it must see the files of this machine."""
+    """http://host:port of a server with POST /weights (grpo/server.py); it must have access to this machine's files."""
     prompts_per_step: int = 32
     group_size: int = 8
     """Rollouts of each task in a round."""
     top_fraction: float | None = 0.25
     min_reward: float | None = None
     best_of_group: int | None = None
-    """These three choose the attempts to train on: adapters/selection.py."""
+    """These three select the attempts to train on: adapters/selection.py."""
     by_call: bool = False
-    """Train on each call by itself, with its whole prompt, instead of on conversations."""
+    """Train on each call separately, with its whole prompt, instead of on conversations."""
     epochs: int = 4
-    """Passes over what was kept."""
+    """Passes over the selected attempts."""
     batch_rows: int = 16
     learning_rate: float = 1e-3
     max_grad_norm: float = 1.0
     from_start: bool = False
-    """Each round trains the first weights anew instead of the last ones (as STaR does), which drifts less."""
+    """Each round starts from the initial weights instead of the last ones (as in STaR), which reduces drift."""
     temperature: float = 1.0
-    """Agents are asked to sample at this."""
+    """Sampling temperature for agents."""
     max_tokens: int = 64
-    """The longest reply that agents are asked to allow."""
+    """Longest reply for agents, in tokens."""
     max_steps: int = 5
     """Rounds."""
     target_score: float | None = None
@@ -103,29 +103,29 @@ class SFT(Algorithm):
     """Of torch on the CPU."""
     on_step: Callable[[RoundReport], object] | None = None
     shuffle_rewards: bool = False
-    """A control: rewards are dealt out at random among a round's attempts, so nothing can be learnt."""
+    """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
     fill_reward: float | None = None
-    """The reward of an attempt that has none; None refuses it."""
+    """The reward of attempts without one; None refuses such attempts."""
     agent_match: str | None = None
     """Train only on the calls of agents whose name matches this regular expression."""
     rollout_config: RolloutConfig | None = None
-    """None: retry_lost_runner() where the run is kept."""
+    """Retries and time limits of rollouts. None: retry_lost_runner() with a `run_dir`."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their round, and counted."""
     probe_tolerance: float | None = None
-    """After each push the server is asked for a few tokens, and their log-probs are held against the pushed weights, which are read once
-    more for it, on the CPU: a ratio further than this from 1 ends the run, as GRPO's. 1e-3 will do in float32, 0.1 where the server is in
-    bfloat16. None: not asked."""
+    """After each push the server samples a few tokens, and their log-probs are compared with those of the pushed weights, which are loaded
+    on the CPU for this: a ratio that differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no
+    check."""
     offline_mode: RolloutMode | None = None
-    """Tune on rollouts that others ran, instead of on rollouts of the run's own: all of this mode that have succeeded, each once.
-    `production` are those that were made of a product's traces (adopted). A round takes what has ended since the last one; the run ends
-    when there is nothing new. Tasks are not used, and nothing is enqueued."""
+    """Train on offline rollouts, which this run did not enqueue: all of this mode that have succeeded, each once. `production` are those
+    adopted from a product's traces. A round takes those that ended since the last one; the run ends when there are no new ones. Tasks are
+    not used, and nothing is enqueued."""
     run_dir: str | Path | RunFolder | None = None
-    """Where the run is kept: rounds (rows, specs, logs), weights, a line for each round. A run that is there already is gone on with after
-    its last whole round, and no rollout is paid for twice. None: `sft` in `model_dir`, and the run is not gone on with."""
+    """Folder of the run: rounds (rows, specs, logs), weights, a line for each round. An existing run is resumed after its last complete
+    round, and no rollout is run twice. None: `sft` in `model_dir`, and the run cannot be resumed."""
     metrics: Sequence[Any] | None = None
-    """Where else figures are shown: "tensorboard", "wandb", "plots", or a metrics.MetricSink. None: TensorBoard's files and a picture in
-    the run's folder, where it is kept and their packages are installed."""
+    """Metric sinks: "tensorboard", "wandb", "plots", or MetricSink objects. None: TensorBoard files and a picture in the run's folder, if
+    there is one and their packages are installed."""
     reports: list[RoundReport] = field(default_factory=list[RoundReport], init=False)
 
     def __post_init__(self) -> None:
@@ -140,39 +140,39 @@ class SFT(Algorithm):
 
     @property
     def sampling_parameters(self) -> dict[str, Any]:
-        """Every sampling parameter of the resources that are published."""
+        """All sampling parameters of the published resources."""
         return all_parameters(self.temperature, self.max_tokens)
 
     def take_adapter(self, adapter: Any) -> None:
-        """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
+        """Use the adapter's `agent_match`. Raises UsageError for its other options."""
         self.agent_match = agent_match_of("SFT", adapter, self.agent_match)
 
     def run_fingerprint(self, tasks: Sequence[Any]) -> dict[str, Any]:
-        """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
+        """Return the run's fingerprint, as JSON: the options in its run.json."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         return run_fingerprint(options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
-        """The weights that a model server begins with when `run` goes on, None for the model's own, and their version.
+        """Return the folder (None: `model_dir`) and version of the weights with which a model server must start when `run` is resumed.
 
-        Rollouts that wait since the run was stopped must not be sampled by others. Raises DataError where they are gone.
+        Rollouts that were enqueued before the stop must be sampled by these. Raises DataError where they are missing.
         """
         rows = run.metrics(None)
         return (_weights_after(run.folder, rows), int(rows[-1]["next_version"])) if rows else (None, 1)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """What Trainer.fit calls: `train` on the data. Raises what `train` raises."""
+        """Train on the data; called by Trainer.fit. Raises what `train` raises."""
         await self.train(cast("RolloutStore", self.get_store()), items(train_dataset))
 
     async def train(self, store: RolloutStore, tasks: Sequence[Any]) -> list[RoundReport]:
-        """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.
+        """Train until `max_steps` or `target_score` and return the reports. The server then has the last weights.
 
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             InUseError: another process works on the run.
-            DataError: a round had nothing to choose from, or what the run needs to go on is damaged.
-            ModelServerError: the model server did not take the weights, or samples with others (probe_tolerance).
-            UnavailableError: the process that trains ended badly; the message has the end of its log.
+            DataError: a round had nothing to select from, or files that the run needs to resume are damaged.
+            ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
+            UnavailableError: the training process failed; the message has the end of its log.
         """
         if not tasks and self.offline_mode is None:
             raise UsageError("SFT needs at least one task to train on")
@@ -196,14 +196,14 @@ class SFT(Algorithm):
                         self.on_step(report)
         return self.reports
 
-    # --- a run that is kept
+    # --- the run's folder
 
     @property
     def _own_folder(self) -> Path:
         return Path(self.model_dir).absolute() / "sft"
 
     async def _begin(self, order: TaskOrder) -> None:
-        """Publish and push the weights that the first round samples with: the first ones, or those of the last whole round."""
+        """Publish and push the weights for the first round: the initial ones, or those of the last complete round."""
         rows = self._run.metrics(None) if self._run is not None else []
         self.reports += [RoundReport(**row) for row in rows]
         for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
@@ -212,7 +212,7 @@ class SFT(Algorithm):
         if rows:
             self._serving.resume(int(rows[-1]["next_version"]), self._folder)
             self._weights = _weights_after(self._folder, rows) or self._first
-            _logger.info("run %s goes on after round %d", self._log.run_id, len(rows))
+            _logger.info("run %s resumes after round %d", self._log.run_id, len(rows))
         await self._publish()
         await self._log.begin([self._training_step(report) for report in self.reports])
 
@@ -282,12 +282,12 @@ class SFT(Algorithm):
         return ids, [finished[rollout_id] for rollout_id in ids if rollout_id in finished]
 
     async def _found(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
-        """The ids of the rollouts of this mode that others ran and that no round has taken, and the rollouts."""
+        """Return the offline rollouts of this mode that no round has taken: their ids, and the rollouts."""
         found = await offline_rollouts(store, mode, {rollout_id for report in self.reports for rollout_id in report.rollout_ids})
         return [rollout.rollout_id for rollout in found], found
 
     def _chosen(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
-        """The trajectories of the attempts that are kept; none where their rewards are all equal. Counts the others."""
+        """Select the trajectories to train on, none where all rewards are equal; the others are counted as refused."""
         if not len(batch):
             raise DataError(
                 f"round {self._number} has nothing to choose from: refused {dict(batch.refused)}. "
@@ -311,7 +311,7 @@ class SFT(Algorithm):
         return pick(batch, np.array([place for place, key in enumerate(keys) if key not in out], np.int64))
 
     async def _train(self, chosen: TrajectoryBatch) -> Trained:
-        """Train in a process of its own; afterwards `_weights` is the folder of the new weights."""
+        """Train in a separate process and set `_weights` to the folder of the new weights."""
         folder = self._folder / "rounds" / str(self._number)
         spec = self._spec()
         await asyncio.to_thread(_write, folder, spec, rows_of(chosen))
@@ -342,21 +342,21 @@ class SFT(Algorithm):
         )
 
     async def _publish(self) -> None:
-        """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
+        """Publish a new version of the resources and push its weights to the server, for the next rollouts."""
         await self._serving.next_version()
         await self._serving.push(self._weights)
         if self.probe_tolerance is not None:
             await self._serving.probe(partial(asyncio.to_thread, self._drift), self.probe_tolerance)
 
     def _drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
-        """Learner.drift under the weights that were pushed: read anew, on the CPU, and forgotten again."""
+        """Compute Learner.drift under the pushed weights, which are loaded on the CPU for this."""
         torch.set_num_threads(self.threads)
         model = load_policy(self.model_dir).model
         load_weights(model, self._weights)
         return Learner(model, learning_rate=0.0, temperature=self.temperature).drift(prompt, reply, logprobs)
 
     def _copied(self) -> Path:
-        """The first weights, in a folder as the server reads them."""
+        """Save the initial weights to a folder that the server can read."""
         policy = load_policy(self.model_dir)
         self._limits = {"vocabulary": policy.vocabulary, "context_tokens": policy.context_tokens}
         return save_weights(policy.model, self._folder / "weights" / "0")
@@ -366,7 +366,7 @@ class SFT(Algorithm):
 
 
 def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
-    """The weights that the last of these rounds left, None for the first ones. Raises DataError where they are gone or damaged."""
+    """Return the folder of the weights after these rounds, None for the initial ones. Raises DataError where missing or damaged."""
     trained = [row["step"] for row in rows if row["tokens"]]
     if not trained:
         return None
@@ -382,7 +382,7 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
 
 
 def rows_of(batch: TrajectoryBatch) -> list[Row]:
-    """The trajectories as rows to train on: the loss is on what the model wrote."""
+    """Convert trajectories to rows with a loss on the tokens that the model wrote."""
     rows: list[Row] = []
     for prompt, response, mask, logprobs in zip(batch.prompt, batch.response, batch.response_mask, batch.logprobs, strict=True):
         labels = [IGNORED] * len(prompt) + np.where(mask == 1, response, IGNORED).tolist()

@@ -1,4 +1,4 @@
-"""What a round of SFT tells."""
+"""The report of an SFT round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agl_otel.algorithms.report import TrainingReport
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport(TrainingReport):
-    """What happened in one round. `refused` counts what was not chosen, too (SELECTION_REFUSALS, `flat_rewards`)."""
+    """Results of one round. `refused` includes attempts that were not selected (SELECTION_REFUSALS, `flat_rewards`)."""
 
     kept_reward_mean: float
     """Over the attempts trained on, before any shuffling; 0 where there were none."""
@@ -22,5 +22,5 @@ class RoundReport(TrainingReport):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Those of every report, and the drift of log-probs where it is known."""
+        """The figures of TrainingReport, and the drift of log-probs where it is known."""
         return super().figures | ({"logprob_drift": self.logprob_drift} if self.logprob_drift is not None else {})

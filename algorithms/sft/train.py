@@ -1,7 +1,7 @@
-"""One round's training in a process of its own: rows in, weights out. `python -m agl_otel.algorithms.sft.train FOLDER`.
+"""Train one round in a separate process: `python -m agl_otel.algorithms.sft.train FOLDER`.
 
-The memory of the optimizer and of the gradients is free again when it ends, so that a model server has the accelerator for itself while
-agents run. FOLDER holds `spec.json` (a Spec) and `rows.jsonl` (a Row a line); `trained.json` (a Trained) is written last.
+Its end frees the memory of optimizer and gradients, so that a model server has the accelerator to itself while agents run. FOLDER holds
+`spec.json` (a Spec) and `rows.jsonl` (one Row per line); `trained.json` (a Trained) is written last.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Row:
 
     input_ids: list[int]
     labels: list[int]
-    """As long: the id where there is a loss, IGNORED elsewhere."""
+    """Of the same length: the token id where there is a loss, IGNORED elsewhere."""
     logprobs: list[float] = field(default_factory=list[float])
-    """As captured when they were sampled, of the tokens with a loss; empty where that is not known."""
+    """Captured log-probs of the tokens with a loss; empty where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What to train, and how."""
+    """The input of one round's training."""
 
     model_dir: str
     """Model and tokenizer in transformers' format."""
     weights: str
-    """A folder with the weights to begin with."""
+    """Folder with the initial weights."""
     out: str
-    """Where the new ones go."""
+    """Folder for the new weights."""
     learning_rate: float
     epochs: int
     batch_rows: int
@@ -60,12 +60,12 @@ class Spec:
     device: str
     threads: int
     temperature: float | None = None
-    """What the weights to begin with sampled the rows at; None where others did, and then no drift is told."""
+    """The temperature at which the initial weights sampled the rows; None where others sampled them: then no drift is reported."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of it."""
+    """The results of one round's training."""
 
     loss_before: float
     """Of the first batch, before any step; nats a token."""
@@ -79,30 +79,30 @@ class Trained:
 
 
 NOT_TRAINED: Final = Trained(0.0, 0.0, 0, 0)
-"""A round that chose nothing."""
+"""The results of a round that selected nothing."""
 
 
 def cross_entropy(model: Any, rows: Sequence[Row]) -> tuple[Tensor, int]:
-    """(the sum of -log p over the tokens that labels name, how many those are). The first token of a row has no loss.
+    """Return (the sum of -log p over the labelled tokens, their number). The first token of a row has no loss.
 
-    Rows are padded on the right, which under causal attention changes nothing for the tokens before.
+    Rows are padded on the right, which does not affect earlier tokens under causal attention.
     """
-    logits, labels = _learnt(model, rows)
+    logits, labels = _labelled(model, rows)
     return F.cross_entropy(logits, labels, reduction="sum"), len(labels)
 
 
 def drift(model: Any, rows: Sequence[Row], temperature: float) -> float | None:
-    """objective.max_ratio_error of these rows under the weights as they are; None where their log-probs are not known."""
+    """Compute objective.max_ratio_error of these rows under the current weights; None where their log-probs are unknown."""
     captured = [logprob for row in rows for logprob in row.logprobs]
     with torch.no_grad():
-        logits, labels = _learnt(model, rows)
+        logits, labels = _labelled(model, rows)
         if not captured or len(captured) != len(labels):
             return None
         return max_ratio_error(token_logprobs(logits, labels, temperature=temperature), torch.tensor(captured, device=labels.device))
 
 
-def _learnt(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """(the logits, the labels) of all tokens with a loss, row after row."""
+def _labelled(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Return (logits [tokens, vocabulary], labels [tokens]) of all tokens with a loss, row by row."""
     width = max(len(row.input_ids) for row in rows)
     ids = torch.tensor([row.input_ids + [0] * (width - len(row.input_ids)) for row in rows], device=model.device)
     labels = torch.tensor([row.labels + [IGNORED] * (width - len(row.labels)) for row in rows], device=model.device)[:, 1:]
@@ -111,7 +111,7 @@ def _learnt(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
 
 
 def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
-    """Update `model` in place: AdamW without weight decay on the mean over the tokens of each batch, `epochs` times over all rows.
+    """Train `model` in place: AdamW without weight decay on the mean over the tokens of each batch, for `epochs` passes over the rows.
 
     Raises DataError where no row has a token to learn.
     """
@@ -147,7 +147,7 @@ def _batches(rows: Sequence[Row], size: int, source: random.Random) -> Iterator[
 
 
 def main(folder: Path) -> None:
-    """Do what FOLDER/spec.json says."""
+    """Train as FOLDER/spec.json specifies."""
     disable_progress_bar()
     spec = Spec(**json.loads((folder / SPEC).read_text()))
     rows = [Row(**json.loads(line)) for line in (folder / ROWS).read_text().splitlines()]

@@ -1,6 +1,6 @@
-"""Configs as verl's users write them: keys of its 0.5 days put in their places of 0.9.1, and those that have none named. Pure.
+"""Translate users' configs from verl 0.5's keys to those of 0.9.1, and refuse keys that are not supported. Pure.
 
-`translate` knows the old names; `overlay` checks every key against verl's own config, so that a typing error is no silent default.
+`translate` maps the old names; `overlay` checks every key against verl's config, so that a misspelt key is an error.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ LEVELS: Final[Mapping[str, bool]] = {"transition": True, "trajectory": False}
 
 @dataclass
 class Translated:
-    """What a user's config says."""
+    """A translated config."""
 
     config: Tree = field(default_factory=Tree)
     """Of verl 0.9.1, nested; only what was given."""
@@ -103,7 +103,7 @@ class Translated:
 
 
 def translate(config: Mapping[str, Any]) -> Translated:
-    """The user's config, keys and values of verl 0.5 and of Agent Lightning 0.3 in their places.
+    """Translate the keys and values of verl 0.5 and of Agent Lightning 0.3 in a user's config.
 
     Dotted keys (`{"data.train_batch_size": 32}`) and nested ones mean the same. Raises UsageError that names a key without a place.
     """

@@ -1,4 +1,4 @@
-"""The agent loop that verl calls for each session: the agent is somebody else's and runs anywhere; its traces come back as samples.
+"""The agent loop that verl calls for each session: the agent runs anywhere, and its traces come back as samples.
 
 Names of verl that are used here are those of its manual on agent loops: AgentLoopBase, AgentLoopOutput, register.
 """

@@ -1,7 +1,7 @@
-"""The rows of a step in an order that a second run has, too. Knows no verl.
+"""Sort the rows of a step into a reproducible order. Does not import verl.
 
-Trajectories come into verl's replay buffer in the order in which their rollouts happened to end, and the last digits of a loss are those of
-the order of its sum: without this no run would repeat.
+Trajectories enter verl's replay buffer in the order in which their rollouts ended, and floating-point sums depend on the order: without
+sorting, no run would be reproducible.
 """
 
 from __future__ import annotations

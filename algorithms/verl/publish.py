@@ -1,4 +1,4 @@
-"""Says where the model is served and which weights it has: as resources for the next rollouts, and to the proxies. Knows no verl."""
+"""Publish the model servers' addresses and the version of their weights, as resources and to the proxies. Does not import verl."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def _served_model(session: aiohttp.ClientSession, address: str, key: str) 
 
 
 async def set_proxy_version(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
-    """Tell a proxy which weights answer from now on. Raises ModelServerError where it refuses, UnavailableError where it is away."""
+    """Set the weights version that a proxy records. Raises ModelServerError where it refuses, UnavailableError where unreachable."""
     try:
         async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=_showing(token)) as answer:
             if answer.status != 200:

@@ -1,7 +1,7 @@
-"""Rollouts for verl's sessions: each asks for one, and all that wait are enqueued, watched and read together. Knows no verl.
+"""Run the rollouts of verl's sessions; requests that arrive together are enqueued, watched and read in one batch. Does not import verl.
 
-A rollout's id is made of run, mode, step, task and session. So a step that is done again after a stop finds what was run before: what
-succeeded is read again. What had not may wait for a model server that is gone, so it is cancelled and run under the id of this start.
+A rollout's id is made of run, mode, step, task and session, so that a step that is repeated after a stop finds its earlier rollouts.
+Succeeded ones are read again. Others may wait for a model server that is gone: they are cancelled and run again under a new id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """What one of verl's sessions asks for."""
+    """The rollout that one of verl's sessions requests."""
 
     task: Any
     """Any JSON."""
@@ -47,7 +47,7 @@ class RolloutRequest:
 
 @dataclass
 class RolloutResult:
-    """What one rollout came to."""
+    """The samples of one rollout."""
 
     rollout_id: str
     samples: list[Sample]
@@ -67,12 +67,12 @@ class Rollouts:
     store: Store
     spec: Spec
     on_counts: Callable[[RolloutMode, Counts], Any] = lambda mode, counts: None
-    """Told what was counted, before the sessions go on; may be async."""
+    """Called with the counts before the sessions continue; may be async."""
     _waiting: list[_Session] = field(default_factory=list["_Session"])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
 
     async def run(self, request: RolloutRequest) -> RolloutResult:
-        """Have it run, and read what came of it. Raises what the store raises."""
+        """Run the rollout and read its samples. Raises what the store raises."""
         session = _Session(request, asyncio.get_running_loop().create_future())
         self._waiting.append(session)
         if len(self._waiting) == 1:

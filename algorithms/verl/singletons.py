@@ -1,6 +1,6 @@
-"""Groups of which one rollout is left, because its others were refused. There is nothing to compare it with. Knows no verl.
+"""Singleton groups: groups with one usable rollout, because the others were refused. Does not import verl.
 
-verl's group-relative estimators take its bare reward for its advantage, so such a row would be pushed up, or down, by whatever it got.
+verl's group-relative estimators use the bare reward of a singleton as its advantage, which would train on it without a comparison.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from typing import Final
 
 WITHOUT_GROUPS: Final = frozenset({"gae", "reinforce_plus_plus", "remax"})
-"""verl's estimators (algorithm.adv_estimator) that compare a rollout with something else than its group."""
+"""verl's estimators (algorithm.adv_estimator) that do not compare the rollouts of a group."""
 OF_GROUPS: Final = frozenset(
     {
         *("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gpg", "opo", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline"),
         *("optimal_token_baseline", "tir_optimal_token_baseline"),
     }
 )
-"""verl's others."""
+"""verl's estimators that compare the rollouts of a group."""
 
 
 def needs_more_rollouts(estimator: str, rollouts: int) -> str | None:
-    """Why `rollouts` of a task are too few for one of verl's estimators; None where they are not, and for estimators of the user's own."""
+    """Return why `rollouts` per task are too few for one of verl's estimators; None where they suffice, and for custom estimators."""
     if estimator not in OF_GROUPS or rollouts > 1:
         return None
     return (
@@ -31,12 +31,12 @@ def needs_more_rollouts(estimator: str, rollouts: int) -> str | None:
 
 
 def compares_groups(estimator: str, rollouts: int) -> bool:
-    """Whether `estimator` judges the `rollouts` of a task against each other."""
+    """Return whether `estimator` compares the `rollouts` of a task with each other."""
     return estimator not in WITHOUT_GROUPS and rollouts > 1
 
 
 def singleton_keys(keys: Sequence[str]) -> list[str]:
-    """The rows, by their keys `{task's uid}_{session}_{number of the sample}`, of tasks that have one session left."""
+    """Select the keys, `{task's uid}_{session}_{number of the sample}`, of tasks with one session."""
     sessions: dict[str, set[str]] = {}
     for key in keys:
         uid, session, _ = key.rsplit("_", 2)
@@ -45,5 +45,5 @@ def singleton_keys(keys: Sequence[str]) -> list[str]:
 
 
 def groups_of(keys: Sequence[str]) -> int:
-    """Of how many tasks these rows are."""
+    """Count the tasks of these rows."""
     return len({key.rsplit("_", 2)[0] for key in keys})

@@ -1,4 +1,4 @@
-"""What the agent loops of all machines counted, in one Ray actor, until the trainer takes it for a step's metrics."""
+"""Collect the counts of all machines' agent loops in one Ray actor, from which the trainer takes them for a step's metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Tally:
         self._counts: dict[str, Counts] = {}
 
     def add(self, mode: str, counts: Counts) -> None:
-        """Count these, too."""
+        """Add counts."""
         self._counts.setdefault(mode, Counts()).add(counts)
 
     def take(self, mode: str) -> Counts:
-        """What was counted since it was taken last."""
+        """Return and reset the counts since the last call."""
         return self._counts.pop(mode, Counts())
 
 

@@ -1,4 +1,4 @@
-"""verl's own trainers, instrumented: after each update they say which weights are served, and with each step what became of its rollouts.
+"""Instrument verl's trainers: publish the weights version after each update, and record each step with its counts.
 
 `register_trainer` is verl's way to add a trainer, and all that is overridden are its hooks (`on_…`), `step` and `fit`.
 """
@@ -37,7 +37,7 @@ _Trainer: Any = object
 
 
 class InstrumentedTrainer(_Trainer):
-    """Lies over one of verl's trainers: publishes weights versions, and counts."""
+    """A mix-in over one of verl's trainers that publishes weights versions and records steps."""
 
     def __init__(self, config: Any) -> None:
         self._spec = Spec.of(config[SECTION])
@@ -121,7 +121,7 @@ class InstrumentedTrainer(_Trainer):
         written = read["response_mask"].bool()
         return {"logprob_drift": max_ratio_error(read["old_log_probs"][written], read["rollout_log_probs"][written])}
 
-    # --- what there is nothing to compare with
+    # --- singleton groups
 
     def _sample_comparable(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """The replay buffer's `sample`, in order, and without the rows of tasks that have one rollout left."""
@@ -152,11 +152,11 @@ class InstrumentedTrainer(_Trainer):
 
 
 def instrumented(trainer: Any) -> Any:
-    """One of verl's trainers under `InstrumentedTrainer`."""
+    """Derive a class from `InstrumentedTrainer` and one of verl's trainers."""
     return type("Watched", (InstrumentedTrainer, trainer), {})
 
 
 def register_trainers() -> None:
-    """Have verl know them."""
+    """Register the instrumented trainers with verl."""
     for mode in MODES:
         register_trainer(PREFIX + mode)(instrumented(get_trainer_cls(mode)))
