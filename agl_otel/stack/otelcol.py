@@ -20,7 +20,7 @@ from agl_otel.traces.address import SCHEMES, ServerAddress
 CONFIG: Final = Path("deploy", "otelcol", "all-in-one.yaml")
 OVERLAY: Final = "otelcol-tls.json"
 LOOPBACK: Final = "127.0.0.1"
-_TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_RETRY")  # its own, which no setting stands for
+_TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_IDLE", "AGL_OTELCOL_RETRY")  # its own, which no setting stands for
 _OTHERWISE: Final = {
     "metrics": "without metrics, take its pipeline out of deploy/otelcol",
     "max_span_attributes": "a span is cut down by its size (max_item_bytes)",

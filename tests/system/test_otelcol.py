@@ -369,6 +369,21 @@ async def test_packed_bodies_are_bounded_and_pages_of_others_refused(world: Worl
         assert (await post(session, collector, request_of([span()]), Origin="http://evil.example")).status == 403
 
 
+async def test_a_connection_that_rests_or_whose_head_does_not_come_ends(tmp_path: Path) -> None:
+    binary()
+    collector = Otelcol("agent", tmp_path / "log", {"AGL_OTELCOL_IDLE": "1s"})
+    try:
+        await collector.start()
+        for first in (b"", b"POST / HT", b"POST / HTTP/1.1\r\nX-Slow: ", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", collector.ports[1])
+            writer.write(first)
+            async with asyncio.timeout(30):
+                await reader.read()
+            writer.close()
+    finally:
+        collector.close()
+
+
 async def test_while_the_queue_is_away_senders_try_again_and_nothing_is_lost(world: World) -> None:
     collector = await world.collector()
     await world.end_queue()

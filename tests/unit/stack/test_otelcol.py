@@ -45,3 +45,10 @@ def test_its_two_ports_that_ask_for_nothing_are_this_machines_only() -> None:
         text = config.read_text()
         assert "${env:AGL_OTELCOL_ADMIN_HOST:-127.0.0.1}:${env:AGL_OTELCOL_HEALTH_PORT:-13133}" in text, config
         assert "host: ${env:AGL_OTELCOL_ADMIN_HOST:-127.0.0.1}\n                port: ${env:AGL_OTELCOL_METRICS_PORT:-8888}" in text, config
+
+
+def test_no_configuration_lets_a_connection_over_http_rest_for_ever() -> None:
+    for config in otelcol.configuration().parent.glob("*.yaml"):
+        http = config.read_text().partition("      http:\n")[2].partition("\nprocessors:")[0]
+        assert "read_header_timeout: ${env:AGL_OTELCOL_IDLE:-75s}" in http, config
+        assert "keepalive:\n          idle_timeout: ${env:AGL_OTELCOL_IDLE:-75s}" in http, config

@@ -21,6 +21,11 @@ func serving(t *testing.T, inner http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	made := start(t, nil)
 	made.bodyTime = shortTime
+	return servedBy(t, made, inner)
+}
+
+func servedBy(t *testing.T, made *presence, inner http.HandlerFunc) *httptest.Server {
+	t.Helper()
 	wrap, err := made.GetHTTPHandler(t.Context())
 	require.NoError(t, err)
 	handler, err := wrap(t.Context(), inner)
@@ -62,6 +67,31 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 		require.NotEmpty(t, response.Header.Get("Retry-After"))
 		require.True(t, response.Close)
 	}
+}
+
+func TestABodyThatIsStillComingTakesRoom(t *testing.T) {
+	made := start(t, map[string]any{"max_in_flight_bytes": 1000})
+	made.bodyTime = 10 * time.Second
+	server := servedBy(t, made, func(http.ResponseWriter, *http.Request) {})
+	held := func() int64 {
+		made.room.mu.Lock()
+		defer made.room.mu.Unlock()
+		return made.room.bytes
+	}
+	stalled, refused := begun(t, server, "/v1/traces"), begun(t, server, "/v1/logs")
+	_, err := stalled.Write(make([]byte, 700))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return held() >= 700 }, made.bodyTime, time.Millisecond)
+	_, err = refused.Write(make([]byte, 700))
+	require.NoError(t, err)
+	response, err := http.ReadResponse(bufio.NewReader(refused), nil)
+	require.NoError(t, err)
+	said, _ := io.ReadAll(response.Body)
+	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+	require.Contains(t, string(said), "AGL_MAX_IN_FLIGHT_BYTES 1000")
+	require.Equal(t, "1", response.Header.Get("Retry-After"))
+	require.NoError(t, stalled.Close())
+	require.Eventually(t, func() bool { return held() == 0 }, made.bodyTime, time.Millisecond)
 }
 
 func TestABodyThatNoHandlerReadsHoldsNoConnection(t *testing.T) {

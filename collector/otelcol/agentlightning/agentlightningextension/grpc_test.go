@@ -146,29 +146,6 @@ func TestRequestsThatFindNoRoomAreToBeSentAgain(t *testing.T) {
 	require.Zero(t, made.room.bytes)
 }
 
-func TestAClientThatStallsHoldsNoRoom(t *testing.T) {
-	made := start(t, map[string]any{"max_in_flight_bytes": 500})
-	wrap, err := made.GetHTTPHandler(t.Context())
-	require.NoError(t, err)
-	handler, err := wrap(t.Context(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
-	require.NoError(t, err)
-	body, stop := io.Pipe()
-	stalled := post(t, "/v1/traces", nil, "Content-Type", protobufType)
-	stalled.Body = body
-	ended := make(chan struct{})
-	go func() {
-		handler.ServeHTTP(httptest.NewRecorder(), stalled)
-		close(ended)
-	}()
-	_, err = stop.Write(make([]byte, 1000))
-	require.NoError(t, err)
-	answered := httptest.NewRecorder()
-	handler.ServeHTTP(answered, post(t, "/v1/traces", rawSpan(t), "Content-Type", protobufType))
-	require.Equal(t, http.StatusOK, answered.Code)
-	_ = stop.CloseWithError(io.ErrUnexpectedEOF)
-	<-ended
-}
-
 // Without a turn a message that unfolds to a little is read, and a larger one waits.
 func TestOnlySomeLargeMessagesAreUnpackedAtOneTime(t *testing.T) {
 	for range maxTurns {

@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/collector/extension/extensionmiddleware"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -93,7 +94,7 @@ func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTP
 func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, base http.Handler) {
 	mine := place{room: p.room}
 	defer mine.leave()
-	body, err := p.readBody(r, mine.grow)
+	body, err := p.readBody(r, &mine)
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
 		refuse(w, media, err)
@@ -136,21 +137,41 @@ func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, b
 	}
 }
 
-// readBody waits for all that its client sends before it unpacks it: a client that sends a little and stalls holds nobody's room.
-func (p *presence) readBody(r *http.Request, grow func(int64) error) ([]byte, error) {
+// readBody takes room for what its client sends as it comes, as the Python collector does, and unpacks it when all is there: of a packed
+// body only what it unfolds to is held then.
+func (p *presence) readBody(r *http.Request, mine *place) ([]byte, error) {
 	limit := p.config.MaxBodyBytes
-	sent, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	// In parts: io.ReadAll leaves garbage of several times the body.
+	sent, err := mem.ReadAll(counted{io.LimitReader(r.Body, limit+1), mine.grow}, mem.DefaultBufferPool())
+	defer sent.Free()
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(sent)) > limit {
+	if int64(sent.Len()) > limit {
 		return nil, &http.MaxBytesError{Limit: limit}
 	}
 	encoding := strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding")))
 	if encoding == "" || encoding == "identity" {
-		return sent, grow(int64(len(sent)))
+		return sent.Materialize(), nil
 	}
-	return readBody(r.Context(), encoding, bytes.NewReader(sent), limit, grow)
+	defer mine.shrink(int64(sent.Len()))
+	packed := sent.Reader()
+	defer func() { _ = packed.Close() }()
+	return readBody(r.Context(), encoding, packed, limit, mine.grow)
+}
+
+// counted asks for room for what it has read.
+type counted struct {
+	io.Reader
+	grow func(int64) error
+}
+
+func (c counted) Read(into []byte) (int, error) {
+	n, err := c.Reader.Read(into)
+	if full := c.grow(int64(n)); full != nil {
+		return n, full
+	}
+	return n, err
 }
 
 // unsent is an answer of the receiver, which is an error where it is none that a request was taken.

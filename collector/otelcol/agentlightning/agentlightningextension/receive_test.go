@@ -73,6 +73,19 @@ func TestWhatIsPackedIsUnpacked(t *testing.T) {
 	}
 }
 
+func TestAPackedBodyHoldsWhatItUnfoldsTo(t *testing.T) {
+	made, raw := start(t, nil), bytes.Repeat([]byte("spans "), 10_000)
+	for name, pack := range packers {
+		mine := place{room: made.room}
+		got, err := made.readBody(post(t, "/v1/traces", pack(raw), "Content-Encoding", name), &mine)
+		require.NoError(t, err, name)
+		require.Equal(t, raw, got, name)
+		require.EqualValues(t, len(raw), mine.bytes, name)
+		mine.leave()
+	}
+	require.Zero(t, made.room.bytes)
+}
+
 func TestManyMembersAreRefused(t *testing.T) {
 	for name, pack := range several {
 		_, err := readBody(t.Context(), name, bytes.NewReader(bytes.Repeat(pack(nil), maxMembers+1)), limit, unbounded)

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// room bounds the bytes of requests that are in memory at one time, unpacked, as collector/limits.py does.
+// room bounds the bytes of requests that are in memory at one time, as they come and unpacked, as collector/limits.py does.
 type room struct {
 	limit int64
 
@@ -38,9 +38,12 @@ func (p *place) grow(size int64) error {
 	return nil
 }
 
-func (p *place) leave() {
+// shrink gives so many bytes back.
+func (p *place) shrink(size int64) {
 	p.room.mu.Lock()
 	defer p.room.mu.Unlock()
-	p.room.bytes -= p.bytes
-	p.bytes = 0
+	p.bytes -= size
+	p.room.bytes -= size
 }
+
+func (p *place) leave() { p.shrink(p.bytes) }
