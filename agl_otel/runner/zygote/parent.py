@@ -88,6 +88,9 @@ class Parent:
         try:
             pid = os.fork()
         except OSError as error:
+            for fd in (stdout, stderr, learn):
+                if fd is not None:
+                    os.close(fd)
             self._send(op="refused", id=number, why=f"fork failed: {error}")
             return
         if pid == 0:
