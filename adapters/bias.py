@@ -41,7 +41,8 @@ class Bias:
     calls: Counter[str] = field(default_factory=Counter[str])
     """TAKEN or a key of CALL_REFUSALS: (call, choice) of attempts that were taken."""
     trajectories: int = 0
-    breaks: Counter[str] = field(default_factory=Counter[str])
+    split_reasons: Counter[str] = field(default_factory=Counter[str])
+    """Keys of merge.BREAKS: trajectories that were split off from an earlier one."""
     endings: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """(range of the reward, `whole` or `truncated`): attempts that were taken, by whether a reply of theirs ended at its length limit."""
     versions: Counter[str] = field(default_factory=Counter[str])
@@ -64,7 +65,7 @@ def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"),
     batch = to_trajectories(traces, take=verdicts, **options)
     found.calls.update({why: count for why, count in batch.refused.items() if why in CALL_REFUSALS} | {TAKEN: int(batch.calls.sum())})
     found.trajectories = len(batch)
-    found.breaks = batch.breaks
+    found.split_reasons = batch.breaks
     found.endings = _endings(traces, batch)
     versions: dict[tuple[str, str], set[str]] = {}
     for rollout_id, attempt_id, version in zip(traces.calls.rollout_id, traces.calls.attempt_id, traces.calls.model_version, strict=True):

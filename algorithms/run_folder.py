@@ -23,17 +23,23 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
+from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.decorator import FunctionalAlgorithm
+from agl_otel.algorithms.utils import items
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
 from agl_otel.service.framed import free_name
 from agl_otel.service.lock import FileLock
 from agl_otel.service.private import open_file
 from agl_otel.text import without_secrets
+from agl_otel.types import Dataset, NamedResources
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
 DIGESTS: Final = "digests.json"
 """Holds {file name: SHA-256} for files too large to contain a checksum."""
 CHECKSUM: Final = "checksum"
+RUN_DIR: Final = "run_dir"
+"""The argument and attribute of an algorithm that opens its own run folder."""
 _RUN_FIELDS: Final = ("run_id", "algorithm", "seed", "options")
 FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes
 
@@ -166,6 +172,46 @@ def open_run(
         return
     with closing(RunFolder(Path(where).absolute(), algorithm=algorithm, options=options(), seed=seed)) as run:
         yield run
+
+
+@contextmanager
+def run_folder_for(
+    algorithm: Algorithm,
+    folder: str | Path | None,
+    *,
+    train: Dataset[Any] | None,
+    val: Dataset[Any] | None,
+    resources: NamedResources | None = None,
+    options: Any = None,
+) -> Generator[None]:
+    """Open `folder` as the algorithm's run folder during the block. None: the run has none, unless the algorithm opens its own.
+
+    An algorithm with a `run_dir` attribute gets the folder there, unless it has one already. Any other gets an open RunFolder
+    (`Algorithm.get_run_folder`) with run.json, a lock, metrics.jsonl, and the same id and seed when it is started again; which work it
+    then skips is up to the algorithm. Raises what RunFolder raises.
+    """
+    if folder is None or hasattr(algorithm, RUN_DIR):
+        if folder is not None and getattr(algorithm, RUN_DIR) is None:
+            setattr(algorithm, RUN_DIR, Path(folder))
+        yield
+        return
+    fingerprint = {
+        "train": digest_of(items(train)),
+        "val": digest_of(items(val)),
+        "resources": {name: resource.model_dump() for name, resource in (resources or {}).items()},
+        "options": options or {},
+    }
+    with closing(RunFolder(Path(folder).absolute(), algorithm=_name_of(algorithm), options=fingerprint)) as run:
+        algorithm.set_run_folder(run)
+        try:
+            yield
+        finally:
+            algorithm.set_run_folder(None)
+
+
+def _name_of(algorithm: Algorithm) -> str:
+    """Return the name of the algorithm's function or class."""
+    return algorithm.name if isinstance(algorithm, FunctionalAlgorithm) else type(algorithm).__name__
 
 
 def run_fingerprint(options: Mapping[str, Any], tasks: Sequence[Any], *, model_dir: str | Path, without: Collection[str]) -> dict[str, Any]:

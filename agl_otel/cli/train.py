@@ -89,11 +89,11 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
 
 async def _custom(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.algorithms import Baseline
-    from agl_otel.jobs.custom import OwnRun
+    from agl_otel.jobs.custom import CustomRun
     from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val") if job.data.val else None
-    async with stack_for(settings) as (store, failed), OwnRun(job, store, folder, stack_failed=failed, settings=settings) as run:
+    async with stack_for(settings) as (store, failed), CustomRun(job, store, folder, stack_failed=failed, settings=settings) as run:
         algorithm = await run.fit(train_tasks, val_tasks)
     result: dict[str, Any] = {"folder": str(folder)}
     if isinstance(algorithm, Baseline):

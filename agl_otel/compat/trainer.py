@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter, TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FastAlgorithm
-from agl_otel.algorithms.kept_runs import run_folder_for
+from agl_otel.algorithms.run_folder import run_folder_for
 from agl_otel.compat.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
 from agl_otel.compat.litagent import LitAgent, as_agent
 from agl_otel.compat.llm_proxy import LLMProxy
@@ -61,7 +61,7 @@ class Trainer:
             until interrupted.
         llm_proxy: passed to the algorithm.
         hooks: one, or several.
-        run_dir: the run's folder (algorithms/kept_runs.py), unless the algorithm has its own `run_dir`. None: the algorithm's default.
+        run_dir: the run's folder (algorithms/run_folder.py), unless the algorithm has its own `run_dir`. None: the algorithm's default.
     """
 
     def __init__(

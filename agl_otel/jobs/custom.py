@@ -1,4 +1,4 @@
-"""A run of any other algorithm as a job file describes it: `baseline`, or one of your own by `file.py:name`, with runner processes."""
+"""Jobs of the baseline or of a custom algorithm (`file.py:name`), with runner processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from agl_otel.adapters import TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
-from agl_otel.algorithms.kept_runs import RUN_DIR, run_folder_for
+from agl_otel.algorithms.run_folder import RUN_DIR, run_folder_for
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, options_of
@@ -20,21 +20,21 @@ from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call
 
 GIVEN: Final = (RUN_DIR, "rollout_config")
-"""What an algorithm gets from the job, where it takes an argument of that name: the run's folder, and [agent]'s time limits."""
+"""Arguments that the job sets where the algorithm takes them: the run's folder, and [agent]'s time limits."""
 
 
 def options_model(name: str) -> type[BaseModel]:
-    """[algorithm] of a job that runs the baseline: its name and its options, which are its own keyword arguments."""
+    """Return the model of [algorithm] for the baseline: its name and its keyword arguments."""
     return options_of(name, Baseline, hidden=GIVEN)
 
 
 def needs(job: Job) -> list[Need]:
-    """None: the baseline needs no extra, and what an algorithm of the user's own needs is its own business."""
+    """Return no needs: the baseline has none, and those of a custom algorithm are unknown."""
     return []
 
 
 def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any]:
-    """What the job's algorithm is made with, by `make`. Raises SettingsError where its options do not fit."""
+    """Return the keyword arguments for `make`, which creates the algorithm. Raises SettingsError where the job's options do not fit it."""
     name, parameters = job.algorithm["name"], inspect.signature(make).parameters
     ours = {RUN_DIR: folder, "rollout_config": job.agent.rollout_config}
     given = {key: value for key, value in ours.items() if key in parameters} | job.options
@@ -46,9 +46,9 @@ def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any
 
 
 def named(job: Job, *, val: bool) -> Any:
-    """What the job's `name` names: Baseline, or something of the user's own.
+    """Load what the job's `name` names: Baseline, or a custom algorithm, its class or a function that returns one.
 
-    Raises UsageError where it is not there, or takes other options or no validation tasks (`val`: whether there are some).
+    Raises UsageError where it is missing, and SettingsError where it does not take the job's options or, with `val`, validation tasks.
     """
     name: str = job.algorithm["name"]
     found: Any = Baseline if name == "baseline" else load_function(job.located(name))
@@ -61,13 +61,14 @@ def named(job: Job, *, val: bool) -> Any:
     return found
 
 
-class OwnRun(JobRun):
-    """A run of the baseline, or of the user's algorithm, over a store. Use `async with`."""
+class CustomRun(JobRun):
+    """A run of the baseline or of a custom algorithm over a store. Use `async with`."""
 
-    _keeps_itself = False
+    _opens_folder = False
+    """Whether the algorithm opens the run's folder itself."""
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any] | None) -> Algorithm:
-        """Run it, with runners; the algorithm afterwards. Raises SettingsError where the job does not fit it, and what it raises itself."""
+        """Run the algorithm, with runners, and return it. Raises SettingsError where the job does not fit it, and what it raises."""
         adapter = TracerTraceToTriplet()
         algorithm = self.algorithm(val=val is not None)
         algorithm.set_store(self.store)
@@ -76,7 +77,7 @@ class OwnRun(JobRun):
             algorithm.set_initial_resources(self.job.resources)
         with run_folder_for(
             algorithm,
-            None if self._keeps_itself else self.folder,
+            None if self._opens_folder else self.folder,
             train=train,
             val=val,
             resources=self.job.resources,
@@ -87,12 +88,12 @@ class OwnRun(JobRun):
         return algorithm
 
     def algorithm(self, *, val: bool = False) -> Algorithm:
-        """The job's algorithm, made with its options. Raises SettingsError where it is none, or does not fit the job (`named`)."""
+        """Create the job's algorithm. Raises SettingsError where it is not an Algorithm, and what `named` raises."""
         found = named(self.job, val=val)
         if isinstance(found, Algorithm):
             return found
         given = arguments(self.job, found, self.folder)
-        self._keeps_itself = RUN_DIR in given
+        self._opens_folder = RUN_DIR in given
         made = found(**given)
         if not isinstance(made, Algorithm):
             name, kind = self.job.algorithm["name"], type(made).__name__

@@ -64,7 +64,7 @@ METRICS: Final[tuple[tuple[str, str, Callable[[Bias], Iterable[Sample]]], ...]] 
     ("verdict_alarms", "Unproven attempts whose agents ran under the hook.", lambda b: [({}, b.alarms)]),
     ("calls", "Model calls of accepted attempts.", lambda b: _labelled("outcome", b.calls)),
     ("trajectories", "Training samples made from accepted attempts.", lambda b: [({}, b.trajectories)]),
-    ("trajectory_breaks", "Trajectories split off from an earlier one, by reason.", lambda b: _labelled("reason", b.breaks)),
+    ("trajectory_breaks", "Trajectories split off from an earlier one, by reason.", lambda b: _labelled("reason", b.split_reasons)),
     (
         "attempts_by_ending",
         "Accepted attempts, by whether a reply was cut at its length limit.",

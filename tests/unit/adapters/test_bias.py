@@ -25,7 +25,7 @@ def test_attempts_are_counted_by_outcome_reward_and_task_and_calls_by_what_becam
         ("1 and more", TAKEN): 2, ("0", "verdict_incomplete"): 1, (NO_REWARD, "no_reward"): 1, (NO_REWARD, "no_attempt"): 1,
     }  # fmt: skip
     assert found.calls == {TAKEN: 3, "no_logprobs": 1}
-    assert (found.trajectories, found.breaks.total(), found.verdicts["incomplete"]) == (3, 1, 1)
+    assert (found.trajectories, found.split_reasons.total(), found.verdicts["incomplete"]) == (3, 1, 1)
     assert found.versions == {"same": 3, "mixed": 1}
     assert found.endings == {("1 and more", "truncated"): 1, ("1 and more", "whole"): 1}
     assert found.shares()["task"] == {"{}": {"verdict_incomplete": 0.25, "no_reward": 0.25}, "not begun": {"no_attempt": 1.0}}

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 from agl_otel.compat.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
 from agl_otel.compat.trainer import Trainer
 from agl_otel.errors import SettingsError
-from agl_otel.jobs.custom import OwnRun
+from agl_otel.jobs.custom import CustomRun
 from agl_otel.jobs.job import Job
 from agl_otel.types import PromptTemplate
 
@@ -127,16 +127,16 @@ def none(rounds: int = 1):
 """
 
 
-def own_run(tmp_path: Path, algorithm: str, data: str = "train = 'tasks.jsonl'") -> OwnRun:
+def custom_run(tmp_path: Path, algorithm: str, data: str = "train = 'tasks.jsonl'") -> CustomRun:
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "tasks.jsonl").write_text("1\n")
     path = tmp_path / "job.toml"
     path.write_text(f"[agent]\nfunction = 'a.py:f'\ntimeout_seconds = 7.0\n[data]\n{data}\n[algorithm]\n{algorithm}\n")
-    return OwnRun(Job.load(path), cast("Any", None), tmp_path / "run")
+    return CustomRun(Job.load(path), cast("Any", None), tmp_path / "run")
 
 
-async def test_an_algorithm_of_ones_own_gets_its_options_and_what_it_asks_for_of_the_job(tmp_path: Path) -> None:
-    run = own_run(tmp_path, "name = 'mine.py:Mine'\nrounds = 3")
+async def test_a_custom_algorithm_gets_its_options_and_the_jobs_arguments(tmp_path: Path) -> None:
+    run = custom_run(tmp_path, "name = 'mine.py:Mine'\nrounds = 3")
     algorithm: Any = run.algorithm()
     rounds, folder, config = algorithm.given
     assert (rounds, folder, config.timeout_seconds) == (3, tmp_path / "run", 7.0) and run.job.run_by == "agl_otel.jobs.custom"
@@ -153,19 +153,19 @@ async def test_an_algorithm_of_ones_own_gets_its_options_and_what_it_asks_for_of
 )
 async def test_an_algorithm_that_does_not_fit_is_refused_by_name(tmp_path: Path, algorithm: str, words: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
-        own_run(tmp_path, algorithm).algorithm()
+        custom_run(tmp_path, algorithm).algorithm()
     for word in words:
         assert word in str(caught.value)
 
 
 async def test_tasks_that_an_algorithm_cannot_take_or_lacks_are_named(tmp_path: Path) -> None:
-    run = own_run(tmp_path, "name = 'mine.py:made'", "train = 'tasks.jsonl'\nval = 'tasks.jsonl'")
+    run = custom_run(tmp_path, "name = 'mine.py:made'", "train = 'tasks.jsonl'\nval = 'tasks.jsonl'")
     with pytest.raises(SettingsError, match=r"val: algorithm mine\.py:made takes no val_dataset"):
         await run.fit([1], [1])
     with pytest.raises(SettingsError, match=r"\[data\] val is missing: grpo scores"):
-        own_run(tmp_path, "name = 'grpo'").job.tasks("val")
+        custom_run(tmp_path, "name = 'grpo'").job.tasks("val")
     with pytest.raises(SettingsError, match=r"algorithm.polling_interval.*number"):
-        own_run(tmp_path, "name = 'baseline'\npolling_interval = 'often'")
+        custom_run(tmp_path, "name = 'baseline'\npolling_interval = 'often'")
 
 
 @pytest.mark.parametrize("example", sorted(path.parent.name for path in EXAMPLE.parents[1].glob("*/job.toml")))
