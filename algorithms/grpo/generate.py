@@ -1,8 +1,8 @@
-"""Sampling from a causal language model in batches: pure torch, no server, no clock.
+"""Sample from a causal language model in batches: pure torch, no server, no clock.
 
-Rows of one batch have prompts of equal length, so that there is no padding and each token's log-probability is the one a plain
-forward pass over its row gives. Log-probs are float32, natural, under the distribution the token was drawn from: temperature first,
-then top-p, renormalised; temperature 0 is greedy and reports the unscaled distribution.
+Rows of a batch have prompts of equal length, so that there is no padding and each token's log-prob equals that of a forward pass over
+its row alone. Log-probs are float32, natural, under the distribution that the token was sampled from: temperature first, then top-p
+(nucleus sampling, Holtzman et al., arXiv:1904.09751), renormalised. Temperature 0 is greedy and reports the unscaled distribution.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 SHAPE_ROWS: Final = 16
-"""Of a batch of seeded rows."""
+"""Size of a batch of seeded rows; fixed, because floating-point results depend on the shape."""
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn."""
+    """Sampling parameters."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -32,25 +32,25 @@ class Sampling:
 
 @dataclass
 class Row:
-    """One reply in the making: `prompt` in, the other fields out."""
+    """A reply that is being generated: `generate` fills in `tokens`, `logprobs`, `top` and `finish_reason`."""
 
     prompt: list[int]
     sampling: Sampling
     random: random.Random
-    """Its own source of randomness, so that a seeded reply does not depend on what else is in the batch."""
+    """Its own random source, so that a seeded reply does not depend on the other rows of the batch."""
     seeded: bool = False
-    """It is to be the same, bit for bit, whenever it is asked for with its seed and these weights."""
+    """Whether the reply must be bit-identical for the same seed and weights."""
     want_top: int = 0
-    """How many of the likeliest tokens to report at each position."""
+    """Number of most likely tokens to report at each position."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     top: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
-    """At each position (token id, log-prob), likeliest first."""
+    """For each position (token id, log-prob), most likely first."""
     finish_reason: FinishReason | None = None
 
 
 def by_prompt_length(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
-    """Batches of rows with prompts of equal length, at most `limit` each (SHAPE_ROWS where they are seeded)."""
+    """Yield batches of rows with prompts of equal length, at most `limit` rows each (at most SHAPE_ROWS seeded ones)."""
 
     def kind(row: Row) -> tuple[bool, int]:
         return row.seeded, len(row.prompt)
@@ -62,12 +62,12 @@ def by_prompt_length(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
 
 @torch.inference_mode()
 def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_tokens: Callable[[list[Row]], None] | None = None) -> None:
-    """Fill in `tokens`, `logprobs` and `finish_reason` of rows whose prompts are equally long.
+    """Generate the replies of rows with prompts of equal length.
 
     Args:
         model: a transformers causal language model.
-        rows: what to generate; at least one.
-        stop_ids: tokens that end a reply; they are part of `tokens`, because the model wrote them.
+        rows: at least one; either all seeded or none.
+        stop_ids: tokens that end a reply; included in `tokens`, because the model sampled them.
         on_tokens: called after each step with the rows that got a token (streaming).
     """
     active, fixed = list(rows), rows[0].seeded
@@ -89,7 +89,7 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
 
 
 def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distribution: Tensor, stop_ids: frozenset[int]) -> list[Row]:
-    """Give each row that is not finished its token; those rows."""
+    """Append a token to each unfinished row and return these rows."""
     got: list[Row] = []
     for place, row in enumerate(rows):
         if row.finish_reason is not None:
@@ -108,7 +108,7 @@ def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distr
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """(token ids [n], their log-probs [n], log-probs of all [n, vocabulary]) for `logits` [n, vocabulary], one row each."""
+    """Sample from `logits` [n, vocabulary]: (token ids [n], their log-probs [n], all log-probs [n, vocabulary])."""
     temperature = torch.tensor([row.sampling.temperature for row in rows])
     greedy = temperature == 0
     logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
@@ -125,7 +125,7 @@ def _draw(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest set of likeliest tokens with at least `top_p` of the mass, renormalised; -inf elsewhere."""
+    """Restrict each row to its smallest set of most likely tokens with at least `top_p` of the mass, renormalised; -inf elsewhere."""
     ordered, index = logprobs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(dim=-1) - ordered.exp()
     ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)

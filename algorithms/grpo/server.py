@@ -1,10 +1,10 @@
-"""An OpenAI-compatible model server in one process, small enough to read: for tests, examples and CPU-sized models.
+"""An OpenAI-compatible model server in one process, for tests, examples and models that run on a CPU.
 
     python -m agl_otel.algorithms.grpo.server --model DIR --port 8000
 
 POST /v1/chat/completions (plain and streamed), GET /v1/models, GET /health, and POST /weights {"path", "version"} for the trainer.
-Every answer says in the header `agl-model-version` which weights sampled it. Anything that serves OpenAI's API and returns token ids
-and log-probs (vLLM) can stand in its place; nothing else in this package knows this one.
+The header `agl-model-version` of a response is the version of the weights that sampled it. Any server with OpenAI's API that returns
+token ids and log-probs (vLLM) can be used instead.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MODEL_NAME: Final = web.AppKey("model_name", str)
 
 
 def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0.1", key: str = "", loads: bool = True) -> web.Application:
-    """The server's routes over an engine that is running, for a port of `host`.
+    """Create the server's application over a running engine, for a port of `host`.
 
-    With a `key` whoever asks must show it; `loads` is whether it takes weights by POST /weights. Raises SettingsError.
+    `key`: required of clients, if not empty; `loads`: whether there is POST /weights. Raises SettingsError.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*access_checks(host, key), _errors, bodies_in_time])
     app[ENGINE] = engine
@@ -52,7 +52,7 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
 
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Errors in OpenAI's form."""
+    """Convert errors to OpenAI's format."""
     try:
         return await handler(request)
     except UsageError as error:
@@ -105,7 +105,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) -> web.StreamResponse:
-    """Server-sent events; the headers leave with the first tokens, because only then the version is known."""
+    """Respond with server-sent events; the headers are sent with the first tokens, because the version is not known earlier."""
     ready: asyncio.Queue[tuple[str, list[int]]] = asyncio.Queue()
     job.on_tokens = lambda version, tokens: ready.put_nowait((version, tokens))
     running = asyncio.create_task(engine.submit(job))
@@ -130,7 +130,7 @@ async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) 
 
 @asynccontextmanager
 async def serving(engine: Engine, model: str, *, host: str, port: int, model_name: str = "policy") -> AsyncGenerator[Serving]:
-    """The server of `model` while it serves."""
+    """Serve `model` during the block."""
     async with engine:
         runner = make_runner(make_app(engine, model_name, host=host), shutdown_timeout=5.0)
         try:
@@ -141,10 +141,10 @@ async def serving(engine: Engine, model: str, *, host: str, port: int, model_nam
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the server from the command line."""
     parser = make_parser("agl_otel.algorithms.grpo.server", "An OpenAI-compatible model server.")
     parser.add_argument("--record", help="append a JSON line for every choice sampled to this file")
-    parser.add_argument("--seed", type=int, default=0, help="of requests that name none")
+    parser.add_argument("--seed", type=int, default=0, help="seed of requests without one")
     options = parser.parse_args(arguments)
     disable_progress_bar()
     policy = load_policy(options.model)

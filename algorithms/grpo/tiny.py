@@ -1,8 +1,8 @@
-"""A model small enough to train on one CPU core while you watch: a 0.2 M-parameter Llama that reads and writes characters.
+"""A tiny model that trains on one CPU core: a character-level Llama with 0.2 M parameters.
 
-The task: `digit 437` has one answer digit, which depends on the last digit asked. Warm-started, the model gives one of four answers,
-each about equally likely (BEHAVIOURS); reinforcement learning on a reward for one of them must then find that one. Everything is made
-here, nothing is downloaded, and the same seed gives the same weights. Embeddings are untied: some servers do not reload a tied head.
+The task: the answer to `digit 437` is one digit, which depends on the last digit of the number. The warm-started model gives one of four
+answers with about equal probability (BEHAVIOURS); reinforcement learning rewards one of them. Nothing is downloaded, and equal seeds give
+equal weights. The embeddings are untied, because some servers do not reload a tied head.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BEHAVIOURS: Final[tuple[Callable[[int], int], ...]] = (
     lambda digit: (digit + 2) % 10,
     lambda digit: 9 - digit,
 )
-"""What the warm-started model may answer, by the last digit asked; a target of training is the index of one of them."""
+"""The possible answers of the warm-started model, by the number's last digit; a training target is an index in this tuple."""
 
 PAD: Final = "<|pad|>"
 BOS: Final = "<|bos|>"
@@ -42,23 +42,23 @@ CHAT_TEMPLATE: Final = (
 CONTEXT_TOKENS: Final = 1024
 NUMBERS: Final = range(100, 1000)
 HELD_OUT_NUMBERS: Final = tuple(sorted(n for last in range(10) for n in random.Random(last).sample(range(100 + last, 1000, 10), 20)))
-"""In neither the warm start nor the training tasks: answers to these show that the rule was learnt, not the examples."""
+"""Used in neither the warm start nor the training tasks, to test whether the rule was learnt rather than the examples."""
 TRAIN_NUMBERS: Final = tuple(sorted(set(NUMBERS) - set(HELD_OUT_NUMBERS)))
 
 PREFERRED: Final = (0, 2, 0, 2, 1, 0, 2, 1, 3, 3)
-"""By last digit, the behaviour that the warm start makes a little likelier, so that the greedy answer is no coin toss: it is right for
-three last digits of ten, whatever the target (behaviours 1 and 3 agree on 4 and 9)."""
-PREFERENCE: Final = 1.4  # how much likelier it is than each other one
-WARM_START_STEPS: Final = 300  # enough for the four answers to come close to their shares; three to four seconds
+"""For each last digit, the behaviour that the warm start makes more likely, so that the greedy answer is determined: for every target it
+is right for three of ten last digits (behaviours 1 and 3 agree on 4 and 9)."""
+PREFERENCE: Final = 1.4  # its probability relative to that of each other behaviour
+WARM_START_STEPS: Final = 300  # until the four answers are close to their shares; three to four seconds
 
 
 def question(number: int) -> str:
-    """What the agent asks about `number`."""
+    """Return the agent's question about `number`."""
     return f"digit {number}"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each character and special token, with a chat template of roles; no network."""
+    """Create a tokenizer with one token for each character and special token, and with a chat template."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -79,10 +79,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaForCausalLM:
-    """An untrained Llama of 0.2 M parameters for `tokenizer`'s vocabulary; `seed` decides the weights."""
+    """Create an untrained Llama with 0.2 M parameters for `tokenizer`'s vocabulary; `seed` determines the weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        architectures=[LlamaForCausalLM.__name__],  # what else than transformers reads the folder asks for it
+        architectures=[LlamaForCausalLM.__name__],  # needed by vLLM, which reads the folder
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=256,
@@ -99,14 +99,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaFor
 
 
 def prompt_ids(tokenizer: Any, numbers: Sequence[int]) -> list[list[int]]:
-    """The agent's question about each number through the chat template, ready for the assistant's reply, as token ids."""
+    """Return the token ids of the question about each number in the chat template, up to the assistant's reply."""
     conversations = [[{"role": "user", "content": question(number)}] for number in numbers]
     texts: list[str] = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False)
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def answer_shares() -> Tensor:
-    """What to teach: float [10, 10], row = last digit of the number, column = answer digit, rows sum to 1."""
+    """Return the answer distribution of the warm start: float [10, 10], row = last digit, column = answer digit, rows sum to 1."""
     shares = torch.zeros(10, 10)
     for digit in range(10):
         for place, behave in enumerate(BEHAVIOURS):
@@ -115,10 +115,10 @@ def answer_shares() -> Tensor:
 
 
 def warm_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, steps: int = WARM_START_STEPS) -> float:
-    """Teach the answer digit's distribution (`answer_shares`) and that a reply ends after it. Returns the last loss.
+    """Train the model to answer with a digit distributed as `answer_shares`, and then to end the reply. Returns the last loss.
 
-    The loss is against the whole distribution, not against samples of it, so no noise favours one behaviour; for the same reason each step
-    shows one number of each last digit.
+    The target is the distribution rather than samples of it, and each step has one number for each last digit, so that no noise favours
+    one behaviour.
     """
     source = random.Random(seed)
     end: Any = tokenizer.eos_token_id
@@ -140,7 +140,7 @@ def warm_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, s
 
 
 def make_policy(folder: str | Path, *, seed: int = 0) -> Path:
-    """Write the warm-started model and its tokenizer to `folder`, as transformers does; returns its absolute path."""
+    """Save the warm-started model and its tokenizer to `folder` in transformers' format; return the folder's absolute path."""
     path = Path(folder)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed=seed)

@@ -1,7 +1,7 @@
-"""OpenAI's chat completions on the wire: a request's JSON in, JSON out. Pure: no model, no server.
+"""Parse requests and format responses of OpenAI's chat completions API. Pure: no model, no server.
 
-Beyond OpenAI's fields this speaks vLLM's `return_token_ids`: the answer then has `prompt_token_ids`, and each choice `token_ids`.
-A field that would change the reply and is not supported is an error that names it; fields in IGNORED change nothing here.
+vLLM's `return_token_ids` is supported, too: the response then has `prompt_token_ids`, and each choice `token_ids`. An unsupported field
+that would change the reply is an error that names it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IGNORED: Final = frozenset(
         *("safety_identifier", "service_tier", "store", "stream_options", "user"),
     }
 )
-"""Fields that change nothing here."""
+"""Fields that do not affect the reply."""
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "stop": (None, []),
     "presence_penalty": (None, 0),
@@ -36,12 +36,12 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "tool_choice": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),
 }
-"""Fields that are not supported, and the values of them that change nothing."""
+"""{unsupported field: the values with no effect, which are accepted}."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A checked request."""
+    """A validated request."""
 
     messages: list[dict[str, Any]]
     model: str
@@ -49,7 +49,7 @@ class ChatRequest:
     temperature: float
     top_p: float
     max_tokens: int | None
-    """None: as many as the server allows."""
+    """None: the server's limit."""
     seed: int | None
     stream: bool
     include_usage: bool
@@ -57,15 +57,15 @@ class ChatRequest:
     top_logprobs: int
     return_token_ids: bool
     tools: list[dict[str, Any]]
-    """Empty, too, where the request says that none is to be called."""
+    """Empty where `tool_choice` is `none`, too."""
 
     def sampling(self, limit: int) -> Sampling:
-        """How to draw, with at most `limit` tokens."""
+        """Return the sampling parameters, with at most `limit` tokens."""
         return Sampling(min(self.max_tokens or limit, limit), self.temperature, self.top_p)
 
 
 def parse(body: Any) -> ChatRequest:
-    """Check the JSON body of a chat completion request. Raises UsageError that names the field and what it takes."""
+    """Validate the JSON body of a chat completion request. Raises UsageError that names the field and its valid values."""
     if not isinstance(body, dict):
         raise UsageError("the body must be a JSON object")
     fields: dict[str, Any] = {name: value for name, value in body.items() if name not in IGNORED}
@@ -121,7 +121,7 @@ def _tools(tools: list[Any], choice: Any) -> list[dict[str, Any]]:
 
 
 def _message(place: int, message: Any) -> dict[str, Any]:
-    """A message with its content as one string: text parts are joined."""
+    """Join the text parts of a message's content into one string."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise UsageError(f"messages[{place}] must be an object with a role")
     content: Any = message.get("content")
@@ -136,7 +136,7 @@ def _message(place: int, message: Any) -> dict[str, Any]:
 
 
 class Reply:
-    """Builds the answer to one request, whole or in chunks; `decode` turns token ids into text, without special tokens."""
+    """Formats the response to one request, as one body or in chunks; `decode` turns token ids into text, without special tokens."""
 
     def __init__(self, request: ChatRequest, rows: list[Row], model: str, decode: Any) -> None:
         self.request = request
@@ -147,7 +147,7 @@ class Reply:
         self._sent = [(0, "") for _ in rows]
 
     def whole(self) -> dict[str, Any]:
-        """The body of a plain answer."""
+        """Format the body of a response without streaming."""
         messages = [self._content(row, index, self.decode(row.tokens)) for index, row in enumerate(self.rows)]
         choices = [
             {
@@ -163,7 +163,7 @@ class Reply:
         return {**body, "prompt_token_ids": self.rows[0].prompt} if self.request.return_token_ids else body
 
     def first_chunk(self) -> dict[str, Any]:
-        """Opens every choice of a stream."""
+        """Format the first chunk of a stream, which opens every choice."""
         choices = [
             {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
             for i in range(len(self.rows))
@@ -172,7 +172,7 @@ class Reply:
         return {**chunk, "prompt_token_ids": self.rows[0].prompt} if self.request.return_token_ids else chunk
 
     def next_chunks(self, tokens: list[int]) -> list[dict[str, Any]]:
-        """What is new since the last call, one chunk for each choice; `tokens[i]` is how many of choice i's tokens are ready."""
+        """Format a chunk for each choice with new text since the last call; `tokens[i]` is the number of choice i's tokens so far."""
         chunks: list[dict[str, Any]] = []
         for index, (row, ready) in enumerate(zip(self.rows, tokens, strict=True)):
             sent, text = self._sent[index]
@@ -181,9 +181,9 @@ class Reply:
             done = row.finish_reason is not None and ready == len(row.tokens)
             now = self.decode(row.tokens[:ready])
             if now.endswith("\ufffd") and not done:
-                continue  # half a character: wait for the token that completes it
+                continue  # an incomplete character: wait for the token that completes it
             delta = {"content": now[len(text) :]}
-            if self.request.tools:  # whether a reply calls one is known at its end
+            if self.request.tools:  # tool calls can be parsed only at the end
                 delta = self._content(row, index, now) if done else {"content": ""}
             finish = "tool_calls" if "tool_calls" in delta else row.finish_reason
             choice = {
@@ -198,13 +198,13 @@ class Reply:
         return chunks
 
     def _content(self, row: Row, index: int, text: str) -> dict[str, Any]:
-        """`content`, and `tool_calls` where tools were offered and the reply calls some."""
+        """Return `content`, and `tool_calls` where the request has tools and the reply calls some."""
         content, calls = read_calls(text, f"call-{self.id[-12:]}-{index}") if self.request.tools else (text, [])
         numbered = [{"index": place, **call} for place, call in enumerate(calls)] if self.request.stream else calls
         return {"content": content, "tool_calls": numbered} if calls else {"content": content}
 
     def last_chunk(self) -> dict[str, Any] | None:
-        """The usage, where it was asked for."""
+        """Format the chunk with the usage; None where it was not requested."""
         return {**self._chunk([]), "usage": self._usage()} if self.request.include_usage else None
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -229,5 +229,5 @@ class Reply:
 
 
 def server_sent_event(data: dict[str, Any] | str) -> bytes:
-    """One event of a stream."""
+    """Encode one server-sent event."""
     return f"data: {data if isinstance(data, str) else json.dumps(data, separators=(',', ':'))}\n\n".encode()
