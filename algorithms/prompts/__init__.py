@@ -1,8 +1,7 @@
-"""Searches for a better prompt: APO (beam search by textual gradients), GEPA (a Pareto front of candidates), RandomSearch.
+"""Prompt optimisation: APO (beam search with textual gradients), GEPA (reflective evolution with a Pareto front), RandomSearch.
 
-All three are policies over the same few parts, and hold nothing else: rollouts that score a candidate (evaluate.py), a model that
-criticises and edits prompts (editor.py, with its wording in wording/*.poml), and a journal of everything that was paid for (journal.py).
-What chooses is pure: beam.py and pareto.py. Training of weights does not belong here.
+The three share evaluate.py (scores candidates by rollouts), editor.py (a model that criticises and edits prompts, with its prompts in
+wording/*.poml) and journal.py (results on disk). Selection is pure: beam.py and pareto.py. Training of weights does not belong here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """APO: automatic prompt optimisation by textual gradients and beam search, with the options of Agent Lightning 0.3.
 
-After Automatic Prompt Optimization with "Gradient Descent" and Beam Search (Pryzant et al., arXiv 2305.03495): a model reads rollouts of a
-prompt and criticises it (the gradient), another one edits the prompt by that critique (the step), and validation rollouts choose who stays.
+After Automatic Prompt Optimization with "Gradient Descent" and Beam Search (Pryzant et al., arXiv:2305.03495): a model criticises a prompt
+by its rollouts (the textual gradient), a model edits the prompt accordingly, and the prompts with the best validation scores are kept.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ EDIT_PROMPTS = tuple(WORDING / f"edit_{name}.poml" for name in ("rewrite", "one_
 
 
 class APO(PromptSearch, Generic[T]):
-    """Improves the first prompt template of the initial resources. The adapter must be TraceToMessages; both data sets are needed.
+    """Improves the first prompt template of the initial resources. Needs the adapter TraceToMessages and both data sets.
 
     Args:
-        async_openai_client: the editor; see PromptSearch.
-        gradient_model: criticises.
-        apply_edit_model: edits.
-        diversity_temperature: of both.
-        gradient_batch_size: training tasks for one critique; so many of their rollouts are shown.
-        val_batch_size: validation tasks by which a round's candidates are compared.
-        beam_width: how many candidates stay after a round.
-        branch_factor: how many edits are tried of each parent.
-        beam_rounds: how many rounds.
+        async_openai_client: client of the editor; see PromptSearch.
+        gradient_model: model that criticises prompts.
+        apply_edit_model: model that edits prompts.
+        diversity_temperature: sampling temperature of both.
+        gradient_batch_size: number of training tasks for one critique, and the limit on the rollouts that it is shown.
+        val_batch_size: number of validation tasks on which the candidates of a round are compared.
+        beam_width: number of candidates kept after a round.
+        branch_factor: number of edits of each parent.
+        beam_rounds: number of rounds.
         rollout_batch_timeout: seconds for a batch of rollouts.
-        run_initial_validation: score the first prompt on the whole validation set; without it the first leader becomes the best.
-        gradient_prompts, edit_prompts: POML files, of which each call takes one at random; default: the project's own.
+        run_initial_validation: score the initial prompt on the whole validation set; otherwise the first round's leader is the first best.
+        gradient_prompts, edit_prompts: POML files; each call uses one at random. Default: GRADIENT_PROMPTS, EDIT_PROMPTS.
         more: PromptSearch's options.
     """
 
@@ -61,7 +61,7 @@ class APO(PromptSearch, Generic[T]):
         run_initial_validation: bool = True,
         gradient_prompts: Sequence[str | Path] = GRADIENT_PROMPTS,
         edit_prompts: Sequence[str | Path] = EDIT_PROMPTS,
-        _poml_trace: bool = False,  # 0.3's, for the traces that its package wrote
+        _poml_trace: bool = False,  # an option of 0.3, without effect here
         **more: Any,
     ) -> None:
         super().__init__(async_openai_client, temperature=diversity_temperature, rollout_batch_timeout=rollout_batch_timeout, **more)
@@ -83,46 +83,47 @@ class APO(PromptSearch, Generic[T]):
         return {**super()._options(), **chosen, **files}
 
     async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
-        """Rounds of: expand the beam, compare, keep the best, score the leader on everything."""
+        """For each round, expand the beam, compare the candidates, keep the best, and score the leader on the whole validation set."""
         self._prompt_name = next(iter(seed.templates))
         self._scored: dict[str, Evaluation] = {}
         self._train = batch_iter_over_dataset(train, self.gradient_batch_size, self._source("train"))
         batches: Iterator[Sequence[Any]] = batch_iter_over_dataset(val, self.val_batch_size, self._source("val"))
         if self.run_initial_validation:
-            self._take(seed, await self._on_everything(seed, val))
+            self._update_best(seed, await self._validate(seed, val))
             await self._record_step(0, round=0, candidates=[{**seed.described(), "score": self.best_score}])
         beam = [seed]
         for number in range(1, self.beam_rounds + 1):
-            made, over = await self._expand(number, beam)
+            made, stop = await self._expand(number, beam)
             beam = await self._select(number, [*beam, *made], next(batches))
-            self._take(beam[0], await self._on_everything(beam[0], val))
+            self._update_best(beam[0], await self._validate(beam[0], val))
             await self._record_step(number, round=number, made=len(made), candidates=self._ranking)
-            if over is not None:
-                raise over
+            if stop is not None:
+                raise stop
         return "all rounds are done"
 
     # --- a round
 
     async def _expand(self, number: int, beam: Sequence[Candidate]) -> tuple[list[Candidate], SearchOverError | None]:
-        """New candidates: an edit for every parent and branch, and why there are no more where the search is over."""
+        """Edit each parent `branch_factor` times. Returns the new candidates, and the error where the search stopped before the end."""
         parents = parents_of(beam, self.beam_width, self._source(f"round {number}/parents"))
-        tries = [(place, parent, branch) for place, parent in enumerate(parents) for branch in range(self.branch_factor)]
+        branches = [(place, parent, branch) for place, parent in enumerate(parents) for branch in range(self.branch_factor)]
         made: list[Candidate] = []
-        for place, parent, branch in tries:
+        for place, parent, branch in branches:
             step = f"round {number}/parent {place}/branch {branch}"
             try:
                 if (candidate := await self._branch(step, parent, next(self._train))) is not None:
                     made.append(candidate)
             except EditorError:
                 continue
-            except SearchOverError as over:
-                return made, over
+            except SearchOverError as stop:
+                return made, stop
         return made, None
 
     async def _branch(self, step: str, parent: Candidate, tasks: Sequence[Any]) -> Candidate | None:
-        """Run the parent, criticise it, edit it.
+        """Run the parent, request a critique, and edit it; None where the edit is not a valid template.
 
-        A critique that fails, or has not a word, keeps the parent's text, as in Agent Lightning 0.3; such an edit is left out.
+        Where the critique fails or is empty, the candidate has the parent's text, as in Agent Lightning 0.3. Raises EditorError where the
+        edit fails.
         """
         self.editor.check()
         evaluation = await self.evaluator.evaluate(f"{step}/train", parent, tasks, "train")
@@ -140,7 +141,7 @@ class APO(PromptSearch, Generic[T]):
         except EditorError:
             critique = ""
         if not critique:
-            return self._made(parent.templates, parent)
+            return self._new_candidate(parent.templates, parent)
 
         async def edit_prompt() -> str:
             return render(edit_file, {"prompt": prompt, "critique": critique})
@@ -149,7 +150,7 @@ class APO(PromptSearch, Generic[T]):
         return self._child(parent, self._prompt_name, answer)
 
     async def _select(self, number: int, candidates: Sequence[Candidate], tasks: Sequence[Any]) -> list[Candidate]:
-        """The beam of the next round, the leader first. Candidates of one text are run once."""
+        """Select the beam of the next round, best first. Candidates with equal texts are evaluated once."""
         texts = {candidate.templates[self._prompt_name]: candidate for candidate in reversed(candidates)}
         self.evaluator.require(len(texts) * len(tasks))
         step = f"round {number}/val"
@@ -159,8 +160,8 @@ class APO(PromptSearch, Generic[T]):
         self._ranking = [{**candidate.described(), "score": score} for candidate, score in best_of(candidates, scores, len(candidates))]
         return [candidate for candidate, _ in best_of(candidates, scores, self.beam_width)]
 
-    async def _on_everything(self, candidate: Candidate, val: Sequence[Any]) -> Evaluation:
-        """The candidate on the whole validation set; a text is run on it once in a run."""
+    async def _validate(self, candidate: Candidate, val: Sequence[Any]) -> Evaluation:
+        """Evaluate the candidate on the whole validation set, once per text and run."""
         text = candidate.templates[self._prompt_name]
         if text not in self._scored:
             self._scored[text] = await self.evaluator.evaluate("whole validation", candidate, val, "val")

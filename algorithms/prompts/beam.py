@@ -1,4 +1,4 @@
-"""Which candidates of a beam search are expanded, and which stay. Pure."""
+"""Select the candidates of a beam search to expand and to keep. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ T = TypeVar("T")
 
 
 def parents_of(beam: Sequence[T], width: int, source: random.Random) -> list[T]:
-    """`width` parents: all of a smaller beam in turn, else a sample without repetition."""
+    """Choose `width` parents: a smaller beam is repeated in turn, a larger one is sampled without replacement."""
     if len(beam) < width:
         return [beam[place % len(beam)] for place in range(width)]
     return source.sample(list(beam), width)
 
 
 def best_of(candidates: Sequence[T], scores: Sequence[float], width: int) -> list[tuple[T, float]]:
-    """The `width` candidates with the best scores, the best first; of equal ones those that came first."""
+    """Return the `width` candidates with the best scores, best first; among equal scores the earlier ones."""
     ranked = sorted(zip(candidates, scores, strict=True), key=lambda pair: -pair[1])
     return ranked[:width]
 
 
 def score_of(rewards: Sequence[float | None]) -> float:
-    """The mean reward of rollouts that finished; one without a reward counts 0, and no rollout at all makes 0."""
+    """Compute the mean reward of finished rollouts; a missing reward counts as 0, and the mean of no rollouts is 0."""
     return sum(reward or 0.0 for reward in rewards) / max(1, len(rewards))

@@ -1,4 +1,4 @@
-"""A candidate: the texts of one or several prompt templates, and where it comes from. Pure."""
+"""Candidates of a prompt search: texts of prompt templates, with their parents; and the checks of edited texts. Pure."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ FENCE: Final = "```"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One candidate of a search."""
+    """A candidate of a search."""
 
     version: str
-    """v0 (what the search began with), v1, …"""
+    """v0 (the initial prompts), v1, …"""
     templates: Mapping[str, str]
-    """{name of the resource: its text}."""
+    """{name of the resource: text of its template}."""
     parents: tuple[str, ...] = ()
-    """The versions that it was made from."""
+    """Versions of the candidates that it was derived from."""
 
     def described(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the candidate as JSON."""
         return {"version": self.version, "templates": dict(self.templates), "parents": list(self.parents)}
 
 
 def prompts_in(resources: NamedResources | None) -> dict[str, PromptTemplate]:
-    """The prompt templates among some resources, in their order."""
+    """Return the prompt templates among the resources, in order."""
     return {name: resource for name, resource in (resources or {}).items() if isinstance(resource, PromptTemplate)}
 
 
 def template_problem(text: str, before: str, engine: str) -> str:
-    """Why an edited template cannot take the place of the one before; empty where it can.
+    """Return why the edited template `text` cannot replace the template `before`; empty where it can.
 
-    An f-string template must have the placeholders of the one before, no more and no fewer: a new one fails in the agent, and without
-    one of the old the agent no longer says what it was asked.
+    An f-string template must keep the set of placeholders: the agent has no value for a new one, and without an old one the prompt lacks
+    part of the task.
     """
     if engine != "f-string":
         return ""
@@ -51,7 +51,7 @@ def template_problem(text: str, before: str, engine: str) -> str:
 
 
 def cleaned(answer: str) -> str:
-    """The prompt in an editor's answer: without spaces around it, and without a code fence around all of it."""
+    """Strip whitespace, and a code fence around the whole text, from an editor's answer."""
     text = answer.strip()
     if text.startswith(FENCE) and text.endswith(FENCE) and text.count(FENCE) == 2 and "\n" in text:
         text = text.partition("\n")[2].removesuffix(FENCE).strip()

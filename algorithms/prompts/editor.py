@@ -1,7 +1,7 @@
-"""The editor: a model that criticises and writes prompts, behind any client with OpenAI's `chat.completions.create`.
+"""The editor: a model that criticises and edits prompts, behind any client with OpenAI's `chat.completions.create`.
 
-Every answer is journaled before it is used. Calls, tokens and failures are counted over the whole run, stops included; a bound that is
-reached, or an editor that is down, ends the search with what it has.
+Every answer is journaled before it is used. Calls, tokens and failures are counted over the whole run, including earlier starts. A reached
+limit, or an editor that keeps failing, ends the search with the best candidate so far.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Final, NoReturn
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
 from agl_otel.errors import AglError
 
-FAILURES_IN_A_ROW: Final = 5  # each has been tried again by the client already: after so many the editor is taken for down
-CHARACTERS_PER_TOKEN: Final = 4  # where the server does not say how many tokens a call took
+FAILURES_IN_A_ROW: Final = 5  # ends the search; the client has retried each call already
+CHARACTERS_PER_TOKEN: Final = 4  # estimate, for servers that report no usage
 _log = logging.getLogger(__name__)
 
 
 class SearchOverError(AglError):
-    """A bound on what the search may spend is reached, or its editor is down: it ends with the best so far."""
+    """The search ends with the best candidate so far, because a limit on its spending is reached or the editor keeps failing."""
 
 
 class EditorError(AglError):
@@ -31,29 +31,29 @@ class EditorError(AglError):
 
 @dataclass
 class Spend:
-    """What a run has spent so far."""
+    """What a run has spent so far, including earlier starts."""
 
     editor_calls: int = 0
     editor_tokens: int = 0
-    """By the server's count; where it gives none, a quarter of the characters."""
+    """As reported by the server, else estimated from the number of characters."""
     editor_failures: int = 0
     rollouts: int = 0
 
     def described(self) -> dict[str, int]:
-        """As JSON."""
+        """Return the counts as JSON."""
         return asdict(self)
 
 
 class Editor:
-    """Asks the editor's models.
+    """Calls the editor's models.
 
     Args:
-        client: an AsyncOpenAI, or anything with its `chat.completions.create`.
-        journal: where answers are kept.
-        spend: what is counted.
-        max_calls: at most so many calls, failed ones included; None: no bound.
-        max_tokens: no further call once so many tokens are spent, so the last one may go beyond it; None: no bound.
-        temperature: of every call.
+        client: an AsyncOpenAI, or any object with its `chat.completions.create`.
+        journal: records the answers.
+        spend: counts calls, tokens and failures.
+        max_calls: limit on calls, including failed ones; None: no limit.
+        max_tokens: no call starts once this many tokens are spent, so the last one may exceed it; None: no limit.
+        temperature: sampling temperature of every call.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Editor:
         self._failed_in_a_row: list[str] = []
 
     async def ask(self, name: str, model: str, inputs: Any, prompt: Callable[[], Awaitable[str]]) -> str:
-        """The model's text, which may be empty.
+        """Return the model's answer, which may be empty.
 
         Args:
-            name: the journal's.
-            model: who is asked.
-            inputs: what the prompt is made from, as JSON: an answer to equal inputs is not asked for again.
-            prompt: makes the prompt where it is needed.
+            name: name of the answer in the journal.
+            model: name of the model.
+            inputs: what the prompt is made from, as JSON: a recorded answer to equal inputs is used again.
+            prompt: makes the prompt; called only where there is no recorded answer.
 
-        Raises EditorError where this call failed, SearchOverError where no further one may be made.
+        Raises EditorError where the call failed, SearchOverError where no further call is allowed.
         """
         self.check()
         digest = digest_of(model, inputs)
@@ -92,7 +92,7 @@ class Editor:
         return known["text"].strip()
 
     def check(self) -> None:
-        """Raise SearchOverError where no further call may be made."""
+        """Raise SearchOverError where no further call is allowed."""
         if self._max_calls is not None and self._spend.editor_calls >= self._max_calls:
             raise SearchOverError(f"max_editor_calls = {self._max_calls} are made")
         if self._max_tokens is not None and self._spend.editor_tokens >= self._max_tokens:
@@ -102,7 +102,7 @@ class Editor:
         self._spend.editor_failures += 1
         self._failed_in_a_row.append(name)
         if len(self._failed_in_a_row) >= FAILURES_IN_A_ROW:
-            self._journal.forget(self._failed_in_a_row)  # so that a run which is started again asks again
+            self._journal.forget(self._failed_in_a_row)  # so that the next start repeats them
             raise SearchOverError(f"the editor failed {len(self._failed_in_a_row)} times in a row, the last time with: {error}")
         raise EditorError(error)
 

@@ -21,7 +21,7 @@ from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
 from agl_otel.types.columns import Traces
 
-SHOWN_CHARACTERS: Final = 8000  # of one rollout's messages or spans, to the editor
+SHOWN_CHARACTERS: Final = 8000  # limit on the messages, and on the spans, of one rollout in a prompt
 NO_MESSAGES: Final = "(no messages were captured of this rollout)"
 _log = logging.getLogger(__name__)
 
@@ -33,18 +33,18 @@ class Evaluation:
     rollout_ids: list[str]
     """In the order of the tasks."""
     statuses: list[str | None]
-    """None: it had not finished in time."""
+    """None: not finished in time."""
     rewards: list[float | None]
-    """The last primary reward, of whichever attempt; None where there is none."""
+    """The last primary reward over all attempts; None where there is none."""
 
     @property
     def score(self) -> float:
-        """The mean reward of those that finished, 0 standing for a missing one; 0 where none finished."""
+        """The mean reward of finished rollouts; a missing reward counts as 0. 0 where none finished."""
         return score_of([reward for reward, status in zip(self.rewards, self.statuses, strict=True) if status is not None])
 
     @property
     def per_task(self) -> list[float]:
-        """The reward of each task; 0 where there is none."""
+        """The reward for each task; 0 where there is none."""
         return [reward or 0.0 for reward in self.rewards]
 
 
@@ -56,19 +56,19 @@ class Evaluator:
     journal: Journal
     adapter: TraceAdapter[Any]
     resources: NamedResources
-    """What every rollout gets beside the candidate's prompts."""
+    """The initial resources, in which the candidate's prompts are replaced."""
     spend: Spend
     timeout_seconds: float
     max_rollouts: int | None = None
     config: RolloutConfig | None = None
     since_step: list[Evaluation] = field(default_factory=list[Evaluation])
-    """What was evaluated in the step at work."""
+    """Evaluations of the current step."""
 
     async def evaluate(self, step: str, candidate: Candidate, tasks: Sequence[Any], mode: RolloutMode) -> Evaluation:
-        """Run the candidate on each task; `step` names it in the journal, beside the candidate's version.
+        """Run the candidate on each task; `step` and the candidate's version are the name in the journal.
 
-        Raises SearchOverError where that would be more rollouts than the bound allows, DataError where all of the first candidate's
-        failed without a reward: then there is nothing to compare with. That is not journaled: a run that goes on tries them again.
+        Raises SearchOverError where the limit allows fewer rollouts, DataError where all rollouts of the initial candidate failed without a
+        reward. Such an evaluation is not journaled, so a resumed run repeats it.
         """
         self.require(len(tasks))
         self.spend.rollouts += len(tasks)
@@ -89,26 +89,26 @@ class Evaluator:
         return evaluation
 
     def require(self, rollouts: int) -> None:
-        """Raise SearchOverError where so many more rollouts are too many."""
+        """Raise SearchOverError where the limit does not allow this many more rollouts."""
         if self.max_rollouts is not None and self.spend.rollouts + rollouts > self.max_rollouts:
             raise SearchOverError(f"max_rollouts = {self.max_rollouts} do not allow {rollouts} more after {self.spend.rollouts}")
 
     async def publish(self, candidate: Candidate) -> None:
-        """Make the candidate what rollouts use that name no resources."""
+        """Publish the candidate as the latest resources, which rollouts without a `resources_id` use."""
         await self.store.publish(self._resources_of(candidate), resources_id=self.resources_id(candidate))
 
     async def samples(self, evaluation: Evaluation, tasks: Sequence[Any], places: Sequence[int]) -> list[dict[str, Any]]:
-        """What happened in some of the rollouts, as texts for a prompt file: number, status, reward, task, messages, spans."""
+        """Format the rollouts at `places` as values for a prompt file: number, status, reward, task, messages, spans."""
         ids = [evaluation.rollout_ids[place] for place in places]
         spans: dict[str, list[Span]] = {rollout_id: [] for rollout_id in ids}
         for span in await self.store.spans(ids) if ids else []:
             spans[span.rollout_id].append(span)
-        said = {rollout_id: self._messages(of_one) for rollout_id, of_one in spans.items()}
-        if silent := [rollout_id for rollout_id, messages in said.items() if not messages]:
+        messages = {rollout_id: self._messages(own) for rollout_id, own in spans.items()}
+        if empty := [rollout_id for rollout_id, text in messages.items() if not text]:
             _log.warning(
-                "%s makes no messages of %d of %d rollouts that the editor is to read: %s. Does their agent ask its model through the "
-                "proxy, or under an instrumentation that captures content?",
-                type(self.adapter).__name__, len(silent), len(ids), ", ".join(silent),
+                "%s found no messages in %d of %d rollouts for the editor: %s. Does their agent call its model through the proxy, or under "
+                "an instrumentation that captures content?",
+                type(self.adapter).__name__, len(empty), len(ids), ", ".join(empty),
             )  # fmt: skip
         return [
             {
@@ -116,16 +116,14 @@ class Evaluator:
                 "status": evaluation.statuses[place] or "unfinished",
                 "reward": "none" if (reward := evaluation.rewards[place]) is None else f"{reward:g}",
                 "task": _cut("Task: " + _text(tasks[place])),
-                "messages": _cut(said[rollout_id] or NO_MESSAGES),
+                "messages": _cut(messages[rollout_id] or NO_MESSAGES),
                 "spans": _cut("\n".join(f"{span.name}: {json.dumps(span.attributes, default=str)}" for span in spans[rollout_id])),
             }
             for number, (place, rollout_id) in enumerate(zip(places, ids, strict=True), start=1)
         ]
 
-    # --- the parts
-
     def resources_id(self, candidate: Candidate) -> str:
-        """What its rollouts run with."""
+        """Return the id of the resources of the candidate's rollouts."""
         return f"{self.journal.run_id}-{candidate.version}"
 
     def _resources_of(self, candidate: Candidate) -> NamedResources:
@@ -134,7 +132,7 @@ class Evaluator:
         return {**self.resources, **changed}
 
     async def _publish(self, candidate: Candidate) -> str:
-        """Once for each candidate of the run: rollouts of a run that was stopped may still read them."""
+        """Store the candidate's resources unless they are stored already: rollouts from before a stop may still read them."""
         resources_id, wanted = self.resources_id(candidate), self._resources_of(candidate)
         known = await self.store.get_resources_by_id(resources_id)
         if known is None or known.resources != wanted:
@@ -154,11 +152,11 @@ class Evaluator:
                 await cancel_if_there(self.store, rollout_id)
         rewards = final_rewards(await self.store.traces(finished)) if finished else {}
         if rollout_ids and not rewards:
-            told = f"none of the {len(rollout_ids)} rollouts of candidate {candidate.version} has a reward: "
-            told += failure_summary(finished) or ("agents and graders gave none" if finished else "none has finished")
+            problem = f"none of the {len(rollout_ids)} rollouts of candidate {candidate.version} has a reward: "
+            problem += failure_summary(finished) or ("agents and graders gave none" if finished else "none has finished")
             if not candidate.parents and "succeeded" not in status.values():
-                raise DataError(f"{told}. Make the agent work with the prompts that the search begins with, and start the run again")
-            _log.warning("%s; it counts 0", told)
+                raise DataError(f"{problem}. Make the agent work with the prompts that the search begins with, and start the run again")
+            _log.warning("%s; it counts 0", problem)
         return Evaluation(rollout_ids, [status.get(one) for one in rollout_ids], [rewards.get(one) for one in rollout_ids])
 
     def _messages(self, spans: Sequence[Span]) -> str:
@@ -170,7 +168,7 @@ class Evaluator:
 
 
 def final_rewards(traces: Traces) -> dict[str, float]:
-    """{rollout id: its last primary reward, over all of its attempts}; one that is not a finite number is left out, with a warning."""
+    """Return {rollout id: its last primary reward over all attempts}, without rewards that are not finite, which are logged."""
     found: dict[str, tuple[int, float]] = {}
     for (rollout_id, _), rewards in traces.rewards.items():
         for reward in rewards:
@@ -183,9 +181,8 @@ def final_rewards(traces: Traces) -> dict[str, float]:
 
 
 def _line(message: Mapping[str, Any]) -> str:
-    said = message.get("content")
-    calls = message.get("tool_calls")
-    return f"{message.get('role')}: {_text(said) if said is not None else ''}{_text(calls) if calls else ''}"
+    content, calls = message.get("content"), message.get("tool_calls")
+    return f"{message.get('role')}: {_text(content) if content is not None else ''}{_text(calls) if calls else ''}"
 
 
 def _text(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""GEPA: reflective evolution of prompts, with a Pareto front of candidates instead of a single best one.
+"""GEPA: reflective evolution of prompts with a Pareto front of candidates.
 
-After GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (Agrawal et al., arXiv 2507.19457), algorithm 1: a candidate
-is drawn from those that are best at some validation task (pareto.py), a model reflects on a few of its rollouts and writes one of its
-prompts anew, and the child joins the pool where it does better on those same tasks. Now and then two of the front are merged: of several
-prompts, those that changed since their common ancestor are put together; a single prompt is merged by the editor.
+After GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (Agrawal et al., arXiv:2507.19457), algorithm 1: a parent is
+sampled from the Pareto front (pareto.py), a model reflects on a minibatch of its rollouts and rewrites one of its prompts, and the child
+joins the pool if it scores better on the same tasks. After a child has joined, two candidates of the front may be merged: several prompts
+by the system-aware merge (algorithm 4), a single prompt by the editor.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from agl_otel.algorithms.utils import batch_iter_over_dataset
 T = TypeVar("T")
 REFLECT_PROMPT = WORDING / "reflect.poml"
 MERGE_PROMPT = WORDING / "merge.poml"
-SHOWN_WINS = 3  # of either prompt, to an editor that merges two
+SHOWN_WINS = 3  # number of tasks won by each prompt that the editor sees for a merge
 
 
 class GEPA(PromptSearch, Generic[T]):
-    """Improves all prompt templates of the initial resources, in turn. The adapter must be TraceToMessages; both data sets are needed.
+    """Improves all prompt templates of the initial resources, in turn. Needs the adapter TraceToMessages and both data sets.
 
     Args:
-        async_openai_client: the editor; see PromptSearch.
-        reflection_model: reflects on rollouts and writes prompts.
-        minibatch_size: training tasks for one reflection, on which parent and child are compared.
-        max_iterations: mutations and merges, taken together.
-        max_merges: at most so many merges are tried; 0: none.
-        max_rollouts: the budget; None: no bound but max_iterations.
-        perfect_reward: a parent that gets it on its whole minibatch has nothing to learn there; None: ask all the same.
-        reflect_prompt, merge_prompt: POML files; default: the project's own.
+        async_openai_client: client of the editor; see PromptSearch.
+        reflection_model: model that reflects on rollouts and writes prompts.
+        minibatch_size: number of training tasks for one reflection, on which parent and child are compared.
+        max_iterations: limit on mutations and merges together.
+        max_merges: limit on attempted merges; 0: none.
+        max_rollouts: the rollout budget; None: limited by max_iterations only.
+        perfect_reward: a parent with at least this reward on each task of its minibatch is not mutated; None: always mutate.
+        reflect_prompt, merge_prompt: POML files. Default: REFLECT_PROMPT, MERGE_PROMPT.
         more: PromptSearch's options.
     """
 
@@ -72,10 +72,10 @@ class GEPA(PromptSearch, Generic[T]):
         return {**super()._options(), **chosen, **files}
 
     async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
-        """Mutations, and a merge after each one that joined the pool, where two of the front can be merged."""
+        """Mutate in each iteration, or merge in the one after a mutation that joined the pool, if two of the front can be merged."""
         self._pool: dict[str, Candidate] = {}
         self._scores: dict[str, list[float]] = {}
-        self._tried: set[tuple[str, str]] = set()
+        self._merged_pairs: set[tuple[str, str]] = set()
         self._val = val
         batches = batch_iter_over_dataset(train, self.minibatch_size, self._source("train"))
         await self._join(seed)
@@ -99,17 +99,17 @@ class GEPA(PromptSearch, Generic[T]):
         return {version: len(won) for version, won in pareto.front(self._scores).items()}
 
     async def _join(self, candidate: Candidate) -> Candidate:
-        """Score it on every validation task, as one of the pool."""
+        """Score the candidate on all validation tasks and add it to the pool."""
         evaluation = await self.evaluator.evaluate("whole validation", candidate, self._val, "val")
         self._pool[candidate.version] = candidate
         self._scores[candidate.version] = evaluation.per_task
-        self._take(candidate, evaluation)
+        self._update_best(candidate, evaluation)
         return candidate
 
     # --- mutation
 
     async def _mutate(self, number: int, tasks: Sequence[Any]) -> Candidate | None:
-        """A child of one of the front that does better on `tasks` than its parent; None where it does not."""
+        """Mutate a candidate of the front; return the child if it scores better on `tasks` than its parent, else None."""
         step = f"iteration {number}"
         parent = self._pool[pareto.choose(self._scores, self._source(step))]
         name = list(parent.templates)[number % len(parent.templates)]
@@ -125,25 +125,25 @@ class GEPA(PromptSearch, Generic[T]):
     async def _reflect(self, step: str, prompt: str, evaluation: Evaluation, tasks: Sequence[Any]) -> str:
         places = [place for place, status in enumerate(evaluation.statuses) if status is not None]
 
-        async def asked() -> str:
+        async def reflection_prompt() -> str:
             return render(self.reflect_prompt, {"prompt": prompt, "samples": await self.evaluator.samples(evaluation, tasks, places)})
 
-        return await self.editor.ask(f"{step}/reflect", self.reflection_model, [prompt, evaluation.rollout_ids], asked)
+        return await self.editor.ask(f"{step}/reflect", self.reflection_model, [prompt, evaluation.rollout_ids], reflection_prompt)
 
     # --- merge
 
     def _pair(self, number: int) -> tuple[Candidate, Candidate] | None:
-        """Two of the front that were not merged yet, the better one first; None where there are none, or no merge is left."""
-        pairs = [pair for pair in pareto.pairs_to_merge(self._scores, self._parents()) if pair not in self._tried]
-        if len(self._tried) >= self.max_merges or not pairs:
+        """Choose two candidates of the front to merge, the better one first; None where all are merged or `max_merges` is reached."""
+        pairs = [pair for pair in pareto.pairs_to_merge(self._scores, self._parents()) if pair not in self._merged_pairs]
+        if len(self._merged_pairs) >= self.max_merges or not pairs:
             return None
         chosen = self._source(f"iteration {number}/pair").choice(pairs)
-        self._tried.add(chosen)
+        self._merged_pairs.add(chosen)
         left, right = sorted(chosen, key=lambda version: -pareto.mean(self._scores[version]))
         return self._pool[left], self._pool[right]
 
     async def _merge(self, number: int, better: Candidate, other: Candidate) -> Candidate | None:
-        """What is good in two; it joins the pool where it is no worse than both on some tasks that either is best at."""
+        """Merge two candidates; the child joins the pool if no worse than either on a sample of tasks at which one of the two is best."""
         step = f"iteration {number}"
         child = await self._merged(step, better, other)
         if child is None or any(child.templates == known.templates for known in self._pool.values()):
@@ -152,8 +152,8 @@ class GEPA(PromptSearch, Generic[T]):
         contested = sorted(won[better.version] ^ won[other.version])
         places = self._source(f"{step}/tasks").sample(contested, min(len(contested), self.minibatch_size))
         done = await self.evaluator.evaluate(f"{step}/merge", child, [self._val[place] for place in places], "val")
-        bars = [pareto.mean([self._scores[each.version][place] for place in places]) for each in (better, other)]
-        return await self._join(child) if done.score >= max(bars) else None
+        parent_scores = [pareto.mean([self._scores[each.version][place] for place in places]) for each in (better, other)]
+        return await self._join(child) if done.score >= max(parent_scores) else None
 
     async def _merged(self, step: str, better: Candidate, other: Candidate) -> Candidate | None:
         if len(better.templates) > 1:
@@ -161,15 +161,16 @@ class GEPA(PromptSearch, Generic[T]):
             if shared is None:
                 return None
             texts = pareto.merged(self._pool[shared].templates, better.templates, other.templates, left_is_better=True)
-            return self._made(texts, better, other)
+            return self._new_candidate(texts, better, other)
         name = next(iter(better.templates))
         first, second = better.templates[name], other.templates[name]
 
-        async def asked() -> str:
+        async def merge_prompt() -> str:
             wins = (self._wins(better, other), self._wins(other, better))
             return render(self.merge_prompt, {"prompt": first, "other": second, "first_wins": wins[0], "other_wins": wins[1]})
 
-        return self._child(better, name, await self.editor.ask(f"{step}/merge", self.reflection_model, [first, second], asked), other)
+        answer = await self.editor.ask(f"{step}/merge", self.reflection_model, [first, second], merge_prompt)
+        return self._child(better, name, answer, other)
 
     def _wins(self, one: Candidate, over: Candidate) -> str:
         ours, theirs = self._scores[one.version], self._scores[over.version]

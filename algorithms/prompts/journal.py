@@ -4,8 +4,8 @@ A resumed run repeats the same program and takes recorded results from the journ
 function of its options, its seed and these results. A lost NOTE record costs its work again; after a lost FORGET record the next start
 fails like the last one.
 
-    run.json, metrics.jsonl   run_folder.py; the metrics are written anew by every start
-    journal.frames            framed records (framed.py), fsynced: NOTE {"name", "digest", "value"}, FORGET [names] takes some back
+    run.json, metrics.jsonl   see run_folder.py; every start rewrites the metrics
+    journal.frames            framed records (framed.py), fsynced: NOTE {"name", "digest", "value"}, FORGET [names] deletes values
     best.json                 the best candidate so far
 """
 
@@ -29,15 +29,16 @@ FORGET: Final = 2
 
 
 class Journal:
-    """The journal of one run. Without a folder it is kept in memory, and a run that is stopped cannot go on.
+    """The journal of one run. Without a folder it is in memory, and a stopped run cannot be resumed.
 
     Args:
-        folder: made where it is missing; a run that is there is gone on with.
+        folder: created where it is missing; an existing run is resumed.
         algorithm: its name.
-        options: what decides the course of the run, as JSON. A run that was begun with others is refused.
-        seed: None goes on with the run's own, and draws one for a new run.
+        options: the run's fingerprint, as JSON. A run that was started with others is refused.
+        seed: None: the existing run's, or a random one for a new run.
 
-    Raises UsageError for a folder of another run, InUseError where one works in it, SettingsError where it cannot be written.
+    Raises UsageError for a folder of another run, InUseError where another process works in it, DataError for a damaged run.json,
+    SettingsError where the folder cannot be written.
     """
 
     def __init__(self, folder: Path | None, *, algorithm: str, options: Mapping[str, Any], seed: int | None = None) -> None:
@@ -54,7 +55,7 @@ class Journal:
             self._file, entries = FramedFile.mended(folder / JOURNAL, describe=_describe)
             for entry in entries:
                 if isinstance(entry, Frame):
-                    self._take(entry.kind, json.loads(entry.payload))
+                    self._apply(entry.kind, json.loads(entry.payload))
         except OSError as error:
             self.close()
             raise SettingsError(f"the run's folder {folder} cannot be written: {error.strerror}") from error
@@ -62,35 +63,35 @@ class Journal:
             self.close()
             raise
 
-    # --- what was done
+    # --- recorded values
 
     def find(self, name: str, digest: str) -> Any:
-        """The value noted under this name for equal inputs; None where there is none."""
+        """Return the value recorded under this name for inputs with this digest; None where there is none."""
         known = self.known.get(name)
         return known[1] if known is not None and known[0] == digest else None
 
     def note(self, name: str, digest: str, value: Any) -> None:
-        """Keep a value; it is on disk when this returns."""
+        """Record a value durably."""
         self._append(NOTE, {"name": name, "digest": digest, "value": value})
 
     def forget(self, names: Sequence[str]) -> None:
-        """Take values back: what they stand for is tried again."""
+        """Delete values, so that the work behind them is repeated."""
         self._append(FORGET, list(names))
 
-    # --- what is there to be looked at
+    # --- output for readers
 
     def metric(self, row: Mapping[str, Any]) -> None:
-        """A line for metrics.jsonl."""
+        """Append a line to metrics.jsonl."""
         if self._run is not None:
             self._run.metric(row)
 
     def best(self, value: Mapping[str, Any]) -> None:
-        """The best so far, for best.json; a reader sees the old one or the new one."""
+        """Write the best candidate so far to best.json, atomically."""
         if self.folder is not None:
             write_json(self.folder / BEST, value)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the files and release the folder's lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -99,7 +100,7 @@ class Journal:
 
     # --- the folder
 
-    def _take(self, kind: int, value: Any) -> None:
+    def _apply(self, kind: int, value: Any) -> None:
         if kind == NOTE:
             self.known[value["name"]] = (value["digest"], value["value"])
         elif kind == FORGET:
@@ -107,12 +108,12 @@ class Journal:
                 self.known.pop(name, None)
 
     def _append(self, kind: int, value: Any) -> None:
-        self._take(kind, value)
+        self._apply(kind, value)
         if self._file is not None:
             self._file.write([(kind, json.dumps(value, ensure_ascii=False).encode())])
             self._file.sync()
 
 
 def _describe(kind: int | None, payload: bytes) -> str:
-    """The beginning of what was noted."""
+    """Return the beginning of a recorded value, for reports of damage."""
     return "" if kind == FORGET else payload[:80].decode(errors="replace")

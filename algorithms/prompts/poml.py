@@ -1,8 +1,8 @@
-"""Prompt files for the editor, in POML (microsoft.github.io/poml): our own in wording/, or a user's.
+"""Render the editor's prompt files, in POML (microsoft.github.io/poml): the project's in wording/, or a user's.
 
-The small part of the language that such files need is rendered here, word for word as the `poml` package does it (a test compares):
-`poml`, `role`, `task`, `output-format`, `p`, `cp caption=`, `list` and `item`, with `for="x in xs"`, `if="x"`, `whiteSpace="pre"` and
-`{{ dotted.names }}`. A file that uses more is given to `poml` itself, which brings Node along (36 MB) and is imported only then.
+A subset of the language is rendered here, with the same output as the `poml` package (a test compares): `poml`, `role`, `task`,
+`output-format`, `p`, `cp caption=`, `list` and `item`, with `for="x in xs"`, `if="x"`, `whiteSpace="pre"` and `{{ dotted.names }}`. Other
+files are rendered by the `poml` package, which includes Node (36 MB) and is imported only then.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Values = Mapping[str, Any]
 
 
 class _UnsupportedError(Exception):
-    """The file uses more of POML than is rendered here."""
+    """The file uses POML that is not rendered here."""
 
 
 def render(path: Path, values: Values) -> str:
-    """The text of a POML file with `values` put in.
+    """Render a POML file with `values`.
 
-    Raises SettingsError for a file that is missing or broken, that names a value which is not given, or that needs the poml package.
+    Raises SettingsError where the file is missing or invalid, uses a name that is not in `values`, or needs the poml package and that is
+    not installed.
     """
     try:
         root = ElementTree.fromstring(path.read_text())
@@ -56,7 +57,7 @@ def _by_package(path: Path, values: Values, why: str) -> str:
 
 
 def _blocks(element: ElementTree.Element, values: Values) -> list[str]:
-    """The blocks of an element, after its `for` and `if`."""
+    """Render the blocks of an element, with its `for` and `if`."""
     if (more := set(element.attrib) - _ATTRIBUTES) or element.tag not in _ELEMENTS:
         raise _UnsupportedError(f"<{element.tag}{''.join(f' {name}=' for name in sorted(more))}>")
     if "for" in element.attrib:

@@ -1,4 +1,4 @@
-"""RandomSearch: tries prompts from a list in random order and keeps the best one. No editor: for smoke tests, and as a baseline."""
+"""RandomSearch: evaluate prompts of a list in random order and keep the best one. Needs no editor; for smoke tests and as a baseline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agl_otel.errors import UsageError
 
 
 class RandomSearch(PromptSearch, FastAlgorithm):
-    """Draws combinations of templates and scores each on the validation set (the training set, where there is none).
+    """Samples combinations of templates and scores each on the validation set, or on the training set if there is none.
 
     Args:
         choices: templates for the first prompt of the initial resources, or {name of a prompt: templates}.
-        n_trials: how many combinations are tried, beside the one of the initial resources; None: all of them.
+        n_trials: number of combinations to try, besides that of the initial resources; None: all.
         more: PromptSearch's options.
     """
 
@@ -35,18 +35,18 @@ class RandomSearch(PromptSearch, FastAlgorithm):
             raise ValueError("RandomSearch needs tasks to try prompts on: give train_dataset or val_dataset")
 
     async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
-        """The first prompts, then others in random order."""
+        """Evaluate the initial prompts, then combinations in random order."""
         combinations = _combinations(self.choices, seed.templates)
         order = self._source("order").sample(range(len(combinations)), len(combinations))[: self.n_trials]
-        for number, candidate in enumerate([seed, *(self._made(combinations[place], seed) for place in order)]):
+        for number, candidate in enumerate([seed, *(self._new_candidate(combinations[place], seed) for place in order)]):
             evaluation = await self.evaluator.evaluate("trial", candidate, val or train, "val")
-            self._take(candidate, evaluation)
+            self._update_best(candidate, evaluation)
             await self._record_step(number, trial=number, **candidate.described(), score=evaluation.score)
         return "all trials are done"
 
 
 def _combinations(choices: Sequence[str] | Mapping[str, Sequence[str]], begin: Mapping[str, str]) -> list[dict[str, str]]:
-    """All templates that may be tried, without those that the search begins with."""
+    """List all combinations of templates except the initial one. Raises UsageError for an unknown prompt."""
     named: Mapping[str, Sequence[str]] = choices if isinstance(choices, Mapping) else {next(iter(begin)): choices}
     if unknown := sorted(set(named) - set(begin)):
         raise UsageError(f"RandomSearch has choices for {', '.join(unknown)}: the initial resources' prompts are {', '.join(begin)}")

@@ -1,7 +1,7 @@
-"""What every search over prompts has: its data, its store, a journal, bounds on what it spends, and the best candidate so far.
+"""The base class of prompt searches: data, store, journal, limits on spending, and the best candidate so far.
 
-A subclass says only what it tries next (`_search`). It draws from `self._source(name)`, never from `random` itself, and pays for
-everything through `self.editor` and `self.evaluator`: then a run that was stopped anywhere goes on as if it had not been.
+A subclass implements `_search`. It must use random numbers of `self._source(name)` only, and call the editor and run rollouts only through
+`self.editor` and `self.evaluator`: then a run that was stopped at any point resumes with the same result.
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ _log = logging.getLogger(__name__)
 
 
 class PromptSearch(Algorithm):
-    """Base of searches for better prompt templates.
+    """Base class of searches for better prompt templates.
 
     Args:
-        async_openai_client: the editor: an AsyncOpenAI or anything with its `chat.completions.create`. None: AsyncOpenAI(), which reads
-            OPENAI_API_KEY and OPENAI_BASE_URL (extra [apo]).
-        temperature: of the editor's calls.
-        rollout_batch_timeout: seconds for each batch of rollouts; what has not finished by then is cancelled and left out.
-        rollout_config: of every rollout (timeouts, retries). None: `retry_lost_runner()`.
-        run_dir: where the run is kept (journal.py); a run that is there already is gone on with, and nothing is paid for twice.
-            None: in memory.
-        seed: of every draw; None: another one for every new run.
-        max_editor_calls: at most so many calls of the editor; None: no bound.
-        max_editor_tokens: no further call once so many tokens are spent; None: no bound.
-        max_rollouts: at most so many rollouts; None: no bound.
-        metrics: where else figures are shown: "tensorboard", "wandb", "plots", or a metrics.MetricSink. None: TensorBoard's files and a
-            picture in the run's folder, where it is kept and their packages are installed.
+        async_openai_client: client of the editor: an AsyncOpenAI or any object with its `chat.completions.create`. None: AsyncOpenAI(),
+            which reads OPENAI_API_KEY and OPENAI_BASE_URL (extra [apo]).
+        temperature: sampling temperature of the editor.
+        rollout_batch_timeout: seconds for each batch of rollouts; unfinished ones are then cancelled and left out.
+        rollout_config: retries and time limits of rollouts. None: `retry_lost_runner()`.
+        run_dir: folder of the run (journal.py); an existing run is resumed without repeating rollouts or calls. None: in memory.
+        seed: seed of all random choices; None: random for a new run.
+        max_editor_calls: limit on the editor's calls; None: no limit.
+        max_editor_tokens: no call starts once this many tokens are spent; None: no limit.
+        max_rollouts: limit on rollouts; None: no limit.
+        metrics: metric sinks: "tensorboard", "wandb", "plots", or MetricSink objects. None: TensorBoard files and a picture in the run's
+            folder, if there is one and their packages are installed.
     """
 
     name: ClassVar[str]
-    """In run.json and before run ids."""
+    """Name in run.json, and prefix of run ids."""
 
     def __init__(
         self,
@@ -80,26 +79,27 @@ class PromptSearch(Algorithm):
         self.max_editor_tokens = max_editor_tokens
         self.max_rollouts = max_rollouts
         self.spend = Spend()
-        """What the last run has spent, its stops included."""
+        """What the last run has spent, including earlier starts."""
         self.history: list[dict[str, Any]] = []
-        """What the last run's steps came to: the lines of metrics.jsonl."""
+        """The steps of the last run: the lines of metrics.jsonl."""
         self.stopped_because = ""
+        """Why the last run ended."""
         self.best_score = float("-inf")
-        """On the whole validation set."""
+        """The best candidate's score on the whole validation set."""
         self._best: Candidate | None = None
 
     # --- overridden by subclasses
 
     def _options(self) -> dict[str, Any]:
-        """The options that decide the course of a run, as JSON."""
+        """Return the options that are part of the run's fingerprint, as JSON."""
         return {"temperature": self.temperature}
 
     async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
-        """Look for better candidates, and say why it ended. Raises SearchOverError."""
+        """Search for better candidates and return why the search ended. Raises SearchOverError where a limit is reached."""
         raise NotImplementedError
 
     def _check(self, train: Sequence[Any], val: Sequence[Any], adapter: Any) -> None:
-        """Raise ValueError where the search cannot work with what it was given."""
+        """Create the default client if needed. Raises ValueError where data, adapter or prompts do not suit the search."""
         if self.client is None:
             self._own_client = default_client()
         if not isinstance(adapter, TraceToMessages):
@@ -116,14 +116,15 @@ class PromptSearch(Algorithm):
                     f"{type(self).__name__} cannot edit prompt {name}: {why} (one that format() does not fill in may be engine='jinja')"
                 )
 
-    # --- what a user calls
+    # --- called by users
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> None:
-        """Search. Raises ValueError where data, an adapter or a prompt template are missing, and what Journal raises.
+        """Search and publish the best candidate.
 
-        Whatever ends it, `get_best_prompt` gives the best so far.
+        After an error, too, `get_best_prompt` returns the best candidate so far. Raises ValueError where data, adapter or prompts are
+        missing or do not suit the search, DataError where the initial prompts give no reward, and what Journal raises.
         """
         train, val = items(train_dataset), items(val_dataset)
         adapter, resources = self._adapter(), self.get_initial_resources() or {}
@@ -136,7 +137,7 @@ class PromptSearch(Algorithm):
         journal = Journal(self.run_dir, algorithm=self.name, options=options, seed=self.seed)
         try:
             self._prepare_run(journal, resources, adapter)
-            seed = self._made(begin)
+            seed = self._new_candidate(begin)
             self._best = self._best_before = seed
             self._step_began = time.time()
             async with self._run_log:
@@ -154,17 +155,17 @@ class PromptSearch(Algorithm):
                 await self._own_client.close()
 
     def get_best_prompt(self) -> PromptTemplate:
-        """The first prompt template of the best candidate so far. Raises ValueError before a run."""
+        """Return the first prompt template of the best candidate so far. Raises ValueError before a run."""
         return next(iter(self.get_best_prompts().values()))
 
     def get_best_prompts(self) -> dict[str, PromptTemplate]:
-        """{resource name: template} of the best candidate so far. Raises ValueError before a run."""
+        """Return {resource name: template} of the best candidate so far. Raises ValueError before a run."""
         if self._best is None:
             raise ValueError(f"{type(self).__name__} has no best prompt yet: call it after Trainer.fit")
         prompts = prompts_in(self.get_initial_resources())
         return {name: prompts[name].model_copy(update={"template": text}) for name, text in self._best.templates.items()}
 
-    # --- what subclasses use
+    # --- used by subclasses
 
     def _prepare_run(self, journal: Journal, resources: NamedResources, adapter: TraceAdapter[Any]) -> None:
         self.spend, self.history, self.best_score = Spend(), [], float("-inf")
@@ -190,32 +191,30 @@ class PromptSearch(Algorithm):
         )
 
     def _source(self, name: str) -> random.Random:
-        """A source of draws that is the same whenever the run comes to the place called `name`."""
+        """Create the random source called `name`, which depends only on the run's seed and the name."""
         return random.Random(f"{self._seed}/{name}")
 
-    def _made(self, templates: Mapping[str, str], *parents: Candidate) -> Candidate:
-        """A candidate with the next version."""
+    def _new_candidate(self, templates: Mapping[str, str], *parents: Candidate) -> Candidate:
+        """Create a candidate with the next version number."""
         candidate = Candidate(f"v{self._versions}", dict(templates), tuple(parent.version for parent in parents))
         self._versions += 1
         return candidate
 
     def _child(self, parent: Candidate, name: str, answer: str, *others: Candidate) -> Candidate | None:
-        """The candidate with `answer` in the place of one prompt; None where the answer is no template that could be used."""
+        """Create a candidate in which `answer` replaces one of the parent's prompts; None where the answer is not a valid template."""
         text = cleaned(answer)
         if not text:
             return None
-        if why := template_problem(text, parent.templates[name], self._engines[name]):
-            _log.warning("an edit of %s is left out: %s", parent.version, why)
+        if problem := template_problem(text, parent.templates[name], self._engines[name]):
+            _log.warning("an edit of %s is left out: %s", parent.version, problem)
             return None
-        return self._made({**parent.templates, name: text}, parent, *others)
+        return self._new_candidate({**parent.templates, name: text}, parent, *others)
 
-    def _take(self, candidate: Candidate, evaluation: Evaluation) -> bool:
-        """Keep the candidate as the best where it is strictly better on the whole validation set; whether it is."""
-        better = evaluation.score > self.best_score
-        if better:
+    def _update_best(self, candidate: Candidate, evaluation: Evaluation) -> None:
+        """Make the candidate the best if its score on the whole validation set is strictly better."""
+        if evaluation.score > self.best_score:
             self._best, self.best_score = candidate, evaluation.score
             self._note_best(self._journal)
-        return better
 
     def _note_best(self, journal: Journal) -> None:
         assert self._best is not None
@@ -223,19 +222,19 @@ class PromptSearch(Algorithm):
         journal.best({**self._best.described(), "score": score, "stopped_because": self.stopped_because})
 
     async def _record_step(self, number: int, **row: Any) -> None:
-        """Step `number` is done: one line of history and metrics.jsonl, and what the store is told of it."""
+        """Record a completed step in the history, metrics.jsonl, the store and the metric sinks."""
         assert self._best is not None
         score = None if self.best_score == float("-inf") else self.best_score
         best = {"best_version": self._best.version, "best_score": score}
         self.history.append({**row, **best, **self.spend.described()})
         self._journal.metric(self.history[-1])
         _log.info("%s: %s", self.name, self.history[-1])
-        told = self._told(number)
-        numbers = {name: value for name, value in told.metrics.items() if isinstance(value, int | float)}
-        await self._run_log.note(told, {"step": number, **numbers})
+        step = self._training_step(number)
+        numbers = {name: value for name, value in step.metrics.items() if isinstance(value, int | float)}
+        await self._run_log.note(step, {"step": number, **numbers})
 
-    def _told(self, number: int) -> TrainingStep:
-        """What the store is told of a step."""
+    def _training_step(self, number: int) -> TrainingStep:
+        """Summarise the evaluations since the last step, which are then cleared."""
         assert self._best is not None
         done, self.evaluator.since_step[:] = [*self.evaluator.since_step], []
         rewards = [reward for each in done for reward in each.rewards]
@@ -260,13 +259,13 @@ class PromptSearch(Algorithm):
 
 
 def require_openai() -> None:
-    """Raise SettingsError that says what to install where the openai package is missing."""
+    """Raise SettingsError, which names the extra to install, where the openai package is missing."""
     if find_spec("openai") is None:
         raise SettingsError("the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'")
 
 
 def default_client(**options: Any) -> Any:
-    """An AsyncOpenAI as `options`, else the environment, say. Raises SettingsError where the openai package or a key are missing."""
+    """Create an AsyncOpenAI from `options` and the environment. Raises SettingsError where the openai package or a key is missing."""
     require_openai()
     from openai import AsyncOpenAI, OpenAIError
 

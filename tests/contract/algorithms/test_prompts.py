@@ -108,7 +108,7 @@ def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(
     fit(apo, models, store, "next", agent=dealt)
     assert apo.get_best_prompt().template == SEED_PROMPT, "no candidate is strictly better"
     assert len({row["best_score"] for row in apo.history}) == 1
-    assert "TraceToMessages makes no messages of 3 of 3 rollouts that the editor is to read: ro-" in caplog.text
+    assert "TraceToMessages found no messages in 3 of 3 rollouts for the editor: ro-" in caplog.text
 
 
 class WithoutCritic:
