@@ -135,8 +135,8 @@ class Front:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_OURS}
         body = await request.read()
         async with self._call(), self._session.request(request.method, self.url + request.path_qs, data=body, headers=headers) as answer:
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _NOT_OURS}
-            response = web.StreamResponse(status=answer.status, headers={**kept, HEADER_MODEL_VERSION: self.version})
+            response_headers = {name: value for name, value in answer.headers.items() if name.lower() not in _NOT_OURS}
+            response = web.StreamResponse(status=answer.status, headers={**response_headers, HEADER_MODEL_VERSION: self.version})
             await response.prepare(request)
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)

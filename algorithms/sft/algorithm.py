@@ -254,13 +254,13 @@ class SFT(Algorithm):
 
     @property
     def _number(self) -> int:
-        """Of the round at work: 1, 2, …"""
+        """Number of the current round: 1, 2, …"""
         return len(self.reports) + 1
 
     async def _rolled_out(self, store: RolloutStore, tasks: Sequence[Any]) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
-        """The ids of the round's rollouts, and those that finished in time, in the order of the ids.
+        """Run the round's rollouts; return their ids and those that finished in time, in the order of the ids.
 
-        In a run that is kept they have ids made of run, round and place: enqueued again they are what is there already.
+        In a run with a folder their ids are made of run, round and index, so that enqueueing them again finds the existing rollouts.
         """
         config = self.rollout_config if self.rollout_config is not None or self._run is None else retry_lost_runner()
         requests = [
@@ -373,10 +373,10 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
     found = folder / "weights" / str(trained[-1])
     if not (found / WEIGHTS_FILE).exists():
         raise DataError(f"the weights of round {trained[-1]} are not in {found}: bring them back, or choose a new folder for the run")
-    if torn := changed_files(found):
+    if changed := changed_files(found):
         raise DataError(
-            f"the weights of round {trained[-1]} are damaged ({found / torn[0]} is not what was written): bring them back, or choose a new "
-            "folder for the run"
+            f"the weights of round {trained[-1]} are damaged ({found / changed[0]} is not what was written): bring them back, or choose a "
+            "new folder for the run"
         )
     return found
 

@@ -1,7 +1,6 @@
-"""The process that runs verl: `python -m agl_otel.algorithms.verl RUN.json`, which algorithm.py writes. Needs the extra [verl].
+"""Run verl in a process of its own: `python -m agl_otel.algorithms.verl RUN.json`; algorithm.py writes the file. Needs the extra [verl].
 
-verl's own config, with ours over it, goes into verl's own `run_ppo`: what `python -m verl.trainer.main_ppo` does, without a command
-line in between.
+verl's default config, overlaid with the run's, is passed to verl's `run_ppo`, as `python -m verl.trainer.main_ppo` does.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ OUTCOME: Final = "outcome.json"
 
 
 def compose_config(given: Tree) -> Tree:
-    """verl's config with `given` over it. Raises UsageError that names a key which has no place there."""
+    """Overlay verl's default config with `given`. Raises UsageError that names a key which verl does not have."""
     from hydra import compose, initialize_config_module  # pyright: ignore[reportMissingImports] - of the extra [verl], as all of these
     from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         base: Any = OmegaConf.to_container(compose("ppo_trainer"), resolve=False)
-    ours = {SECTION: given[SECTION]}
-    return overlay(base, {key: value for key, value in given.items() if key != SECTION}, fields_of=fields_of) | ours
+    section = {SECTION: given[SECTION]}
+    return overlay(base, {key: value for key, value in given.items() if key != SECTION}, fields_of=fields_of) | section
 
 
 def fields_of(target: str) -> frozenset[str]:
-    """The fields of a config class of verl's, by its import path; none where it is no dataclass."""
+    """Return the fields of verl's config class with this import path; none where it is not a dataclass of verl."""
     module, _, name = target.rpartition(".")
     if not module.startswith("verl."):
         return frozenset()
@@ -44,7 +43,7 @@ def fields_of(target: str) -> frozenset[str]:
 
 
 def check(config: Tree, tasks: int) -> None:
-    """Raise UsageError for what verl would only stumble over later."""
+    """Raise UsageError for errors in the config that verl would detect late."""
     batch = get(config, "data.gen_batch_size") or get(config, "data.train_batch_size")
     if batch > tasks:
         raise UsageError(f"data.train_batch_size is {batch}, and there are {tasks} tasks to train on: set it to at most that")
@@ -53,7 +52,7 @@ def check(config: Tree, tasks: int) -> None:
 
 
 def run(given: Tree, tasks: int) -> None:
-    """Train as the config says."""
+    """Train with the config `given`. Raises UsageError for an invalid config, and what verl raises."""
     import ray  # pyright: ignore[reportMissingImports]
     from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env  # pyright: ignore[reportMissingImports]
@@ -67,29 +66,29 @@ def run(given: Tree, tasks: int) -> None:
     config: Any = OmegaConf.create(tree)
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    # verl prints what it gives to ray.init; started here, the variables that are secret are not printed
+    # verl prints its arguments of ray.init; Ray is started here instead, so that secrets in `carried` are not printed
     runtime: Any = OmegaConf.to_container(OmegaConf.merge(get_ppo_ray_runtime_env(config), config.ray_kwargs.ray_init.runtime_env))
     carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
-    theirs = {name: value for name, value in os.environ.items() if name.startswith("VERL_")}
-    runtime["env_vars"] = {**runtime.get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1", **theirs, **carried}
-    started_elsewhere = "RAY_ADDRESS" in os.environ  # then Ray takes no sizes
-    options: Any = {} if started_elsewhere else OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    of_verl = {name: value for name, value in os.environ.items() if name.startswith("VERL_")}
+    runtime["env_vars"] = {**runtime.get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1", **of_verl, **carried}
+    existing_cluster = "RAY_ADDRESS" in os.environ  # for which ray.init refuses num_cpus and num_gpus
+    options: Any = {} if existing_cluster else OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     ray.init(**{**options, "runtime_env": runtime})
     run_ppo(config, task_runner_class=TaskRunnerV1)
 
 
 def main(path: str) -> int:
-    """Run, and leave beside the file how it ended; the exit status."""
-    told: Tree = json.loads(Path(path).read_text())
+    """Run, write the outcome to outcome.json beside the file, and return the exit status: 0, or 2 for an error of this package."""
+    content: Tree = json.loads(Path(path).read_text())
     outcome = Path(path).with_name(OUTCOME)
     try:
-        run(told["config"], told["tasks"])
+        run(content["config"], content["tasks"])
     except Exception as error:
-        known = getattr(error, "cause", error)  # Ray wraps what its actors raise
+        known = getattr(error, "cause", error)  # Ray wraps exceptions of its actors
         if not isinstance(known, AglError):
             raise
         write_json(outcome, {"error": type(known).__name__, "message": str(known)})
-        print(f"error: {known}", file=sys.stderr)  # noqa: T201 - the end of its log
+        print(f"error: {known}", file=sys.stderr)  # noqa: T201 - the last line of the process's log
         return 2
     write_json(outcome, {"error": None})
     return 0

@@ -1,4 +1,4 @@
-"""verl's checkpoints in a run's folder: which one is the last, and whether it is still what verl wrote."""
+"""Find verl's last checkpoint in a run's folder and verify it against digests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agl_otel.errors import AglError, DataError
 _logger = logging.getLogger(__name__)
 CHECKPOINT: Final = "checkpoints/latest_checkpointed_iteration.txt"
 STEP: Final = "global_step_"
-"""Before the step in the names of checkpoints' folders."""
+"""Prefix of the step in the names of checkpoint folders."""
 
 
 def note_checkpoint(place: Path) -> None:
-    """Keep the digests of verl's last checkpoint in its folder, once."""
+    """Write the digests of verl's last checkpoint into its folder, unless they are there. Failures are logged."""
     try:
         step = _checkpoint(place)
         folder = _folder_of(place, step)
@@ -25,31 +25,31 @@ def note_checkpoint(place: Path) -> None:
     except ValueError:
         return  # verl is writing its file
     except (OSError, AglError) as error:
-        _logger.warning("the last checkpoint in %s is kept without digests: %s", place, error)
+        _logger.warning("the last checkpoint in %s has no digests: %s", place, error)
 
 
 def last_step(place: Path) -> int:
-    """Of the checkpoint that verl goes on from. Raises DataError where it is not what was written."""
+    """Return the step of the checkpoint from which verl resumes, 0 without one. Raises DataError where the checkpoint is damaged."""
     try:
         step = _checkpoint(place)
     except ValueError as error:
         raise damaged_error(place / CHECKPOINT, error) from error
     folder = _folder_of(place, step)
-    if torn := changed_files(folder):
+    if changed := changed_files(folder):
         raise DataError(
-            f"the checkpoint {folder} is damaged ({', '.join(torn)} is not what was written): bring it back, or remove it and name an "
+            f"the checkpoint {folder} is damaged ({', '.join(changed)} is not what was written): bring it back, or remove it and name an "
             f"earlier one in {place / CHECKPOINT}"
         )
     return step
 
 
 def _checkpoint(place: Path) -> int:
-    """The step of verl's last checkpoint, by verl's file; 0 where there is none. Raises ValueError where that is not there."""
+    """Read the step of the last checkpoint from verl's file; 0 without one. Raises ValueError where that checkpoint is missing."""
     path = place / CHECKPOINT
     if not path.exists():
         return 0
     step = int(path.read_text())
-    noted = max((int(kept.parent.name.removeprefix(STEP)) for kept in path.parent.glob(f"{STEP}*/{DIGESTS}")), default=0)
+    noted = max((int(digests.parent.name.removeprefix(STEP)) for digests in path.parent.glob(f"{STEP}*/{DIGESTS}")), default=0)
     if step < noted or not _folder_of(place, step).is_dir():
         raise ValueError(f"it names step {step}; the last checkpoint that was noted is that of step {noted}")
     return step

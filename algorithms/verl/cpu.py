@@ -1,4 +1,4 @@
-"""verl's platform plug-in for machines without a GPU. For tests and small models: verl itself knows CUDA, ROCm and NPUs only."""
+"""A platform plug-in of verl for machines without a GPU, for tests and small models. verl supports CUDA, ROCm and NPUs only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry  # pyright: igno
 
 BACKEND: Final = "agl_otel_cpu"
 """`actor_rollout_ref.rollout.name` of the model server in server.py."""
-MEMORY_BYTES: Final = (1 << 33, 1 << 34)  # free and all, as reports show it
+MEMORY_BYTES: Final = (1 << 33, 1 << 34)  # free and total, for verl's reports
 _NUMBERS: Final = (
     *("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated"),
@@ -25,7 +25,7 @@ _NUMBERS: Final = (
 
 
 def _device_module() -> types.ModuleType:
-    """What verl asks of torch.cuda, for the CPU."""
+    """Create a module with the functions of torch.cuda that verl uses, for the CPU."""
     module: Any = types.ModuleType("agl_otel_cpu_device")
     module.empty_cache = module.ipc_collect = module.synchronize = module.set_device = lambda *_: None
     for name in _NUMBERS:
@@ -45,7 +45,7 @@ def _device_module() -> types.ModuleType:
 
 @PlatformRegistry.register(platform="cpu")  # pyright: ignore[reportUntypedClassDecorator] - it is not in our own environment
 class CpuPlatform(PlatformBase):
-    """The CPU as verl sees an accelerator: each of its workers asks Ray for one `GPU`, which a run on the CPU says that it has."""
+    """The CPU as an accelerator of verl. Each worker requests one `GPU` from Ray, and defaults.CPU declares one."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -55,7 +55,7 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never chosen by itself."""
+        """Return False, so that it is used only where VERL_PLATFORM names it."""
         return False
 
     def current_device(self) -> Any:
@@ -113,7 +113,7 @@ class CpuPlatform(PlatformBase):
 
 
 def register() -> None:
-    """Have verl know the model server, and let it make process groups of gloo alone."""
+    """Register the model server with verl, and make process groups use gloo only."""
     names: Any = verl.workers.rollout.base
     names._ROLLOUT_REGISTRY[BACKEND, "async"] = "agl_otel.algorithms.verl.server.Rollout"
     RolloutReplicaRegistry.register(BACKEND, _replica)

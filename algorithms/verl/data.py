@@ -1,4 +1,4 @@
-"""Tasks for verl's data loaders: a JSON value for each line of a file. verl sees a task's place and its text, nothing of its meaning."""
+"""The data set for verl's data loaders: tasks from files with one JSON value per line. verl does not interpret the tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tasks(Dataset[dict[str, Any]]):
         return len(self._tasks)
 
     def __getitem__(self, place: int) -> dict[str, Any]:
-        """A row as verl's trainer wants it; `raw_prompt` is there because it counts rows by it."""
+        """Return a row for verl's trainer, which needs `raw_prompt` to count rows."""
         return {
             "raw_prompt": [{"role": "user", "content": self._tasks[place]}],
             "task": self._tasks[place],

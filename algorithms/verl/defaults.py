@@ -1,4 +1,4 @@
-"""What a run sets in verl's config: defaults that the user's keys lie over, and what is fixed because this package stands on it. Pure."""
+"""Values that this package sets in verl's config: defaults, which users may override, and fixed ones that it depends on. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agl_otel.algorithms.verl.spec import SECTION
 
 COMMON: Final[Mapping[str, Any]] = {
     "algorithm.adv_estimator": "grpo",
-    "reward.num_workers": 0,  # rewards come with the samples; each of verl's workers would be a process of half a gigabyte
+    "reward.num_workers": 0,  # rewards come with the samples; each worker of verl would be a process of half a gigabyte
     "trainer.logger": ["console"],
     "trainer.project_name": "agl-otel",
     "trainer.save_freq": 1,
@@ -37,47 +37,47 @@ CPU: Final[Mapping[str, Any]] = {
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    "ray_kwargs.ray_init.num_cpus": 8,  # places for actors that mostly wait, on machines of fewer cores, too
-    "ray_kwargs.ray_init.num_gpus": 1,  # what Ray is told of the CPU (cpu.py)
+    "ray_kwargs.ray_init.num_cpus": 8,  # slots for actors, which are mostly idle; independent of the machine's cores
+    "ray_kwargs.ray_init.num_gpus": 1,  # stands for the CPU (cpu.py)
 }
-"""With `trainer.device: cpu`: small models without a GPU. Of verl's strategies only fsdp2 runs there."""
+"""With `trainer.device: cpu`, for small models. Of verl's strategies only fsdp2 runs there."""
 GPU: Final[Mapping[str, Any]] = {
     "actor_rollout_ref.rollout.name": "vllm",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config": "vllm",  # no defaults of the model's for what a call leaves out
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config": "vllm",  # not those of the model's generation_config.json
 }
 LOOP_FILE: Final = "agent_loop.yaml"
 PLUGIN: Final = "agl_otel.algorithms.verl.plugin"
 CARRIED: Final = ("WANDB_API_KEY", "HF_TOKEN", "AGL_TOKEN", "AGL_TLS_CA", "AGL_TLS_CERT", "AGL_TLS_KEY")
-"""Variables that verl's processes on other machines get."""
+"""Environment variables that are passed to verl's processes on other machines."""
 
 SMALL_MACHINE: Final[Mapping[str, str]] = {
     "OMP_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_enable_worker_prestart": "0",  # a process for each of `num_cpus` that nothing would use
+    "RAY_enable_worker_prestart": "0",  # otherwise an idle process for each of `num_cpus`
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_worker_niceness": "0",  # 15: with other work on the machine they hardly get to run
-    "RAY_agent_register_timeout_ms": "180000",  # imports take their time on busy cores, and Ray gives up after 30 s
+    "RAY_worker_niceness": "0",  # with Ray's 15, workers starve on a busy machine
+    "RAY_agent_register_timeout_ms": "180000",  # imports on busy cores may take longer than Ray's 30 s
     "RAY_raylet_start_wait_time_s": "180",
     "RAY_worker_register_timeout_seconds": "180",
 }
-"""For Ray on machines of few cores."""
+"""Environment variables for Ray on machines with few cores."""
 
 
 def on_cpu(config: Mapping[str, Any]) -> bool:
-    """Whether a translated config asks for the CPU."""
+    """Return whether a translated config selects the CPU."""
     return get(config, "trainer.device") == "cpu"
 
 
 def with_defaults(config: Mapping[str, Any], *, model_dir: str | None = None) -> Tree:
-    """A translated config over the defaults."""
+    """Merge a translated config over the defaults."""
     more = {"actor_rollout_ref.model.path": model_dir} if model_dir else {}
     device = {**CPU, **_micro_batches(config)} if on_cpu(config) else GPU
     return merged(*(translate(part).config for part in (COMMON, device, more)), config)
 
 
 def _micro_batches(config: Mapping[str, Any]) -> dict[str, int]:
-    """As large as a mini-batch: verl fills every batch up to a multiple of that, and wants micro-batches to divide it."""
+    """Make micro-batches as large as a mini-batch: verl pads each batch to a multiple of it, which micro-batches must divide."""
     size = get(config, "actor_rollout_ref.actor.ppo_mini_batch_size", 256) * get(config, "actor_rollout_ref.rollout.n", 1)
     return {
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": size,
@@ -86,10 +86,10 @@ def _micro_batches(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def fixed(folder: Path, spec: Mapping[str, Any], config: Mapping[str, Any], *, validate: bool) -> Tree:
-    """What is not the user's to choose. `folder`: of the run's verl files; `config`: with defaults."""
+    """Return the fixed part of verl's config. `folder`: for the run's verl files; `config`: the user's, with defaults."""
     loggers: Any = get(config, "trainer.logger", [])
     loggers = [loggers] if isinstance(loggers, str) else list(loggers)
-    told: Tree = {}
+    result: Tree = {}
     for path, value in {
         "data.train_files": str(folder / "train.jsonl"),
         "data.val_files": str(folder / "val.jsonl"),
@@ -104,8 +104,8 @@ def fixed(folder: Path, spec: Mapping[str, Any], config: Mapping[str, Any], *, v
         "trainer.v1.trainer_mode": f"agl_otel_{spec['trainer_mode']}",
         **({} if validate else {"trainer.val_before_train": False, "trainer.test_freq": -1}),
     }.items():
-        told = merged(told, _nested(path, value))
-    return merged(told, {SECTION: dict(spec)})
+        result = merged(result, _nested(path, value))
+    return merged(result, {SECTION: dict(spec)})
 
 
 def _nested(path: str, value: Any) -> Tree:
@@ -114,11 +114,11 @@ def _nested(path: str, value: Any) -> Tree:
 
 
 def environment(config: Mapping[str, Any], metrics: Path) -> dict[str, str]:
-    """Variables of the process that runs verl; on this machine all of verl's processes inherit them."""
-    told = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
-    usual = {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"}
-    usual["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # below `uv run` Ray refuses the `working_dir: None` that verl gives it
+    """Return environment variables for the process that runs verl; its processes on this machine inherit them."""
+    required = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
+    defaults = {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"}
+    defaults["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # under `uv run` Ray refuses verl's `working_dir: None`
     if on_cpu(config):
-        told |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}  # the engines that verl registers for CUDA are plain torch
-        usual |= SMALL_MACHINE
-    return {**{name: value for name, value in usual.items() if name not in os.environ}, **told}
+        required |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}  # the engines that verl registers for CUDA are plain torch
+        defaults |= SMALL_MACHINE
+    return {**{name: value for name, value in defaults.items() if name not in os.environ}, **required}

@@ -34,13 +34,13 @@ MOVED: Final[Mapping[str, str]] = {
     f"{OLD_SECTION}.trace_aggregator.trajectory_max_prompt_length": "data.max_prompt_length",
     f"{OLD_SECTION}.trace_aggregator.trajectory_max_response_length": "data.max_response_length",
 }
-"""{key of old: its place in verl 0.9.1}; a longer key goes before a section that holds it."""
+"""{key of verl 0.5: key of verl 0.9.1}; a key comes before the section that contains it."""
 
 VALUES: Final[Mapping[str, Mapping[Any, Any]]] = {
     f"{_ROLLOUT}.mode": {"sync": "async"},
     f"{_ROLLOUT}.load_format": {"dummy_dtensor": "dummy", "dummy_hf": "dummy", "dummy_megatron": "dummy"},
 }
-"""{key: {value of old: value of today}}."""
+"""{key: {value of verl 0.5: value of verl 0.9.1}}."""
 
 NO_EFFECT: Final[Mapping[str, Any]] = {
     "reward_model.enable": False,
@@ -56,7 +56,7 @@ NO_EFFECT: Final[Mapping[str, Any]] = {
     "actor_rollout_ref.model.use_fused_loss": False,
     f"{OLD_SECTION}.trace_aggregator.debug": False,
 }
-"""{key that is gone: the value that asked for nothing}; with that value it is left out, with any other it is refused."""
+"""{removed key: its value without effect}; with this value the key is ignored, with any other it is refused."""
 
 _FROM_FIT: Final = "the data come from fit(agent, train, val), or [data] of a job file"
 _FROM_SPANS: Final = "rewards are emitted by the agent or its grader and read from the traces"
@@ -86,10 +86,10 @@ NO_PLACE: Final[Mapping[str, str]] = {
     f"{OLD_SECTION}.port": "the proxy is a service of the stack: set AGL_PROXY_PORT",
     f"{OLD_SECTION}.trace_aggregator.mismatch_log_dir": "calls that do not join are counted by reason in the metrics (agl/breaks/…)",
 }
-"""{key that has no place: why, and what to do}."""
+"""{unsupported key: the reason, with the alternative}."""
 
 LEVELS: Final[Mapping[str, bool]] = {"transition": True, "trajectory": False}
-"""{0.3's trace_aggregator.level: whether every call is a sample of its own}."""
+"""{0.3's trace_aggregator.level: whether each call is a separate sample}."""
 
 
 @dataclass
@@ -97,22 +97,22 @@ class Translated:
     """A translated config."""
 
     config: Tree = field(default_factory=Tree)
-    """Of verl 0.9.1, nested; only what was given."""
+    """Keys of verl 0.9.1, nested, without defaults."""
     options: Tree = field(default_factory=Tree)
-    """Options of VERL that the config spells as 0.3 did."""
+    """VERL's keyword arguments that 0.3 had in the config."""
 
 
 def translate(config: Mapping[str, Any]) -> Translated:
     """Translate the keys and values of verl 0.5 and of Agent Lightning 0.3 in a user's config.
 
-    Dotted keys (`{"data.train_batch_size": 32}`) and nested ones mean the same. Raises UsageError that names a key without a place.
+    Dotted keys (`{"data.train_batch_size": 32}`) are equivalent to nested ones. Raises UsageError that names an unsupported key.
     """
     given: Tree = {}
     for path, value in leaves(config):
         put(given, path, copy.deepcopy(value))
-    told = Translated()
-    for path, nothing in NO_EFFECT.items():
-        if has(given, path) and get(given, path) in (nothing, None):
+    translated = Translated()
+    for path, neutral in NO_EFFECT.items():
+        if has(given, path) and get(given, path) in (neutral, None):
             remove(given, path)
     for path, why in NO_PLACE.items():
         if has(given, path) and get(given, path) != {}:
@@ -122,7 +122,7 @@ def translate(config: Mapping[str, Any]) -> Translated:
         word = remove(given, level)
         if word not in LEVELS:
             raise UsageError(f"{level} is {word!r}: write transition (a sample for each call) or trajectory (calls that go on are joined)")
-        told.options["by_call"] = LEVELS[word]
+        translated.options["by_call"] = LEVELS[word]
     for old, new in MOVED.items():
         if has(given, old):
             for path, value in leaves(remove(given, old), new):
@@ -134,15 +134,15 @@ def translate(config: Mapping[str, Any]) -> Translated:
             put(given, path, values[get(given, path)])
     if left := dict(leaves(given.get(OLD_SECTION, {}))):
         raise UsageError(f"the key {OLD_SECTION}.{min(left)} has no place here: options of VERL are its keyword arguments")
-    told.config = given
-    return told
+    translated.config = given
+    return translated
 
 
 def overlay(base: Mapping[str, Any], given: Mapping[str, Any], *, fields_of: Callable[[str], frozenset[str]] | None = None) -> Tree:
-    """verl's config with what was given put over it.
+    """Overlay verl's config `base` with the given keys.
 
-    A key must be there already, or be a field of the class that its section's `_target_` names (`fields_of` knows them), or stand in a
-    section that verl leaves empty for others to fill. Raises UsageError that names an unknown key.
+    A key must exist in `base`, be a field of the class in its section's `_target_` (`fields_of` lists them by import path), or be in one of
+    the sections in OPEN. Raises UsageError that names an unknown key.
     """
     result: Tree = copy.deepcopy(dict(base))
     _lay(result, given, "", fields_of or (lambda _: frozenset()))
@@ -170,7 +170,7 @@ def _lay(base: Tree, given: Mapping[str, Any], where: str, fields_of: Callable[[
 
 
 def merged(*trees: Mapping[str, Any]) -> Tree:
-    """One tree over the other, the last on top."""
+    """Merge trees; later ones take precedence."""
     result: Tree = {}
     for tree in trees:
         for path, value in leaves(tree):
@@ -182,7 +182,7 @@ def merged(*trees: Mapping[str, Any]) -> Tree:
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of all that is no section; an empty section counts as a value."""
+    """Yield (dotted path, value) for each leaf; an empty section is a leaf."""
     if isinstance(tree, Mapping) and tree:
         for key, value in cast("Mapping[str, Any]", tree).items():
             yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
@@ -191,7 +191,7 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def has(tree: Mapping[str, Any], path: str) -> bool:
-    """Whether there is something at a path."""
+    """Return whether the tree has a value at a path."""
     held: Any = tree
     for part in path.split("."):
         if not isinstance(held, Mapping) or part not in held:
@@ -201,7 +201,7 @@ def has(tree: Mapping[str, Any], path: str) -> bool:
 
 
 def get(tree: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """What is there, or the default."""
+    """Return the value at a path, or the default."""
     held: Any = tree
     for part in path.split("."):
         if not isinstance(held, Mapping) or part not in held:
@@ -211,7 +211,7 @@ def get(tree: Mapping[str, Any], path: str, default: Any = None) -> Any:
 
 
 def put(tree: Tree, path: str, value: Any) -> None:
-    """Have a value there; sections are made as needed. Raises UsageError where a value stands in the way."""
+    """Set the value at a path, creating sections as needed. Raises UsageError where a section of the path is a value."""
     *sections, last = path.split(".")
     held = tree
     for section in sections:
@@ -222,7 +222,7 @@ def put(tree: Tree, path: str, value: Any) -> None:
 
 
 def remove(tree: Tree, path: str) -> Any:
-    """Take what is there out, with the sections that are empty then."""
+    """Remove and return the value at a path, and remove sections that this leaves empty. Raises KeyError where it is missing."""
     first, _, rest = path.partition(".")
     if not rest:
         return tree.pop(first)

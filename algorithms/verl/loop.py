@@ -1,6 +1,6 @@
-"""The agent loop that verl calls for each session: the agent runs anywhere, and its traces come back as samples.
+"""The agent loop that verl calls for each session: run a rollout, and convert its traces to samples.
 
-Names of verl that are used here are those of its manual on agent loops: AgentLoopBase, AgentLoopOutput, register.
+Only names of verl's public documentation on agent loops are used: AgentLoopBase, AgentLoopOutput, register.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _log = logging.getLogger(__name__)
 
 @register(NAME)  # pyright: ignore[reportUntypedClassDecorator] - it is not in our own environment
 class TracedAgentLoop(AgentLoopBase):
-    """A session: a rollout in the queue, and the samples that its traces give."""
+    """Runs a session as a rollout of the queue."""
 
     def __init__(self, trainer_config: Any, **_: Any) -> None:
-        # the base's would make what turns messages into tokens, for each session; nothing is tokenised here
+        # without super().__init__, which would create a tokenizer for each session; nothing is tokenised here
         self.config = trainer_config.config
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[Any]:
-        """The samples of one rollout; none where it was refused, which verl leaves out and the tally counts.
+        """Run one rollout and return its samples as AgentLoopOutput; none where it was refused, which the tally counts.
 
-        How to sample is in the resources (`main_llm`), which the trainer publishes for training and for validation.
+        `sampling_params` are ignored: the published resource `main_llm` has them, for training and for validation.
         """
         model = self.config.actor_rollout_ref.model
         rollouts = _rollouts(json.dumps(_plain(self.config[SECTION])), model.path, bool(model.get("trust_remote_code", False)))
-        read = await rollouts.run(
+        result = await rollouts.run(
             RolloutRequest(
                 task=json.loads(row["task"]),
                 mode=row["mode"],
@@ -48,11 +48,11 @@ class TracedAgentLoop(AgentLoopBase):
                 session=int(row["session_id"]),
             )
         )
-        return [output_of(sample, read.rollout_id) for sample in read.samples]
+        return [output_of(sample, result.rollout_id) for sample in result.samples]
 
 
 def output_of(sample: Sample, rollout_id: str) -> Any:
-    """The sample in verl's form."""
+    """Convert a sample to an AgentLoopOutput."""
     return AgentLoopOutput(
         prompt_ids=sample.prompt_ids,
         response_ids=sample.response_ids,
@@ -73,24 +73,24 @@ def output_of(sample: Sample, rollout_id: str) -> Any:
 
 @functools.cache
 def _rollouts(spec: str, model: str, trust_remote_code: bool) -> Rollouts:
-    """One for each process: a worker of verl's has one event loop."""
-    told = Spec.of(json.loads(spec))
-    told.rules["vocabulary"] = _vocabulary(model, trust_remote_code)
+    """Create the process's Rollouts; a worker of verl has one event loop."""
+    run = Spec.of(json.loads(spec))
+    run.rules["vocabulary"] = _vocabulary(model, trust_remote_code)
     tally = find_tally(ray)
 
     async def count(mode: RolloutMode, counts: Counts) -> None:
         await tally.add.remote(mode, counts)
 
-    return Rollouts(Store(told.store), told, count)
+    return Rollouts(Store(run.store), run, count)
 
 
 def _vocabulary(model: str, trust_remote_code: bool) -> int | None:
-    """How many token ids the model has, by its config (tokenizers may have fewer); None, with a warning, where that cannot be read."""
+    """Return the vocabulary size in the model's config (tokenizers may have fewer ids); None, with a warning, where it cannot be read."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:  # a path of a file system that only verl reads
+    except (OSError, ValueError) as error:  # verl may support a file system that transformers does not
         _log.warning("the config of the model %s cannot be read, so token ids beyond its vocabulary are not refused: %s", model, error)
         return None
     return int(config.get_text_config().vocab_size)

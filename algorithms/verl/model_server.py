@@ -1,4 +1,4 @@
-"""This package's own model server as a Ray actor. Knows no verl, which takes a processor many seconds to import."""
+"""This package's model server as a Ray actor. Does not import verl, which takes many seconds of CPU time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ModelServer:
         self._exit = AsyncExitStack()
 
     async def start(self) -> str:
-        """Serve on a free port of this node, for who shows `model_server_key`; host:port.
+        """Serve on a free port of this node, for clients with `model_server_key`, and return host:port.
 
-        Raises SettingsError where other nodes reach it and the stack has no token.
+        Raises SettingsError where the port is reachable from other nodes and the stack has no token.
         """
         host = ray.util.get_node_ip_address() if os.environ.get("RAY_ADDRESS") else "127.0.0.1"
         key = model_server_key(Settings.load().token.get_secret_value())
@@ -42,11 +42,11 @@ class ModelServer:
         return f"{host}:{await listen(runner, host, 0, None)}"
 
     async def load(self, weights: Mapping[str, torch.Tensor], version: int | None) -> None:
-        """Sample with these from the next batch on."""
+        """Use these weights from the next batch on; `version` None keeps the version."""
         await self._engine.take_weights(weights, self._engine.version if version is None else str(version))
 
     async def nothing(self, *_: Any, **__: Any) -> None:
-        """There is no GPU memory to give back, nothing to profile, and no request that a synchronous trainer would abort."""
+        """Do nothing: there is no GPU memory to free, no profiler, and a synchronous trainer aborts no requests."""
 
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
     start_profile = stop_profile = abort_all_requests = resume_generation = nothing

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 
 class Batch(Protocol):
-    """What verl's replay buffer gives; its rows' keys are `{task's uid}_{session}_{number of the sample}`."""
+    """A batch of verl's replay buffer; the keys of its rows are `{task's uid}_{session}_{number of the sample}`."""
 
     keys: list[str]
 
     def reorder(self, indexes: list[int]) -> None:
-        """Bring rows, and all that is known of them, into this order."""
+        """Reorder the rows with all their fields."""
         ...
 
 
@@ -25,16 +25,16 @@ class Buffer(Protocol):
 
     @property
     def prompt_global_steps(self) -> Mapping[str, Mapping[str, int]]:
-        """{partition: {uid: step}}, in the order in which tasks were asked for."""
+        """{partition: {uid: step}}, in the order in which tasks were requested."""
         ...
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Batch, dict[str, Any]]:
-        """Wait for a batch, and take it out."""
+        """Wait for a batch and remove it from the buffer."""
         ...
 
 
 def in_order(buffer: Buffer) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """`buffer.sample`, but for the order of the rows: by task, as they were asked for, then session, then sample."""
+    """Wrap `buffer.sample` to sort the rows by task, in the order of the requests, then session, then sample."""
     sample = buffer.sample
 
     def sample_in_order(global_steps: int, partition_id: str, batch_size: int) -> tuple[Batch, dict[str, Any]]:

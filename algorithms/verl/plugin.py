@@ -1,4 +1,4 @@
-"""Imported by verl in each of its processes (VERL_USE_EXTERNAL_MODULES), before anything else of it is used."""
+"""Register this package's platform and trainers; verl imports it first in each of its processes (VERL_USE_EXTERNAL_MODULES)."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def _register(_: Any) -> None:
     register_trainers()
 
 
-# not sooner: verl's trainers take a processor four seconds to import, and most of its processes have none
+# deferred: verl's trainers take four seconds of CPU time to import, and most of its processes do not use them
 wrapt.register_post_import_hook(_register, "verl.trainer.ppo.v1")

@@ -21,20 +21,20 @@ TIMEOUT_SECONDS: Final = 30.0
 
 @dataclass
 class Publisher:
-    """Publishes for one run."""
+    """Publishes the resources and weights versions of one run."""
 
     store: Store
     spec: Spec
     sampling: dict[RolloutMode, dict[str, Any]]
 
     async def publish(self, addresses: Sequence[str], step: int) -> str:
-        """The servers at `addresses` (host:port) have the weights after `step` updates from now on; the version of those to train by.
+        """Publish that the servers at `addresses` (host:port) have the weights after `step` updates.
 
-        Raises ModelServerError where a server does not answer, UnavailableError.
+        Returns the version of the training resources. Raises ModelServerError where a server or proxy refuses, UnavailableError.
         """
         await self.store.open()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()) as session:
-            key = model_server_key(self.store.token) if self.spec.says_version else ""  # of our own server; verl's others ask for none
+            key = model_server_key(self.store.token) if self.spec.says_version else ""  # verl's servers require none
             model = await _served_model(session, addresses[0], key)
             versions: dict[RolloutMode, int] = {}
             for mode, sampling in self.sampling.items():
@@ -48,7 +48,7 @@ class Publisher:
 
 
 def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any], key: str = "") -> NamedResources:
-    """`main_llm`, and the other replicas beside it: the proxy takes LLMs that serve the same model as one pool."""
+    """Create the resources: `main_llm` and one for each further replica. The proxy pools LLMs that serve the same model."""
     names = [RESOURCE_NAME, *(f"{RESOURCE_NAME}_{number}" for number in range(2, len(addresses) + 1))]
     return {
         name: LLM(endpoint=f"http://{address}/v1", model=model, api_key=key or None, sampling_parameters=sampling)
@@ -57,19 +57,19 @@ def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any], ke
 
 
 def sampling_by_mode(rollout: Any) -> dict[RolloutMode, dict[str, Any]]:
-    """How agents are asked to sample, from verl's `actor_rollout_ref.rollout`: as verl itself would."""
+    """Return the sampling parameters of verl's `actor_rollout_ref.rollout`, for training and for validation."""
 
-    def told(each: Any) -> dict[str, Any]:
-        top_k = int(each.top_k) if each.top_k > 0 else NEUTRAL["top_k"]
-        return all_parameters(each.temperature, rollout.response_length, top_p=float(each.top_p), top_k=top_k)
+    def parameters(section: Any) -> dict[str, Any]:
+        top_k = int(section.top_k) if section.top_k > 0 else NEUTRAL["top_k"]
+        return all_parameters(section.temperature, rollout.response_length, top_p=float(section.top_p), top_k=top_k)
 
-    return {"train": told(rollout), "val": told(rollout.val_kwargs)}
+    return {"train": parameters(rollout), "val": parameters(rollout.val_kwargs)}
 
 
 async def _served_model(session: aiohttp.ClientSession, address: str, key: str) -> str:
     url = f"http://{address}/v1/models"
     try:
-        async with session.get(url, headers=_showing(key)) as answer:
+        async with session.get(url, headers=_authorization(key)) as answer:
             return (await answer.json())["data"][0]["id"]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
         raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error!r}") from error
@@ -78,12 +78,12 @@ async def _served_model(session: aiohttp.ClientSession, address: str, key: str) 
 async def set_proxy_version(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
     """Set the weights version that a proxy records. Raises ModelServerError where it refuses, UnavailableError where unreachable."""
     try:
-        async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=_showing(token)) as answer:
+        async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=_authorization(token)) as answer:
             if answer.status != 200:
                 raise ModelServerError(f"the proxy {proxy} did not take weights version {version}: HTTP {answer.status}")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise UnavailableError(f"the proxy {proxy} cannot be told weights version {version}: {error!r}") from error
+        raise UnavailableError(f"the proxy {proxy} is unreachable and has not got weights version {version}: {error!r}") from error
 
 
-def _showing(key: str) -> dict[str, str]:
+def _authorization(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}

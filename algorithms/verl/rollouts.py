@@ -21,8 +21,8 @@ from agl_otel.algorithms.verl.spec import Spec
 from agl_otel.store import Store
 from agl_otel.types import TERMINAL_STATUSES, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutMode
 
-GATHER_SECONDS: Final = 0.01  # sessions of a step come within it
-READ_GATHER_SECONDS: Final = 2.0  # a read costs tens of milliseconds, however many rollouts it reads; the last one waits for nothing
+GATHER_SECONDS: Final = 0.01  # batching delay for requests; the sessions of a step start within it
+READ_GATHER_SECONDS: Final = 2.0  # batching delay for reads, which cost tens of milliseconds each; the last read is not delayed
 _log = logging.getLogger(__name__)
 
 
@@ -31,13 +31,13 @@ class RolloutRequest:
     """The rollout that one of verl's sessions requests."""
 
     task: Any
-    """Any JSON."""
+    """Any JSON value."""
     mode: RolloutMode
     step: int
     index: int
-    """Of the task in its data set."""
+    """Index of the task in its data set."""
     session: int
-    """0, 1, …: of the rollouts of this task."""
+    """0, 1, …: index of the rollout among those of this task."""
 
     @property
     def name(self) -> str:
@@ -91,7 +91,7 @@ class Rollouts:
         try:
             await self._enqueue(sessions)
             await self._read_all(sessions)
-        except Exception as error:  # noqa: BLE001 - carried over to the sessions, of which verl counts each
+        except Exception as error:  # noqa: BLE001 - raised in each session, where verl counts it
             for session in sessions:
                 if not session.done.done():
                     session.done.set_exception(error)
@@ -99,7 +99,7 @@ class Rollouts:
     # --- enqueue
 
     async def _enqueue(self, sessions: Sequence[_Session]) -> None:
-        """Give every session its rollout: one that succeeded before, or one that this start runs."""
+        """Assign a rollout to each session: one that succeeded in an earlier start, or one that runs now."""
         left = list(sessions)
         for start in range(1, self.spec.start + 1):
             rollouts = await self.store.enqueue([self._request(session.request, start) for session in left])
@@ -169,26 +169,26 @@ class Rollouts:
                     session.done.set_result(RolloutResult(rollout_id, samples))
 
     async def _give_up(self, rollout_ids: Sequence[str], by_id: dict[str, list[_Session]]) -> None:
-        """End rollouts whose time is up, or that were deleted."""
+        """Cancel rollouts that have not finished in time or were deleted, and count them."""
         for rollout_id in rollout_ids:
             with contextlib.suppress(ValueError):  # NotFoundError: deleted
                 await self.store.update_rollout(rollout_id, status="cancelled")
             mode = by_id[rollout_id][0].request.mode
             await self._report_counts(mode, Counts(rollouts=1, refused=Counter(not_finished=1)))
             for session in by_id[rollout_id]:
-                if not session.done.done():  # its caller went away
+                if not session.done.done():  # done where the caller was cancelled
                     session.done.set_result(RolloutResult(rollout_id, []))
         if rollout_ids:
             _log.warning("%d rollouts had not finished after %s s and were cancelled", len(rollout_ids), self.spec.step_seconds)
 
     async def _report_counts(self, mode: RolloutMode, counts: Counts) -> None:
-        told = self.on_counts(mode, counts)
-        if asyncio.iscoroutine(told) or isinstance(told, asyncio.Future):
-            await told
+        result = self.on_counts(mode, counts)
+        if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future):
+            await result
 
 
 async def _batch(queue: asyncio.Queue[Rollout | AttemptedRollout | None]) -> list[Rollout | AttemptedRollout]:
-    """What has finished within a moment, or until all has been told; none after that."""
+    """Collect rollouts until READ_GATHER_SECONDS after the first, or until None, which ends the queue; empty after the end."""
     batch: list[Rollout | AttemptedRollout] = []
     rollout = await queue.get()
     with contextlib.suppress(TimeoutError):

@@ -1,8 +1,8 @@
-"""Trajectories as verl takes them: for each rollout its samples, within verl's length limits. Pure; numpy only.
+"""Convert traces to verl's samples, within verl's length limits. Pure; numpy only.
 
-A rollout may have several samples: calls that do not go on from each other are samples of their own, and all of a rollout's samples have
-its reward (verl computes its advantage once and gives it to each of them). A rollout without a sample is not trained on, and counted.
-Samples with images are refused as `images`: what verl's vision models need beside token ids is not in the traces.
+A rollout may have several samples, because calls that do not continue each other are separate samples. All have the rollout's reward, and
+verl computes one advantage for them. A rollout without samples is counted and not trained on. Samples with images are refused as `images`,
+because the traces lack the inputs that verl's vision models need besides token ids.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from agl_otel.types import VerdictKind
 from agl_otel.types.columns import AttemptKey, Traces
 
 NO_VERSION: Final = -1
-"""verl's metrics take a number for every sample; no weights have this one, so such a sample counts as stale."""
+"""The version of samples without one, because verl's metrics need a number. It is no valid version, so such samples count as stale."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What becomes a sample; the same names as in `to_trajectories`, `limit_lengths` and `readable`."""
+    """Selects what becomes a sample; the names are those of `to_trajectories`, `limit_lengths` and `readable`."""
 
     take: Collection[VerdictKind] = ("complete", "unproven")
     fill_reward: float | None = None
@@ -36,69 +36,69 @@ class Rules:
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     vocabulary: int | None = None
-    """How many token ids the model has; None: not known."""
+    """Number of the model's token ids; None: unknown, not checked."""
     temperature: float = 1.0
     top_p: float = 1.0
-    """What agents are asked to sample at in training: calls that were sampled otherwise are counted."""
+    """Sampling parameters of training; calls with others are counted."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One of a rollout's samples."""
+    """One of a rollout's samples. `response_ids`, `response_mask` and `logprobs` have the same length."""
 
     prompt_ids: list[int]
     response_ids: list[int]
     response_mask: list[int]
-    """1 = the model wrote it; as long as the response."""
+    """1 for tokens that the model sampled, else 0."""
     logprobs: list[float]
-    """As captured when sampled; 0.0 where the mask is 0. As long as the response."""
+    """Captured log-probs, natural; 0.0 where the mask is 0."""
     reward: float
     calls: int
-    """How many model calls were merged."""
+    """Number of merged model calls."""
     model_version: str
-    """Of the weights that sampled it, as the proxy recorded it."""
+    """Version of the weights that sampled it, as recorded by the proxy."""
     images: list[str]
 
     @property
     def version(self) -> int:
-        """Of the weights, as verl counts them: after how many updates; NO_VERSION where nobody recorded it, or it is none of verl's."""
+        """Number of updates of the weights that sampled it; NO_VERSION where `model_version` is missing or not a number."""
         return int(self.model_version) if self.model_version.isdecimal() else NO_VERSION
 
 
 @dataclass
 class Counts:
-    """What became of some rollouts; adds up."""
+    """Counts over rollouts; `add` sums them."""
 
     rollouts: int = 0
     sampled: int = 0
-    """Of the rollouts: those that have a sample."""
+    """Rollouts with a sample."""
     samples: int = 0
     calls: int = 0
     """Model calls read."""
     sampled_calls: int = 0
-    """Of these: those that samples were made of, validation left aside."""
+    """Calls that are part of a sample, without validation."""
     several_choices: int = 0
-    """Of those: choices beside others of the same call (n > 1)."""
+    """Sampled calls that are one of several choices of the same request (n > 1)."""
     own_sampling: int = 0
-    """Of those: sampled at a temperature or top_p of the agent's own."""
+    """Sampled calls whose temperature or top_p was set by the agent."""
     cut: int = 0
     alarms: int = 0
     reward_sum: float = 0.0
-    """Over the rollouts that have a sample."""
+    """Over the rollouts with a sample."""
     reward_least: float | None = None
     reward_most: float | None = None
     cpu_seconds: float = 0.0
-    """Of turning columns into samples."""
+    """CPU time of the conversion to samples."""
     refused: Counter[str] = field(default_factory=Counter[str])
     breaks: Counter[str] = field(default_factory=Counter[str])
     verdicts: Counter[str] = field(default_factory=Counter[str])
     failures: Counter[str] = field(default_factory=Counter[str])
-    """{why a rollout did not succeed: how many}."""
+    """{reason why rollouts did not succeed: count}."""
     attempts: list[AttemptKey] = field(default_factory=list[AttemptKey])
-    """Those that have a sample."""
+    """Attempts with a sample."""
 
     def add(self, other: Counts) -> None:
-        """Take the other's counts, too."""
+        """Add the other's counts."""
         for name in (
             "rollouts",
             "sampled",
@@ -122,7 +122,7 @@ class Counts:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """As metrics of a step, all below `agl/`."""
+        """The counts as metrics of a step, under `agl/`."""
         flat: dict[str, float] = {
             "agl/rollouts": self.rollouts,
             "agl/rollouts_without_sample": self.rollouts - self.sampled,
@@ -141,7 +141,7 @@ class Counts:
 
 
 def all_refused(counts: Counts, what: str) -> str | None:
-    """What to say where none of the rollouts of `what` can be used, which ends verl; None where some can, or there were none."""
+    """Return the error message where none of the rollouts of `what` has a sample, on which verl fails; None otherwise."""
     if counts.sampled or not counts.rollouts:
         return None
     failed = f" What failed: {summarise(counts.failures)}." if counts.failures else ""
@@ -152,7 +152,7 @@ def all_refused(counts: Counts, what: str) -> str | None:
 
 
 def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], Counts]:
-    """{rollout id: its samples, in the order of their calls} for every rollout of `traces`, and what was counted on the way."""
+    """Return {rollout id: its samples, in the order of their calls} for all rollouts of `traces`, and the counts."""
     batch = to_trajectories(
         traces,
         take=rules.take,
@@ -167,7 +167,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
     columns: Any = (batch.prompt, batch.response, batch.response_mask, batch.logprobs)
     for row, rollout_id in enumerate(batch.rollout_id):
         prompt, response, mask, logprobs = (column[row].tolist() for column in columns)
-        while mask and not mask[-1]:  # a cut response may end between two calls: what follows the model's last token teaches nothing
+        while mask and not mask[-1]:  # a cut response may end in tokens that the model did not sample
             del response[-1], mask[-1], logprobs[-1]
         if batch.images[row]:
             batch.refused["images"] += 1
@@ -202,7 +202,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
 
 
 def figures_of(counts: Counts, *, trained: int, stale: int) -> dict[str, float]:
-    """What a step's counts tell of silent bias, under the names that other trainers' figures have."""
+    """Compute a step's bias figures from its counts, under the names that are common to all trainers."""
     found = bias_figures(
         rollouts=counts.rollouts,
         without_sample=counts.rollouts - counts.sampled,

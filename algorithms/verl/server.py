@@ -1,6 +1,6 @@
-"""A rollout backend for verl without a GPU: this package's own model server (model_server.py), with weights handed over as tensors.
+"""A rollout backend of verl without a GPU: this package's model server (model_server.py), which receives weights as tensors.
 
-For tests and CPU-sized models; on GPUs verl's own backends (vllm, sglang) serve. Every answer says which weights sampled it.
+For tests and small models; on GPUs use verl's backends (vllm, sglang). Each response has the version of the weights that sampled it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from verl.workers.rollout.replica import RolloutReplica  # pyright: ignore[repor
 from agl_otel.algorithms.verl.model_server import ModelServer
 
 ACTOR: Final = "agl_otel_server_{}"
-"""A replica's, by its rank."""
-CALLS_AT_A_TIME: Final = 1000
+"""The name of a replica's actor, with its rank."""
+MAX_CONCURRENCY: Final = 1000
 
 
 class Replica(RolloutReplica):
-    """Starts the server."""
+    """A replica with one model server."""
 
     async def launch_servers(self) -> None:
-        """One actor, whatever the size of the replica."""
-        options = {"name": ACTOR.format(self.replica_rank), "num_cpus": 0, "max_concurrency": CALLS_AT_A_TIME}
+        """Start one actor, whatever the size of the replica."""
+        options = {"name": ACTOR.format(self.replica_rank), "num_cpus": 0, "max_concurrency": MAX_CONCURRENCY}
         server = ray.remote(ModelServer).options(**options).remote(str(self.model_config.path), self.config.seed)
         self.servers = [server]
         self._server_handle = server
@@ -32,21 +32,21 @@ class Replica(RolloutReplica):
 
 
 class Rollout(BaseRollout):
-    """The trainer's side: hands its weights over."""
+    """The trainer's side, which sends its weights to the server."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, model_config, device_mesh)
         self._server: Any = None
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was given back."""
+        """Do nothing: no memory was released."""
 
     async def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is no GPU memory to release."""
 
     async def update_weights(self, weights: Any, wire_format: str = "named_tensors", **more: Any) -> None:
-        """Have the server sample with these; returns when it does."""
+        """Send the weights to the server; it samples with them when this returns."""
         if self._server is None:
             self._server = ray.get_actor(ACTOR.format(torch.distributed.get_rank()))
-        held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
-        await self._server.load.remote(held, more.get("global_steps"))
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+        await self._server.load.remote(copies, more.get("global_steps"))

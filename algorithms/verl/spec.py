@@ -1,4 +1,4 @@
-"""What a run's processes must know, as JSON: the section `agl_otel` of verl's config. Pure."""
+"""The section `agl_otel` of verl's config, which verl's processes read; and the steps that they record. Pure."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from agl_otel.types import RolloutConfig, RolloutMode, TrainingStep
 
 SECTION: Final = "agl_otel"
 OURS: Final = "agl/"
-"""Before our names among verl's metrics."""
+"""Prefix of this package's names among verl's metrics."""
 RESOURCE_NAME: Final = "main_llm"
 ROLLOUT_SECONDS: Final = 1200.0
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One start of one run. No secrets: verl prints its config."""
+    """The parameters of one start of a run, as JSON. Contains no secrets, because verl prints its config."""
 
     store: str
-    """The address of the stack."""
+    """Address of the stack."""
     run_id: str
     start: int
-    """1, 2, …: how often the run was begun or gone on with."""
+    """1, 2, …: number of this start; later ones resume the run."""
     trainer_mode: str = "sync"
-    """verl's own name of the trainer that is watched (trainer.py)."""
+    """verl's name of the trainer that is instrumented (trainer.py)."""
     says_version: bool = False
-    """Whether the model server says in its answers which weights sampled them; else the proxies are told."""
+    """Whether the model server sends the version of its weights with each response; otherwise it is set in the proxies."""
     seed: int | None = None
-    """Of what rollouts sample, handed to the model server; None: it draws as it likes."""
+    """Seed of the rollouts' sampling; None: random."""
     rollout_config: dict[str, Any] = field(default_factory=lambda: retry_lost_runner(ROLLOUT_SECONDS).model_dump())
     step_seconds: float | None = None
-    """Rollouts that have not finished by then are cancelled, left out, and counted."""
+    """Rollouts of a step that have not finished after this time are cancelled, left out and counted. None: no limit."""
     rules: dict[str, Any] = field(default_factory=lambda: asdict(Rules()))
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Spec:
-        """Read it from verl's config."""
+        """Create it from the section of verl's config."""
         return cls(**dict(section))
 
     @property
     def sample_rules(self) -> Rules:
-        """What becomes a sample."""
+        """`rules` as an object."""
         given: dict[str, Any] = {**self.rules, "take": tuple(self.rules["take"])}
         return Rules(**given)
 
     @property
     def config(self) -> RolloutConfig:
-        """How rollouts are run."""
+        """`rollout_config` as an object."""
         return RolloutConfig(**self.rollout_config)
 
     def resources_id(self, mode: RolloutMode) -> str:
-        """The resources of the run's rollouts: training and validation sample differently."""
+        """Return the id of the resources for this mode; training and validation have different sampling parameters."""
         return f"{self.run_id}-{mode}"
 
 
 def sink_step(run_id: str, line: Mapping[str, Any], ended: float) -> TrainingStep:
-    """A line of metrics.jsonl as metric sinks take it: ours under the names that other trainers' figures have, verl's as they are."""
+    """Convert a line of metrics.jsonl for metric sinks; this package's metrics get the names common to all trainers, verl's keep theirs."""
     numbers = {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
     ours = {name.removeprefix(OURS).replace("/", "."): value for name, value in numbers.items() if name.startswith(OURS)}
     refused = sum(value for name, value in ours.items() if name.startswith("refused."))
@@ -78,8 +78,8 @@ def sink_step(run_id: str, line: Mapping[str, Any], ended: float) -> TrainingSte
 def training_step(
     spec: Spec, counts: Counts, figures: Mapping[str, float], step: int, versions: tuple[str, str], began: float
 ) -> TrainingStep:
-    """What the store is told of a step: `versions` of the resources sampled it, and came of it; it began at `began` (Unix seconds)."""
-    told = {name.removeprefix(OURS).replace("/", "."): value for name, value in counts.metrics.items()}
+    """Create the record of a step. `versions`: of the resources before and after it; `began`: its start, in Unix seconds."""
+    metrics = {name.removeprefix(OURS).replace("/", "."): value for name, value in counts.metrics.items()}
     return TrainingStep(
         run_id=spec.run_id,
         algorithm="verl",
@@ -91,6 +91,6 @@ def training_step(
         refused=sum(counts.refused.values()),
         start_time=began,
         end_time=time.time(),
-        metrics=told | {name: value for name, value in figures.items() if name not in ("step", "refused")},
+        metrics=metrics | {name: value for name, value in figures.items() if name not in ("step", "refused")},
         attempts=counts.attempts,
     )

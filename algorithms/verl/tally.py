@@ -25,10 +25,10 @@ class Tally:
 
 
 def make_tally(ray: Any) -> Any:
-    """The run's tally; it lives as long as this handle."""
+    """Create the run's tally actor and return its handle, with which it ends."""
     return ray.remote(Tally).options(name=NAME, num_cpus=0, get_if_exists=True).remote()
 
 
 def find_tally(ray: Any) -> Any:
-    """The run's tally, which its trainer made."""
+    """Return the handle of the run's tally actor, which the trainer has created."""
     return ray.get_actor(NAME)

@@ -1,6 +1,6 @@
 """Instrument verl's trainers: publish the weights version after each update, and record each step with its counts.
 
-`register_trainer` is verl's way to add a trainer, and all that is overridden are its hooks (`on_…`), `step` and `fit`.
+The trainers are added with verl's `register_trainer`; only hooks (`on_…`), `step` and `fit` are overridden.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from agl_otel.store import Store
 
 MODES: Final = ("sync", "colocate_async", "separate_async")
 PREFIX: Final = "agl_otel_"
-"""Before the name of a trainer of verl's in `trainer.v1.trainer_mode`."""
+"""Prefix of the names of verl's trainers in `trainer.v1.trainer_mode`."""
 _log = logging.getLogger(__name__)
 _Trainer: Any = object
-"""Which of verl's trainers `InstrumentedTrainer` lies over is said by `instrumented`."""
+"""Stands for the class of verl's trainer, which `instrumented` mixes in."""
 
 
 class InstrumentedTrainer(_Trainer):
@@ -42,16 +42,16 @@ class InstrumentedTrainer(_Trainer):
     def __init__(self, config: Any) -> None:
         self._spec = Spec.of(config[SECTION])
         with open_dict(config):
-            config.trainer.v1.trainer_mode = self._spec.trainer_mode  # verl looks at its own names
+            config.trainer.v1.trainer_mode = self._spec.trainer_mode  # verl compares it with its own names
         self._tally = make_tally(ray)
         self._store = Store(self._spec.store)
         self._version = ""
         self._validating = False
-        self._stepped = Counts()
+        self._step_counts = Counts()
         self._singletons: list[str] = []
         self._began = 0.0
         self._figures: dict[str, float] = {}
-        self._told = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
+        self._run_log = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -61,38 +61,38 @@ class InstrumentedTrainer(_Trainer):
         except Exception as error:
             what = f"the validation after step {self.global_steps}" if self._validating else f"step {self.global_steps}"
             counts: Counts = ray.get(self._tally.take.remote("val" if self._validating else "train"))
-            if told := all_refused(counts, what):
-                raise DataError(told) from error
+            if message := all_refused(counts, what):
+                raise DataError(message) from error
             raise
 
     def on_init_end(self) -> None:
-        """All is built: rows get their order, and agents the first weights."""
+        """Wrap the replay buffer's `sample`, and publish the initial weights."""
         super().on_init_end()
         self._sample = in_order(self.replay_buffer)
         self.replay_buffer.sample = self._sample_comparable
         self._publish()
 
     def on_step_end(self) -> None:
-        """The servers have new weights."""
+        """Publish the new weights, and record the step."""
         super().on_step_end()
         before = self._version
         self._publish()
-        step = training_step(self._spec, self._stepped, self._figures, self.global_steps, (before, self._version), self._began)
-        asyncio.run(self._told.note(step, self._figures))
+        step = training_step(self._spec, self._step_counts, self._figures, self.global_steps, (before, self._version), self._began)
+        asyncio.run(self._run_log.note(step, self._figures))
 
     def on_validate_begin(self) -> None:
-        """What fails from here on is the validation."""
+        """Note that a validation is running, for the error message of `fit`."""
         super().on_validate_begin()
         self._validating = True
 
     def on_validate_end(self) -> None:
-        """It did not fail."""
+        """Note the end of the validation, and log its counts."""
         super().on_validate_end()
         self._validating = False
         _log.info("validation: %s", ray.get(self._tally.take.remote("val")).metrics)
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """One step of verl's, with our metrics beside its own."""
+        """Run one of verl's steps, and add this package's metrics to verl's."""
         self._began = time.time()
         self._singletons = []
         batch = super().step(metrics, timing_raw)
@@ -108,12 +108,12 @@ class InstrumentedTrainer(_Trainer):
         stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)
         figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "singleton_groups": len(self._singletons)}
         metrics.update(counts.metrics | {f"agl/{name}": value for name, value in figures.items()})
-        self._stepped = counts
+        self._step_counts = counts
         self._figures = {"step": self.global_steps, **figures}
         return batch
 
     def _drift(self, batch: Any) -> dict[str, float]:
-        """Between the log-probs that were captured and those that verl computed before its update, where it did."""
+        """Compare the captured log-probs with those that verl computed before its update; empty where verl did not compute them."""
         if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
             return {}
         fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
@@ -124,25 +124,25 @@ class InstrumentedTrainer(_Trainer):
     # --- singleton groups
 
     def _sample_comparable(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """The replay buffer's `sample`, in order, and without the rows of tasks that have one rollout left."""
+        """Sample from the replay buffer, sorted, and without singleton groups."""
         batch, metrics = self._sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         compared = compares_groups(str(self.config.algorithm.adv_estimator), self.config.actor_rollout_ref.rollout.n)
-        lone = singleton_keys(batch.keys) if compared and partition_id == "train" else []
-        return self._left_out(batch, lone) if lone else batch, metrics
+        singletons = singleton_keys(batch.keys) if compared and partition_id == "train" else []
+        return self._drop_singletons(batch, singletons) if singletons else batch, metrics
 
-    def _left_out(self, batch: Any, lone: list[str]) -> Any:
-        """The batch without these rows; where they are all that there is, with them, and no reward for any of them."""
-        told = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["extra_fields"])["extra_fields"]
-        rollouts = list(dict.fromkeys(str(each["rollout_id"]) for each in told))
+    def _drop_singletons(self, batch: Any, singletons: list[str]) -> Any:
+        """Drop the rows with these keys from the batch. If no others are left, set all rewards to 0 instead."""
+        extra = tq.kv_batch_get(keys=singletons, partition_id=batch.partition_id, select_fields=["extra_fields"])["extra_fields"]
+        rollouts = list(dict.fromkeys(str(each["rollout_id"]) for each in extra))
         self._singletons += rollouts
         _log.warning("%s", singleton_warning(self.global_steps, rollouts, groups_of(batch.keys)))
-        left = [key for key in batch.keys if key not in set(lone)]
+        left = [key for key in batch.keys if key not in set(singletons)]
         if left:
-            tq.kv_clear(keys=lone, partition_id=batch.partition_id)
+            tq.kv_clear(keys=singletons, partition_id=batch.partition_id)
             return batch.select_keys(left)
-        scores = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["rm_scores"])
+        scores = tq.kv_batch_get(keys=singletons, partition_id=batch.partition_id, select_fields=["rm_scores"])
         scores["rm_scores"] = scores["rm_scores"] * 0.0
-        tq.kv_batch_put(keys=lone, partition_id=batch.partition_id, fields=scores)
+        tq.kv_batch_put(keys=singletons, partition_id=batch.partition_id, fields=scores)
         return batch
 
     def _publish(self) -> None:
@@ -153,7 +153,7 @@ class InstrumentedTrainer(_Trainer):
 
 def instrumented(trainer: Any) -> Any:
     """Derive a class from `InstrumentedTrainer` and one of verl's trainers."""
-    return type("Watched", (InstrumentedTrainer, trainer), {})
+    return type("Instrumented", (InstrumentedTrainer, trainer), {})
 
 
 def register_trainers() -> None:

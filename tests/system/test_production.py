@@ -145,7 +145,7 @@ async def test_a_publisher_tells_the_proxy_which_weights_answer_where_the_model_
             await session.post(f"{url.partition('/v1/')[0]}/close")
             await product.store.update_attempt(begun.rollout_id, begun.attempt.attempt_id, status="succeeded")
             assert (await product.store.traces([begun.rollout_id])).calls.model_version == ["7"]
-            with pytest.raises(UnavailableError, match=r"the proxy http://127\.0\.0\.1:1 cannot be told weights version 8"):
+            with pytest.raises(UnavailableError, match=r"the proxy http://127\.0\.0\.1:1 is unreachable and has not got weights version 8"):
                 await set_proxy_version(session, "http://127.0.0.1:1", "8", "")
             with pytest.raises(ModelServerError, match="did not take weights version 8: HTTP 404"):
                 await set_proxy_version(session, model.url, "8", "")
