@@ -17,11 +17,11 @@ _NAMES: Final = {
     "agl_otel.types": """
         AttemptStatus Attempt AttemptedRollout AttributeValue Attributes Dataset EnqueueRolloutRequest Event FilterField FilterOptions
         Hook LLM Link NamedResources OtelResource PaginatedResult ParallelWorkerBase PromptTemplate ProxyLLM Resource ResourceUnion
-        ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutRawResult RolloutStatus SortOptions Span SpanAttributeNames SpanContext
-        SpanCoreFields SpanLike SpanNames SpanRecordingContext StatusCode TaskInput TraceState TraceStatus TrainingRun TrainingStep
-        Triplet Worker WorkerStatus Verdict""",
+        ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutQuery RolloutRawResult RolloutStatus SortOptions Span SpanAttributeNames
+        SpanContext SpanCoreFields SpanLike SpanNames SpanRecordingContext StatusCode TaskInput TraceState TraceStatus TrainingRun
+        TrainingStep Triplet Worker WorkerStatus Verdict""",
     "agl_otel.store": """
-        Store LightningStoreCapabilities LightningStoreStatistics UNSET""",
+        Store""",
     "agl_otel_hook.emit": """
         reward operation emit_reward emit_message emit_object emit_exception emit_annotation""",
     "agl_otel.spans.emitted": """
@@ -32,7 +32,7 @@ _NAMES: Final = {
         Algorithm algo FastAlgorithm Baseline APO GEPA RandomSearch VERL""",
     "agl_otel.compat.stores": """
         LightningStore LightningStoreClient LightningStoreServer InMemoryLightningStore CollectionBasedLightningStore
-        LightningStoreThreaded""",
+        LightningStoreThreaded LightningStoreCapabilities LightningStoreStatistics UNSET""",
     "agl_otel.compat.litagent": """
         LitAgent rollout llm_rollout prompt_rollout""",
     "agl_otel.compat.runner": """

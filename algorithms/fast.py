@@ -15,6 +15,7 @@ from agl_otel.algorithms.run_folder import RunFolder, digest_of, open_run
 from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.utils import items, retry_lost_runner
 from agl_otel.store import Store
+from agl_otel.traces.span_query import BOOKKEEPING, SpanQuery
 from agl_otel.types import (
     AttemptedRollout,
     Dataset,
@@ -23,6 +24,7 @@ from agl_otel.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    RolloutQuery,
     Span,
     TrainingStep,
 )
@@ -117,7 +119,7 @@ class Baseline(FastAlgorithm):
 
     async def _epochs(self, work: Sequence[tuple[Any, RolloutMode]], run: RunFolder | None, log: RunLog | None) -> None:
         store, resources = self.get_store(), self.get_initial_resources()
-        published = await store.update_resources(RESOURCES_ID, resources) if resources is not None else None
+        published = await store.publish(resources, resources_id=RESOURCES_ID) if resources is not None else None
         for epoch in range(1, self.n_epochs + 1):
             _log.info("epoch %d of %d: %d tasks", epoch, self.n_epochs, len(work))
             began, before = time.time(), len(self.ended)
@@ -176,12 +178,12 @@ class Baseline(FastAlgorithm):
         from agl_otel.spans.emitted import find_final_reward
 
         who = rollout.rollout_id
-        spans = list(await store.query_spans(who, "latest"))
-        reward = find_final_reward(spans)
         attempt = rollout.attempt.attempt_id if isinstance(rollout, AttemptedRollout) else ""
+        spans = list(await store.find_spans(SpanQuery(rollout_id=who, attempt_id=attempt, hidden=BOOKKEEPING))) if attempt else []
+        reward = find_final_reward(spans)
         self.ended.append(EndedRollout(who, rollout.mode or "train", rollout.status, reward, attempt))
         _log.info("[Rollout %s] %s, mode %s, %d spans, final reward: %s", who, rollout.status, rollout.mode, len(spans), reward)
-        for attempt in await store.query_attempts(who):
+        for attempt in await store.attempts(who):
             error = (attempt.error or "").strip().rpartition("\n")[2]
             _log.info("[Rollout %s]   attempt %d: %s%s", who, attempt.sequence_id, attempt.status, f" ({error})" if error else "")
         for span in spans:
@@ -231,4 +233,4 @@ def _training_step(
 
 async def _waiting(store: Store) -> int:
     """Count the rollouts that wait for a runner."""
-    return (await store.query_rollouts(status_in=["queuing", "requeuing"], limit=1)).total
+    return (await store.rollouts(RolloutQuery(status_in=["queuing", "requeuing"], limit=1))).total

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 from agl_otel_hook import conventions
 from bench import peers
@@ -55,7 +55,7 @@ class Batches:
         self.attempts = attempts
 
     @classmethod
-    async def sample(cls, store: Store, count: int, order: str, offset: int = 0) -> Batches:
+    async def sample(cls, store: LightningStore, count: int, order: str, offset: int = 0) -> Batches:
         """Select `count` batches of rollouts in an order of their ids."""
         rows = await store.reader.query(_SAMPLE.format(order=order), params={"limit": count * BATCH, "offset": offset})
         ids = [row["RolloutId"] for row in rows]
@@ -89,7 +89,7 @@ class Batches:
         return turn
 
 
-def observed(store: Store, batches: Batches) -> Read:
+def observed(store: LightningStore, batches: Batches) -> Read:
     """Read by our reader: barrier, deduplicated spans, calls with their tokens, rewards, a verdict for each attempt."""
 
     async def read(ids: Sequence[str]) -> int:
@@ -102,7 +102,7 @@ def observed(store: Store, batches: Batches) -> Read:
     return read
 
 
-def of_stock_table(store: Store) -> Read:
+def of_stock_table(store: LightningStore) -> Read:
     """Read from OpenTelemetry's default table."""
 
     async def read(ids: Sequence[str]) -> int:
@@ -112,7 +112,7 @@ def of_stock_table(store: Store) -> Read:
     return read
 
 
-async def against_the_stock_table(store: Store, options: argparse.Namespace) -> None:
+async def against_the_stock_table(store: LightningStore, options: argparse.Namespace) -> None:
     """Compare 256 random rollouts, and 256 adjacent ones as one training step enqueues them."""
     count = 2 * (options.rounds + 1)
     rollouts = options.spans // SPANS_PER_ROLLOUT
@@ -129,7 +129,7 @@ async def against_the_stock_table(store: Store, options: argparse.Namespace) -> 
         report_against_bar("reads", metric, sorted(contest.ours)[len(contest.ours) // 2], "ms", BAR_MS)
 
 
-async def of_one(store: Store, options: argparse.Namespace) -> None:
+async def of_one(store: LightningStore, options: argparse.Namespace) -> None:
     """Measure reading the spans of one rollout."""
     rows = await store.reader.query(_SAMPLE.format(order="cityHash64(RolloutId, 11)"), params={"limit": SINGLE, "offset": 0})
     waits: list[float] = []
@@ -143,7 +143,7 @@ async def of_one(store: Store, options: argparse.Namespace) -> None:
     report_against_bar("reads", f"spans of one rollout out of {options.spans}, p50", waits[len(waits) // 2], "ms", BAR_MS, **more)
 
 
-async def against_agentlightning(store: Store, folder: Path, options: argparse.Namespace) -> None:
+async def against_agentlightning(store: LightningStore, folder: Path, options: argparse.Namespace) -> None:
     """Compare `store.traces` of 256 rollouts with 256 calls of query_spans, in sequence and concurrently."""
     spans = BATCH * SPANS_PER_ATTEMPT * 2
     await store.enqueue([{}] * BATCH)
@@ -207,14 +207,14 @@ async def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as made:
         folder = Path(options.data or made)
         await asyncio.to_thread(fill, folder, options.spans)
-        async with Store.embedded(folder) as store:
+        async with LightningStore.embedded(folder) as store:
             await _settled(store)
             await against_the_stock_table(store, options)
             await of_one(store, options)
             await against_agentlightning(store, Path(made), options)
 
 
-async def _settled(store: Store) -> None:
+async def _settled(store: LightningStore) -> None:
     """Wait until no merge runs, because it would take CPU from the reads."""
     deadline = time.monotonic() + 300
     merges = "SELECT count() AS n FROM system.merges"

@@ -18,6 +18,7 @@ from agl_otel.runner.environment import first_llm
 from agl_otel.spans.history import expand_spans
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
+from agl_otel.traces.span_query import SpanQuery
 from agl_otel.types import Rollout
 from agl_otel.types.options import Whole
 
@@ -69,7 +70,7 @@ async def show_rollout(
     """
     rollout = await one_rollout(store.queue, rollout_id)
     found = await store.traces([rollout], deadline_seconds=0)
-    page = await store.query_spans(rollout.rollout_id, limit=limit, everything=True)
+    page = await store.find_spans(SpanQuery(rollout_id=rollout.rollout_id, limit=limit))
     spans = list(page)
     attempts = await store.queue.query_attempts([rollout.rollout_id])
     if as_json:

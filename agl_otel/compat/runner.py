@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_otel.compat.litagent import LitAgent, as_agent
+from agl_otel.compat.stores import LightningStore
 from agl_otel.compat.tracer import Route, Tracer, process_telemetry
 from agl_otel.errors import AgentError, UnavailableError
 from agl_otel.runner.completion import retry_unavailable
@@ -131,7 +132,7 @@ class LitAgentRunner(Runner[T]):
         self._snapshot_in_thread, self._snapshot = heartbeat_launch_mode == "thread", SystemSnapshot(gpu=heartbeat_include_gpu)
         self._warned = False
         self._agent: LitAgent[Any] | None = None
-        self._store: Store | None = None
+        self._store: LightningStore | None = None
         self._hooks: list[Hook] = []
 
     # --- agent, store and tracer
@@ -151,8 +152,8 @@ class LitAgentRunner(Runner[T]):
     def init_worker(self, worker_id: int | None, store: Store, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # 0.3's signature
         """Set the store. Without a worker id no heartbeats are sent."""
         self.worker_id = worker_id
-        self._store = store
-        self._tracer.init_worker(0 if worker_id is None else worker_id, store)
+        self._store = LightningStore.over(store)
+        self._tracer.init_worker(0 if worker_id is None else worker_id, self._store)
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Release the store."""
@@ -172,7 +173,7 @@ class LitAgentRunner(Runner[T]):
             raise ValueError("the runner has no agent: use `with runner.run_context(agent=…, store=…)`")
         return self._agent
 
-    def get_store(self) -> Store:
+    def get_store(self) -> LightningStore:
         """Return the store. Raises ValueError before `init_worker`."""
         if self._store is None:
             raise ValueError("the runner has no store: use `with runner.run_context(agent=…, store=…)`")

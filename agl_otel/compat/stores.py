@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from agl_otel.compat.lightning_store import UNSET, LightningStore, LightningStoreCapabilities
 from agl_otel.errors import UsageError
+from agl_otel.store.connections import Statistics
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.store.store import Store
 from agl_otel.types import Span
@@ -15,15 +17,18 @@ __all__ = [
     "CollectionBasedLightningStore",
     "InMemoryLightningStore",
     "LightningStore",
+    "LightningStoreCapabilities",
     "LightningStoreClient",
     "LightningStoreServer",
+    "LightningStoreStatistics",
     "LightningStoreThreaded",
     "MongoLightningStore",
+    "UNSET",
 ]
-LightningStore = Store
+LightningStoreStatistics = Statistics
 
 
-class InMemoryLightningStore(Store):
+class InMemoryLightningStore(LightningStore):
     """A store with its own stack in a temporary folder, which is deleted with it. Starts on first use.
 
     The arguments are 0.3's and have no effect: spans are on disk, so nothing is evicted, and the stack is always thread-safe.
@@ -42,7 +47,7 @@ class InMemoryLightningStore(Store):
         super().__init__(source=EmbeddedStack())
 
 
-class LightningStoreClient(Store):
+class LightningStoreClient(LightningStore):
     """A store on a running stack, at `http://host:4747` or `host:4747`; connects on first use.
 
     The times are 0.3's and have no effect: calls are retried for ten seconds while a service is unavailable.
@@ -76,14 +81,14 @@ class _Removed:
         _refuse(type(self).__name__, self.remedy)
 
 
-class LightningStoreServer(Store):
+class LightningStoreServer(LightningStore):
     """Serves `store` to other processes and machines at `http://host:port`; is a Store itself, with the same content.
 
     The store's own stack is started at that address; a stack that runs already keeps its address (`endpoint`). Further arguments are
     0.3's and have no effect.
     """
 
-    def __init__(self, store: Store, host: str | None = None, port: int | None = None, *_: object, **__: object) -> None:
+    def __init__(self, store: LightningStore, host: str | None = None, port: int | None = None, *_: object, **__: object) -> None:
         super().__init__(source=store._source)  # pyright: ignore[reportPrivateUsage]  # both are one store
         self.store = store
         self.host = host or "localhost"

@@ -17,7 +17,7 @@ from agl_otel.compat.litagent import LitAgent, as_agent
 from agl_otel.compat.llm_proxy import LLMProxy
 from agl_otel.compat.registry import build_component
 from agl_otel.compat.runner import LitAgentRunner, Runner
-from agl_otel.compat.stores import InMemoryLightningStore
+from agl_otel.compat.stores import InMemoryLightningStore, LightningStore
 from agl_otel.compat.tracer import AgentOpsTracer, Tracer
 from agl_otel.errors import UsageError
 from agl_otel.runner.threads import call
@@ -108,7 +108,7 @@ class Trainer:
         )
         self.strategy: ExecutionStrategy = self._strategy(strategy)
         self.n_runners: int = getattr(self.strategy, "n_runners", self._n_requested)
-        self.store: Store = _made(store, Store, "store", default=InMemoryLightningStore)
+        self.store = LightningStore.over(_made(store, Store, "store", default=InMemoryLightningStore))
         self._runner_spec = runner
 
     def _strategy(self, spec: Any) -> ExecutionStrategy:
@@ -154,16 +154,21 @@ class Trainer:
         made = as_agent(agent)
         made.set_trainer(self)
 
-        async def algorithm_bundle(store: Store, event: ExecutionEvent) -> None:
+        async def algorithm_bundle(store: LightningStore, event: ExecutionEvent) -> None:
             await self._run_algorithm(algorithm, store, event, train, val)
 
-        async def runner_bundle(store: Store, worker_id: int, event: ExecutionEvent) -> None:
+        async def runner_bundle(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
             await self._run_runner(made, store, worker_id, event)
 
         self.strategy.execute(algorithm_bundle, runner_bundle, self.store)
 
     async def _run_algorithm(
-        self, algorithm: Algorithm | None, store: Store, event: ExecutionEvent, train: Dataset[Any] | None, val: Dataset[Any] | None
+        self,
+        algorithm: Algorithm | None,
+        store: LightningStore,
+        event: ExecutionEvent,
+        train: Dataset[Any] | None,
+        val: Dataset[Any] | None,
     ) -> None:
         if algorithm is None:
             if self.initial_resources is not None:
@@ -185,7 +190,7 @@ class Trainer:
             else:
                 await call(algorithm.run, train, val)
 
-    async def _run_runner(self, agent: LitAgent[Any], store: Store, worker_id: int, event: ExecutionEvent) -> None:
+    async def _run_runner(self, agent: LitAgent[Any], store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         runner = self._runner()
         runner.init(agent, hooks=self.hooks)
         try:

@@ -21,6 +21,7 @@ from agl_otel.jobs import custom as own
 from agl_otel.jobs.job import Job
 from agl_otel.runner.agents import CommandAgent, load_function
 from agl_otel.store import Store
+from agl_otel.types import RolloutQuery
 
 LOOKED_THROUGH: Final = 4096  # of the store's last rollouts: which are of the job's tasks
 LOOKED_AT: Final = 64  # of those: what their agents are called
@@ -117,7 +118,7 @@ async def _check_store(address: str, token: str, found: Checked, pattern: str | 
 async def _check_match(store: Store, found: Checked, pattern: str, tasks: Sequence[Any]) -> None:
     """Hold `agent_match` against the agents that the last rollouts of these tasks had."""
     known = {digest_of(task) for task in tasks}
-    ended = await store.query_rollouts(status_in=["succeeded"], sort_by="start_time", sort_order="desc", limit=LOOKED_THROUGH)
+    ended = await store.rollouts(RolloutQuery(status_in=["succeeded"], sort_by="start_time", sort_order="desc", limit=LOOKED_THROUGH))
     of_tasks = [rollout for rollout in ended if digest_of(rollout.input) in known]
     traces = await store.traces(of_tasks[:LOOKED_AT], deadline_seconds=0.0)
     names = sorted(set(traces.calls.agent))

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from agl_otel.adapters import TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
 from agl_otel.algorithms.run_folder import RUN_DIR, run_folder_for
+from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, options_of
@@ -71,7 +72,7 @@ class CustomRun(JobRun):
         """Run the algorithm, with runners, and return it. Raises SettingsError where the job does not fit it, and what it raises."""
         adapter = TracerTraceToTriplet()
         algorithm = self.algorithm(val=val is not None)
-        algorithm.set_store(self.store)
+        algorithm.set_store(LightningStore.over(self.store))
         algorithm.set_adapter(adapter)
         if self.job.resources:
             algorithm.set_initial_resources(self.job.resources)

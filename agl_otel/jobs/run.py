@@ -147,8 +147,7 @@ class JobRun:
             for place, task in enumerate(tasks)
         ]
         rollouts = await self.store.enqueue(requests, idempotency_key=key)
-        for rollout in filter(is_retryable, rollouts):
-            await self.store.update_rollout(rollout.rollout_id, status="requeuing")
+        await self.store.set_status([rollout.rollout_id for rollout in rollouts if is_retryable(rollout)], "requeuing")
         finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
         traces = await self.store.traces(finished)
         rewards = {rollout_id: found[-1] for (rollout_id, _), found in traces.rewards.items() if found}

@@ -26,7 +26,7 @@ from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import Settings, free_port
 from agl_otel.store import Store
-from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutStatus
+from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutQuery, RolloutStatus
 
 OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
 VLLM: Final = "agl_otel.algorithms.grpo.vllm"
@@ -100,10 +100,8 @@ class ServedRun(JobRun):
 
         Algorithm and `evaluate` have what was cancelled run again when they come to it.
         """
-        left = await self.store.query_rollouts(
-            status_in=[status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES],
-            rollout_id_contains=f"ro-{self.run.run_id}-",
-        )
+        unfinished = [status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES]
+        left = await self.store.rollouts(RolloutQuery(status_in=unfinished, rollout_id_contains=f"ro-{self.run.run_id}-"))
         await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))
 
     async def _port(self) -> int:

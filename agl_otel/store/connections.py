@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Final, Protocol, TypedDict, final
+from typing import Final, Protocol, TypedDict
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
@@ -19,35 +19,7 @@ from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe
 
 
-@final
-class Unset:
-    """The type of UNSET; there is one object of it, also after pickling."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-    def __reduce__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final = Unset()
-"""An argument that was not given, where None is a value."""
-
-
-class LightningStoreCapabilities(TypedDict, total=False):
-    """What a store can do."""
-
-    thread_safe: bool
-    async_safe: bool
-    zero_copy: bool
-    """Copies of the object in other processes speak to the same data."""
-    otlp_traces: bool
-    """It takes OTLP: see `otlp_traces_endpoint`."""
-
-
-class LightningStoreStatistics(TypedDict, total=False):
+class Statistics(TypedDict, total=False):
     """How much there is."""
 
     name: str

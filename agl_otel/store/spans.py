@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final
 
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import Observation
@@ -19,38 +19,15 @@ from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
 from agl_otel.types.columns import Traces
-from agl_otel.types.queries import FilterLogic, SortOrder
-from agl_otel_hook import conventions
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
-LATEST: Final = "latest"
 REQUEST_SPANS: Final = 1000  # in one request, which may have 64 MiB
 _log = logging.getLogger(__name__)
 
 
 class Spans(Connected):
-    """Spans and what they add up to. Names, arguments and results of the `add_*` and `query_*` methods are Agent Lightning 0.3's."""
+    """Spans and what they add up to."""
 
-    # --- sequence numbers
-
-    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """The next number of the rollout's counter, which its attempts share; the first is 1."""
-        return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
-
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
-        """The next number for each of these (rollout id, attempt id), in order."""
-        asked = [(rollout_id, 1, 0) for rollout_id, _ in rollout_attempt_ids]
-        return await (await self._open()).queue.take_sequence(asked) if asked else []
-
-    # --- adding
-
-    async def add_span(self, span: Span) -> Span | None:
-        """Store a span; it can be read when this returns. None where it is stored already. See add_many_spans."""
-        return next(iter(await self.add_many_spans([span])), None)
-
-    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+    async def add_spans(self, spans: Sequence[Span]) -> list[Span]:
         """Store spans; those that were new, in order. They can be read when this returns, and count as a sign of life.
 
         A span is the same where attempt, trace id and span id are. One without a start time starts now.
@@ -78,64 +55,9 @@ class Spans(Connected):
             await connection.queue.observe([Observation(*key, count, now) for key, count in heard.items()], sent_at=now)
         return new
 
-    async def add_otel_span(
-        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
-    ) -> Span | None:
-        """Store a span of the OpenTelemetry SDK; without a number it gets the next one. None where it is stored already."""
-        if sequence_id is None:
-            sequence_id = await self.get_next_span_sequence_id(rollout_id, attempt_id)
-        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id))
-
-    # --- reading
-
-    async def query_spans(
-        self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"] | None = None,
-        *,
-        trace_id: str | None = None,
-        trace_id_contains: str | None = None,
-        span_id: str | None = None,
-        span_id_contains: str | None = None,
-        parent_id: str | None = None,
-        parent_id_contains: str | None = None,
-        name: str | None = None,
-        name_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        limit: int = -1,
-        offset: int = 0,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        everything: bool = False,
-    ) -> PaginatedResult[Span]:
-        """Spans of a rollout, or of one attempt, that match; all that was acked before this call is seen. `limit` below 0 means all.
-
-        The root span of an attempt and seals, which no agent made, are left out unless `everything` is asked for.
-        """
+    async def find_spans(self, query: SpanQuery) -> PaginatedResult[Span]:
+        """A page of the spans of a rollout that match; all that was acked before this call is seen."""
         connection = await self._open()
-        if attempt_id == LATEST:
-            latest = next(iter(await connection.queue.query_attempts([rollout_id], latest_only=True)), None)
-            if latest is None:
-                return PaginatedResult([], limit, offset, 0)
-            attempt_id = latest.attempt_id
-        query = SpanQuery(
-            rollout_id=rollout_id,
-            attempt_id=attempt_id or "",
-            trace_id=trace_id,
-            trace_id_contains=trace_id_contains,
-            span_id=span_id,
-            span_id_contains=span_id_contains,
-            parent_id=parent_id,
-            parent_id_contains=parent_id_contains,
-            name=name,
-            name_contains=name_contains,
-            filter_logic=filter_logic,
-            sort_by=sort_by,
-            sort_order=sort_order,
-            limit=limit,
-            offset=offset,
-            hidden=() if everything else (conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL),
-        )
         await connection.reader.barrier()
         page = await connection.reader.query_spans(query)
         return PaginatedResult(await _with_messages(connection, page), page.limit, page.offset, page.total)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +12,13 @@ from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.service.ports import is_free, port_beside
 from agl_otel.store.address import Address
-from agl_otel.store.connections import CONNECTIONS, Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
+from agl_otel.store.connections import CONNECTIONS, Connected, Source, Statistics
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.store.figures import Figures
-from agl_otel.store.resources import Resources, Workers
+from agl_otel.store.resources import Resources
 from agl_otel.store.rollouts import Rollouts
 from agl_otel.store.spans import Spans
 from agl_otel.store.steps import Steps
-from agl_otel.store.write import TRACES_PATH
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe
 
@@ -28,7 +26,7 @@ DEFAULT_PORT: Final = 4747
 SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
-class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
+class Store(Rollouts, Spans, Resources, Figures, Steps):
     """One store over one stack. `Store(address)` connects at its first use, `await Store.connect(address)` at once.
 
     It may be used from several event loops and threads, and pickled: a copy speaks to the same stack.
@@ -44,19 +42,19 @@ class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
         Connected.__init__(self, source if source is not None else Address(address, token))
 
     @classmethod
-    async def connect(cls, address: str = "", *, token: str = "") -> Store:
+    async def connect(cls, address: str = "", *, token: str = "") -> Self:
         """A store that is connected to a running stack. Raises UsageError (no or a malformed address), UnavailableError."""
-        store = Store(address, token=token)
+        store = _copy_of(cls, {}, Address(address, token))
         await store._open()
         return store
 
     @classmethod
-    def embedded(cls, data_dir: str | Path) -> Store:
+    def embedded(cls, data_dir: str | Path) -> Self:
         """A store with a stack of its own on `data_dir`, started at first use and ended by `close`, or with this process.
 
         Where a stack runs on that folder already, it is used and left running.
         """
-        return Store(source=EmbeddedStack(Path(data_dir)))
+        return _copy_of(cls, {}, EmbeddedStack(Path(data_dir)))
 
     async def open(self) -> Self:
         """Connect in the running loop, where that has not happened yet. Raises UsageError (no or a malformed address), UnavailableError."""
@@ -71,18 +69,16 @@ class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
 
     def at(self, address: str) -> Self:
         """The same, of its own class and with its attributes, over the stack that runs at `address`."""
-        return _copy_of(type(self), {name: value for name, value in vars(self).items() if name not in CONNECTIONS}, address, self.token)
+        return _copy_of(
+            type(self), {name: value for name, value in vars(self).items() if name not in CONNECTIONS}, Address(address, self.token)
+        )
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
-        own = {name: value for name, value in vars(self).items() if name not in CONNECTIONS}
-        return _copy_of, (type(self), own, self._source.address(), self._source.token)
+        return _copy_of, (type(self), self._own(), Address(self._source.address(), self._source.token))
 
-    def __getattr__(self, name: str) -> Any:
-        """A user's own subclass that does not call our `__init__`, as 0.3's base had none, has a stack of its own."""
-        if name not in CONNECTIONS:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        Connected.__init__(self, EmbeddedStack())
-        return vars(self)[name]
+    def _own(self) -> dict[str, Any]:
+        """Attributes that a subclass has added."""
+        return {name: value for name, value in vars(self).items() if name not in CONNECTIONS}
 
     # --- the stack behind it
 
@@ -110,12 +106,7 @@ class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
     def description(self, description: Describe) -> None:
         self._now_open().description = description
 
-    @property
-    def capabilities(self) -> LightningStoreCapabilities:
-        """Everything that 0.3 asked for."""
-        return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
-
-    async def statistics(self) -> LightningStoreStatistics:
+    async def statistics(self) -> Statistics:
         """How much there is; `total_spans` counts stored rows."""
         connection = await self._open()
         counts, spans = await asyncio.gather(connection.queue.statistics(), connection.reader.count())
@@ -144,29 +135,12 @@ class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
         source.configure(services=SERVED, host=host, web_port=chosen, queue_port=port_beside(host, chosen))
         return source.address()
 
-    def otlp_traces_endpoint(self) -> str:
-        """Where OTLP over HTTP goes; ends in /v1/traces. Raises NotImplementedError where the stack has no collector."""
-        found: list[Describe] = []
-        thread = threading.Thread(target=lambda: found.append(asyncio.run(self._describe())))  # a running loop cannot be entered again
-        thread.start()
-        thread.join()
-        if not found or found[0].collector_http is None:
-            raise NotImplementedError("this stack has no collector that takes OTLP over HTTP: start one with `agl-otel up`")
-        return found[0].collector_http + TRACES_PATH
-
-    async def _describe(self) -> Describe:
-        connection = await Connection.open(self._source.address(), self._source.token)
-        try:
-            return connection.description
-        finally:
-            await connection.close()
-
 
 S = TypeVar("S", bound=Store)
 
 
-def _copy_of(kind: type[S], own: dict[str, Any], address: str, token: str) -> S:
+def _copy_of(kind: type[S], own: dict[str, Any], source: Source) -> S:
     made = kind.__new__(kind)
     vars(made).update(own)
-    Connected.__init__(made, Address(address, token))
+    Connected.__init__(made, source)
     return made

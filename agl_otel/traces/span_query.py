@@ -10,7 +10,10 @@ from typing import Final, Literal
 
 from agl_otel.errors import UsageError
 from agl_otel.traces.sql import named_query
+from agl_otel_hook import conventions
 
+BOOKKEEPING: Final = (conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL)
+"""Names of spans that no agent made."""
 EVERYTHING: Final = 1 << 62  # a limit that ClickHouse can still add an offset to
 _COLUMNS: Final = {"trace_id": "TraceId", "span_id": "SpanId", "parent_id": "ParentSpanId", "name": "SpanName"}
 _CONDITIONS: Final = {

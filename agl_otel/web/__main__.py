@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import InUseError
 from agl_otel.net.auth import own_names
 from agl_otel.net.http_server import listen, make_runner, require_certificate
@@ -13,7 +14,6 @@ from agl_otel.net.tls import Tls
 from agl_otel.queue.registration import Registration
 from agl_otel.service.main import Serving, run_service
 from agl_otel.settings import Settings
-from agl_otel.store import Store
 from agl_otel.telemetry.reporting import pushed
 from agl_otel.web import relay
 from agl_otel.web.app import OPEN_PATHS, build_app
@@ -26,7 +26,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
     token = settings.token.get_secret_value()
     tls = Tls.load(settings)
     async with AsyncExitStack() as closers:
-        store = await closers.enter_async_context(Store(settings.queue_address, token=token))
+        store = await closers.enter_async_context(LightningStore(settings.queue_address, token=token))
         app = build_app(store, token, settings.cors_origins.split(","), own_names(settings))
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))

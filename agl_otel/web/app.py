@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import AglError, http_status
 from agl_otel.net.auth import WEB, Visitors
 from agl_otel.net.http_server import (
@@ -20,7 +21,7 @@ from agl_otel.net.http_server import (
     readable,
 )
 from agl_otel.queue.convert import reachable
-from agl_otel.store import DESCRIBE_PATH, Store
+from agl_otel.store import DESCRIBE_PATH
 from agl_otel.telemetry.http import counted_requests
 from agl_otel.telemetry.meters import Meters
 from agl_otel.web import relay, static
@@ -103,7 +104,9 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
     return answer
 
 
-def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Collection[str] | None = None) -> web.Application:
+def build_app(
+    store: LightningStore, token: str = "", cors_origins: Sequence[str] = (), names: Collection[str] | None = None
+) -> web.Application:
     """Build the application over a store that is open in the running event loop. `names`: see `auth.Visitors`."""
     origins = frozenset(origin.strip() for origin in cors_origins if origin.strip())
     visitors = own_visitors(Visitors(names, origins), page=static.PAGE)

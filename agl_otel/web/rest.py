@@ -8,8 +8,8 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import Field, TypeAdapter, ValidationError
 
+from agl_otel.compat.stores import UNSET, LightningStore
 from agl_otel.errors import AglError, UsageError
-from agl_otel.store import UNSET, Store
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -130,7 +130,7 @@ class _GivenResources(Strict):
     """Ignored: the path names it. 0.3's client sends it too."""
 
 
-async def health_of(store: Store) -> dict[str, Any]:
+async def health_of(store: LightningStore) -> dict[str, Any]:
     """Return `status` (ok, degraded) and the names of the services that are down."""
     try:
         async with asyncio.timeout(HEALTH_SECONDS):
@@ -140,82 +140,82 @@ async def health_of(store: Store) -> dict[str, Any]:
     return {"status": "degraded", "down": down} if down else {"status": "ok"}
 
 
-async def _health(store: Store, request: web.Request) -> Any:
+async def _health(store: LightningStore, request: web.Request) -> Any:
     return await health_of(store)
 
 
-async def _statistics(store: Store, request: web.Request) -> Any:
+async def _statistics(store: LightningStore, request: web.Request) -> Any:
     return await store.statistics()
 
 
-async def _enqueue(store: Store, request: web.Request) -> Any:
+async def _enqueue(store: LightningStore, request: web.Request) -> Any:
     params = await body_of(request, _Enqueue, inputs=lambda params: (each.input for each in params.rollouts))
     return await store.enqueue_many_rollouts(params.rollouts)
 
 
-async def _dequeue(store: Store, request: web.Request) -> Any:
+async def _dequeue(store: LightningStore, request: web.Request) -> Any:
     params = await body_of(request, _Dequeue)
     return await store.dequeue_many_rollouts(limit=params.limit, worker_id=params.worker_id)
 
 
-async def _start(store: Store, request: web.Request) -> Any:
+async def _start(store: LightningStore, request: web.Request) -> Any:
     params = await body_of(request, _Start, inputs=lambda params: [params.input])
     return await store.start_rollout(params.input, params.mode, params.resources_id, params.config, params.metadata, params.worker_id)
 
 
-async def _rollouts(store: Store, request: web.Request) -> Any:
+async def _rollouts(store: LightningStore, request: web.Request) -> Any:
     return await store.rollouts(RolloutQuery(**(await params_of(request, _Rollouts)).checked(Rollout)))
 
 
-async def _rollout(store: Store, request: web.Request) -> Any:
+async def _rollout(store: LightningStore, request: web.Request) -> Any:
     rollout_id = request.match_info["rollout_id"]
     return require_found(await store.get_rollout_by_id(rollout_id), f"rollout {rollout_id!r}")
 
 
-async def _update_rollout(store: Store, request: web.Request) -> Any:
+async def _update_rollout(store: LightningStore, request: web.Request) -> Any:
     params = await body_of(request, _UpdateRollout, inputs=lambda params: [params.input])
     return await store.update_rollout(request.match_info["rollout_id"], **fields_sent(params))
 
 
-async def _attempts(store: Store, request: web.Request) -> Any:
+async def _attempts(store: LightningStore, request: web.Request) -> Any:
     params = (await params_of(request, _Attempts)).checked(Attempt)
     params.pop("filter_logic")
     return await store.query_attempts(request.match_info["rollout_id"], **params)
 
 
-async def _start_attempt(store: Store, request: web.Request) -> Any:
+async def _start_attempt(store: LightningStore, request: web.Request) -> Any:
     return await store.start_attempt(request.match_info["rollout_id"], (await body_of(request, _Worker)).worker_id)
 
 
-async def _latest_attempt(store: Store, request: web.Request) -> Any:
+async def _latest_attempt(store: LightningStore, request: web.Request) -> Any:
     return await store.get_latest_attempt(request.match_info["rollout_id"])
 
 
-async def _update_attempt(store: Store, request: web.Request) -> Any:
+async def _update_attempt(store: LightningStore, request: web.Request) -> Any:
     given = fields_sent(await body_of(request, _UpdateAttempt))
     return await store.update_attempt(request.match_info["rollout_id"], request.match_info["attempt_id"], **given)
 
 
-async def _resources(store: Store, request: web.Request) -> Any:
+async def _resources(store: LightningStore, request: web.Request) -> Any:
     params = (await params_of(request, _Resources)).checked(ResourcesUpdate)
     params.pop("filter_logic")
     return await store.query_resources(**params)
 
 
-async def _add_resources(store: Store, request: web.Request) -> Any:
+async def _add_resources(store: LightningStore, request: web.Request) -> Any:
     return await store.add_resources(_named((await body_of(request, _GivenResources)).resources))
 
 
-async def _latest_resources(store: Store, request: web.Request) -> Any:
+async def _latest_resources(store: LightningStore, request: web.Request) -> Any:
     return await store.get_latest_resources()
 
 
-async def _resources_by_id(store: Store, request: web.Request) -> Any:
+async def _resources_by_id(store: LightningStore, request: web.Request) -> Any:
     resources_id = request.match_info["resources_id"]
     return require_found(await store.get_resources_by_id(resources_id), f"set of resources {resources_id!r}")
 
 
-async def _update_resources(store: Store, request: web.Request) -> Any:
+async def _update_resources(store: LightningStore, request: web.Request) -> Any:
     given = _named((await body_of(request, _GivenResources)).resources)
     return await store.update_resources(request.match_info["resources_id"], given)
 
@@ -227,34 +227,34 @@ def _named(resources: dict[str, Any]) -> NamedResources:
         raise UsageError(f"the resources are wrong: {describe_invalid(error)}") from None
 
 
-async def _add_span(store: Store, request: web.Request) -> Any:
+async def _add_span(store: LightningStore, request: web.Request) -> Any:
     return await store.add_span(await body_of(request, Span))
 
 
-async def _spans(store: Store, request: web.Request) -> Any:
+async def _spans(store: LightningStore, request: web.Request) -> Any:
     return await store.query_spans(**(await params_of(request, _Spans)).checked(Span))
 
 
-async def _next_sequence(store: Store, request: web.Request) -> Any:
+async def _next_sequence(store: LightningStore, request: web.Request) -> Any:
     params = await body_of(request, _Sequence)
     return {"sequence_id": await store.get_next_span_sequence_id(params.rollout_id, params.attempt_id)}
 
 
-async def _workers(store: Store, request: web.Request) -> Any:
+async def _workers(store: LightningStore, request: web.Request) -> Any:
     return await store.query_workers(**(await params_of(request, _Workers)).checked(Worker))
 
 
-async def _worker(store: Store, request: web.Request) -> Any:
+async def _worker(store: LightningStore, request: web.Request) -> Any:
     worker_id = request.match_info["worker_id"]
     return require_found(await store.get_worker_by_id(worker_id), f"worker {worker_id!r}")
 
 
-async def _update_worker(store: Store, request: web.Request) -> Any:
+async def _update_worker(store: LightningStore, request: web.Request) -> Any:
     stats = fields_sent(await body_of(request, _Heartbeat)).get("heartbeat_stats", UNSET)
     return await store.update_worker(request.match_info["worker_id"], stats)
 
 
-async def _wait(store: Store, request: web.Request) -> Any:
+async def _wait(store: LightningStore, request: web.Request) -> Any:
     params = await body_of(request, _Wait)
     return await store.wait_for_rollouts(params.rollout_ids, params.timeout)
 

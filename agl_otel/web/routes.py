@@ -12,13 +12,13 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import NotFoundError, UsageError
-from agl_otel.store import Store
 from agl_otel.types import PaginatedResult, ResourcesUpdate
 from agl_otel.types.strict import check_json, number_in_range
 
 PREFIX: Final = "/v1/agl"
-STORE: Final = web.AppKey("store", Store)
+STORE: Final = web.AppKey("store", LightningStore)
 LARGEST: Final = (1 << 62) - 1
 PIECE: Final = 500  # items of a long page per chunk of the response
 _MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # matches every number beyond a double's range, and some within
@@ -33,7 +33,7 @@ class Route(NamedTuple):
 
     method: Literal["GET", "POST"]
     path: str
-    handle: Callable[[Store, web.Request], Awaitable[Any]]
+    handle: Callable[[LightningStore, web.Request], Awaitable[Any]]
     """Its name, without underscores, is the `operationId` of OpenAPI."""
     summary: str
     request: type[BaseModel] | None
@@ -152,7 +152,7 @@ def add_table(app: web.Application, routes: Iterable[Route]) -> None:
         app.router.add_route(route.method, PREFIX + route.path, _handler(route.handle, route.status))
 
 
-def _handler(operation: Callable[[Store, web.Request], Awaitable[Any]], status: int) -> Handler:
+def _handler(operation: Callable[[LightningStore, web.Request], Awaitable[Any]], status: int) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         found: Any = await operation(request.app[STORE], request)
         page: PaginatedResult[Any] | None = found if isinstance(found, PaginatedResult) else None

@@ -19,7 +19,8 @@ from agl_otel.spans.conversations import ModelCall, text_of_cut
 from agl_otel.spans.history import expand_prompts, expand_spans
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
-from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
+from agl_otel.traces.span_query import SpanQuery
+from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, RolloutQuery, Run, Span
 from agl_otel.web.curves import Curves
 from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
 
@@ -227,7 +228,9 @@ async def _outline(store: Store, request: web.Request) -> Any:
 async def _must_exist(store: Store, rollout_id: str, attempt_id: str | None = None) -> None:
     """Raise NotFoundError if the queue does not know a rollout or attempt that has no spans."""
     if attempt_id is None:
-        require_found(await store.get_rollout_by_id(rollout_id), f"rollout {rollout_id!r}, and no span of it")
+        require_found(
+            next(iter(await store.rollouts(RolloutQuery(rollout_id_in=[rollout_id]))), None), f"rollout {rollout_id!r}, and no span of it"
+        )
         return
     attempts = await store.queue.query_attempts([rollout_id])
     what = f"attempt {attempt_id!r} of rollout {rollout_id!r}, and no span of it"
@@ -242,7 +245,7 @@ async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[
         await _must_exist(store, rollout_id, attempt_id)
     if total <= READ_SPANS:
         return await store.spans(rollout_id, attempt_id=attempt_id), 0
-    first = await store.query_spans(rollout_id, attempt_id, limit=OUTLINE_SPANS, everything=True)
+    first = await store.find_spans(SpanQuery(rollout_id=rollout_id, attempt_id=attempt_id or "", limit=OUTLINE_SPANS))
     return list(first), max(0, first.total - len(first))
 
 

@@ -32,8 +32,8 @@ class GroupStore(Protocol):
         """Yield each rollout as it finishes, until all have or the time is up."""
         ...
 
-    async def update_rollout(self, rollout_id: str, *, status: Any) -> Rollout:
-        """Change the status of a rollout."""
+    async def set_status(self, rollout_ids: Sequence[str], status: Any) -> list[Rollout]:
+        """Change the status of rollouts. Raises NotFoundError."""
         ...
 
 
@@ -133,13 +133,14 @@ class InFlight:
 async def cancel_if_there(store: GroupStore, rollout_id: str) -> None:
     """Cancel a rollout, unless it was deleted."""
     with suppress(NotFoundError):
-        await store.update_rollout(rollout_id, status="cancelled")
+        await store.set_status([rollout_id], "cancelled")
 
 
 async def requeue_failed(store: GroupStore, rollouts: Sequence[Rollout]) -> None:
     """Requeue retryable rollouts, which may have failed or been cancelled because the run was stopped."""
     again = [rollout.rollout_id for rollout in rollouts if is_retryable(rollout)]
-    await asyncio.gather(*(store.update_rollout(rollout_id, status="requeuing") for rollout_id in again))
+    if again:
+        await store.set_status(again, "requeuing")
 
 
 class TaskOrder:

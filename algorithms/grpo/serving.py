@@ -17,7 +17,7 @@ from agl_otel.algorithms.grpo.policy import push_weights
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.errors import ModelServerError, UsageError
-from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutStatus
+from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutQuery
 from agl_otel.types.columns import Traces
 
 RESOURCE_NAME: Final = "main_llm"
@@ -37,18 +37,18 @@ class RolloutStore(GroupStore, StepStore, Protocol):
         """Read the traces of rollouts."""
         ...
 
-    async def query_rollouts(self, *, status_in: Sequence[RolloutStatus] | None = None) -> Sequence[Rollout | AttemptedRollout]:
-        """Return the rollouts with these statuses, with their latest attempts."""
+    async def rollouts(self, query: RolloutQuery) -> Sequence[Rollout | AttemptedRollout]:
+        """Return the rollouts that match, with their latest attempts."""
         ...
 
-    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+    async def resources(self, resources_id: str | None = None) -> ResourcesUpdate | None:
         """Return the current version of a set; None where there is none."""
         ...
 
 
 async def offline_rollouts(store: RolloutStore, mode: RolloutMode, taken: Collection[str]) -> list[Rollout | AttemptedRollout]:
     """Return the succeeded rollouts of this mode whose ids are not in `taken`."""
-    ended = await store.query_rollouts(status_in=["succeeded"])
+    ended = await store.rollouts(RolloutQuery(status_in=["succeeded"]))
     return [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken]
 
 
@@ -80,7 +80,7 @@ class Serving:
 
     async def begin(self, run: RunFolder | None) -> None:
         """Look up what a run with a folder had published when it was stopped."""
-        self._stored = await self._store.get_resources_by_id(self._run_id) if run is not None else None
+        self._stored = await self._store.resources(self._run_id) if run is not None else None
 
     def resume(self, version: int, folder: Path) -> None:
         """Continue with `version` as the next one, which was published before the stop. Raises UsageError where the store lacks it."""

@@ -134,9 +134,9 @@ class Evaluator:
     async def _publish(self, candidate: Candidate) -> str:
         """Store the candidate's resources unless they are stored already: rollouts from before a stop may still read them."""
         resources_id, wanted = self.resources_id(candidate), self._resources_of(candidate)
-        known = await self.store.get_resources_by_id(resources_id)
+        known = await self.store.resources(resources_id)
         if known is None or known.resources != wanted:
-            await self.store.update_resources(resources_id, wanted)
+            await self.store.publish(wanted, resources_id=resources_id)
         return resources_id
 
     async def _result(self, rollout_ids: list[str], candidate: Candidate) -> Evaluation:

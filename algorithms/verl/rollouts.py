@@ -109,7 +109,7 @@ class Rollouts:
                 if rollout.status != "succeeded" and (rollout.metadata or {}).get("start") != self.spec.start:
                     stale.append(session)
                     if rollout.status not in TERMINAL_STATUSES:
-                        await self.store.update_rollout(rollout.rollout_id, status="cancelled")
+                        await self.store.set_status([rollout.rollout_id], "cancelled")
             left = stale
             if not left:
                 return
@@ -172,7 +172,7 @@ class Rollouts:
         """Cancel rollouts that have not finished in time or were deleted, and count them."""
         for rollout_id in rollout_ids:
             with contextlib.suppress(ValueError):  # NotFoundError: deleted
-                await self.store.update_rollout(rollout_id, status="cancelled")
+                await self.store.set_status([rollout_id], "cancelled")
             mode = by_id[rollout_id][0].request.mode
             await self._report_counts(mode, Counts(rollouts=1, refused=Counter(not_finished=1)))
             for session in by_id[rollout_id]:

@@ -102,7 +102,7 @@ class Finetuning:
 
     async def roll_out(self, tasks: Sequence[Any], mode: str) -> Any:
         llm = agl.LLM(endpoint=self.base_url, model=self.deployed, api_key=self.service.api_key)
-        resources = await self.store.add_resources({"main_llm": llm})
+        resources = await self.store.publish({"main_llm": llm})
         rollouts = await self.store.enqueue(tasks, mode=mode, resources_id=resources.resources_id)
         return await self.store.traces(await self.store.wait([rollout.rollout_id for rollout in rollouts]))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.types import RolloutQuery
 from tests.matrix import play as matrix
 from tests.matrix.check import result
 from tests.matrix.environments import Environment
@@ -30,7 +31,7 @@ async def test_an_agent_of_the_sdk_is_trained_on_as_sampled_and_what_differs_is_
 
 async def _what_differs_is_told(on: matrix.Ground, play: Play) -> None:
     """The play again, against a memory that differs in one place each time."""
-    rollouts = await on.store.query_rollouts()
+    rollouts = await on.store.rollouts(RolloutQuery())
     rollout = next(each for each in rollouts.items if isinstance(each.input, dict) and each.input["mode"] == play.mode)
     traces, spans = await on.store.traces([rollout]), await on.store.spans(rollout.rollout_id)
     served = [answer for answer in on.model.served if answer.protocol == play.protocol]

@@ -34,6 +34,7 @@ from agl_otel.types import (
     NamedResources,
     ResourcesUpdate,
     Rollout,
+    RolloutQuery,
     RolloutStatus,
     TrainingStep,
     Verdict,
@@ -192,10 +193,10 @@ class CallingStore:
     figures: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     steps: list[TrainingStep] = field(default_factory=list[TrainingStep])
 
-    async def query_rollouts(self, *, status_in: Sequence[RolloutStatus] | None = None) -> list[Rollout | AttemptedRollout]:
+    async def rollouts(self, query: RolloutQuery) -> list[Rollout | AttemptedRollout]:
         return []
 
-    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+    async def resources(self, resources_id: str | None = None) -> ResourcesUpdate | None:
         return None
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
@@ -225,9 +226,9 @@ class CallingStore:
             await self.calls[int(r[3:])]
             yield AttemptedRollout(rollout_id=r, input={}, start_time=1, status="succeeded", attempt=Attempt(rollout_id=r, **attempt))
 
-    async def update_rollout(self, rollout_id: str, *, status: Any) -> Rollout:
-        self.cancelled.append(rollout_id)
-        return Rollout(rollout_id=rollout_id, input={}, start_time=1, status=status)
+    async def set_status(self, rollout_ids: Sequence[str], status: RolloutStatus) -> list[Rollout]:
+        self.cancelled += rollout_ids
+        return [Rollout(rollout_id=rollout_id, input={}, start_time=1, status=status) for rollout_id in rollout_ids]
 
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
         finished = [rollout for rollout in rollouts if not isinstance(rollout, str)]

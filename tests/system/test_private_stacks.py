@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from agl_otel.compat.trainer import Trainer
 from agl_otel.service.processes import Process
 from agl_otel.settings import CONFIG_FILE, PREFIX, Settings
-from agl_otel.store import InMemoryLightningStore, Store
+from agl_otel.store import InMemoryLightningStore, LightningStore
 from agl_otel.types import Span
 from tests.authority import Authority
 from tests.system.stack_process import run, run_here, small_demo
@@ -166,7 +166,7 @@ def test_a_child_has_the_settings_that_its_parent_resolved_and_nothing_else(tmp_
     assert (tmp_path / "log").read_text() == "True []\n"
 
 
-async def work_with(store: Store) -> None:
+async def work_with(store: LightningStore) -> None:
     """Write to both stores, and read back what was written."""
     async with store:
         rollout = await store.start_rollout("task")
@@ -184,7 +184,7 @@ async def test_a_store_in_memory_touches_nothing_of_others() -> None:
 
 @pytest.mark.usefixtures("others")
 async def test_an_embedded_store_touches_nothing_of_others(tmp_path: Path) -> None:
-    await work_with(Store.embedded(tmp_path / "mine"))
+    await work_with(LightningStore.embedded(tmp_path / "mine"))
     assert (tmp_path / "mine" / "queue.db").exists() and (tmp_path / "mine" / "traces").exists()
 
 
@@ -199,7 +199,7 @@ async def test_a_store_in_memory_that_serves_touches_nothing_of_others(tmp_path:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     address = json.loads(await process.stdout.readline())["addresses"]["queue"]
-    await work_with(Store(address))
+    await work_with(LightningStore(address))
     process.terminate()
     await process.wait()
 

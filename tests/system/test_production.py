@@ -27,7 +27,7 @@ from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.verl.publish import Publisher, set_proxy_version
 from agl_otel.algorithms.verl.spec import Spec
 from agl_otel.errors import ModelServerError, UnavailableError
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.traces.collector_client import open_session, posting
 from agl_otel_hook import conventions
@@ -46,7 +46,7 @@ QUIET_SECONDS = 300.0  # until the traffic must be adopted, on a loaded machine;
 class Product:
     """A stack that adopts, and which traces the product made."""
 
-    store: Store
+    store: LightningStore
     traces: dict[str, float]
     """{trace id: how well it went}."""
 
@@ -54,12 +54,12 @@ class Product:
 @pytest.fixture(scope="module")
 def product(server: Server) -> Iterator[Product]:
     settings = {"unidentified": "adopt", "upstream_url": f"{server.url}/v1"}
-    store = Store(source=EmbeddedStack(services=("queue", "collector", "proxy"), settings=settings))
+    store = LightningStore(source=EmbeddedStack(services=("queue", "collector", "proxy"), settings=settings))
     yield Product(store, asyncio.run(traffic(store)))
     asyncio.run(store.close())
 
 
-async def traffic(store: Store) -> dict[str, float]:
+async def traffic(store: LightningStore) -> dict[str, float]:
     """The product answers, its users are content or not, and it says so in its own trace."""
     known = (await store.open()).description
     provider = TracerProvider()

@@ -18,7 +18,7 @@ from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import Stack
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.traces.verdict import NOT_HANDED_IN
 from agl_otel.types import LLM, EnqueueRolloutRequest, Rollout, RolloutConfig
 from agl_otel.types.columns import Traces
@@ -76,7 +76,7 @@ def grade(task, answer):
 class World:
     """A stack, a store, a model, and runner processes that are ended with the test."""
 
-    def __init__(self, store: Store, directory: Path) -> None:
+    def __init__(self, store: LightningStore, directory: Path) -> None:
         self.store = store
         self.directory = directory
         self.agents = directory / "agents.py"
@@ -113,12 +113,12 @@ class World:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def store(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Store]:
+async def store(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LightningStore]:
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
     settings = Settings.load(data_dir=tmp_path_factory.mktemp("stack"), **ports)
     model = ModelServer()
     await model.start()
-    async with Stack(settings, only=("queue", "collector", "proxy")) as stack, await Store.connect(stack.address) as store:
+    async with Stack(settings, only=("queue", "collector", "proxy")) as stack, await LightningStore.connect(stack.address) as store:
 
         async def announced() -> bool:
             store.description = await store.queue.describe()
@@ -141,7 +141,7 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(store: Store, tmp_path: Path) -> AsyncIterator[World]:
+async def world(store: LightningStore, tmp_path: Path) -> AsyncIterator[World]:
     world = World(store, tmp_path)
     yield world
     await world.end()

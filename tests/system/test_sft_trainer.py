@@ -17,7 +17,7 @@ import agl_otel as agl
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.sft.algorithm import SFT
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.types import Span
 from agl_otel_hook import conventions
@@ -29,8 +29,8 @@ SMALL: dict[str, Any] = {"epochs": 1, "top_fraction": 0.5}
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    made = Store(source=EmbeddedStack(services=("queue", "collector", "proxy")))
+def store() -> Iterator[LightningStore]:
+    made = LightningStore(source=EmbeddedStack(services=("queue", "collector", "proxy")))
     yield made
     asyncio.run(made.close())
 
@@ -49,7 +49,7 @@ async def answer(task: int, llm: agl.LLM) -> float:
     return float(said["solver"] == str(tiny.BEHAVIOURS[1](task % 10)))
 
 
-def test_a_trainer_tunes_one_agent_of_a_system_by_sft(server: Server, store: Store, tmp_path: Path) -> None:
+def test_a_trainer_tunes_one_agent_of_a_system_by_sft(server: Server, store: LightningStore, tmp_path: Path) -> None:
     sft = SFT(
         model_dir=server.folder, model_server_url=server.url, run_dir=tmp_path / "run", prompts_per_step=4, group_size=4, max_steps=1,
         agent_match="^solver$", metrics=["tensorboard"], **SMALL,
@@ -68,7 +68,7 @@ def test_a_trainer_tunes_one_agent_of_a_system_by_sft(server: Server, store: Sto
     assert (step.version_before, step.version_after, step.attempts) == ("1", "2", report.attempts)
 
 
-def test_a_trainer_trains_one_agent_of_a_system_by_grpo(server: Server, store: Store, tmp_path: Path) -> None:
+def test_a_trainer_trains_one_agent_of_a_system_by_grpo(server: Server, store: LightningStore, tmp_path: Path) -> None:
     grpo = GRPO.from_options(
         model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path / "weights", run_dir=tmp_path / "run", max_steps=1,
         prompts_per_step=4, group_size=4, agent_match="^solver$", metrics=[], probe_tolerance=1e-3,
@@ -79,7 +79,7 @@ def test_a_trainer_trains_one_agent_of_a_system_by_grpo(server: Server, store: S
     assert (report.next_version, report.off_policy, report.max_ratio_error < 1e-4) == ("2", 0, True)
 
 
-async def observed(store: Store, reward: float) -> str:
+async def observed(store: LightningStore, reward: float) -> str:
     """A rollout as adoption starts one: without a runner; of its process nobody counted the spans."""
     begun = await store.start_rollout(437, mode="production")
     ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
@@ -101,7 +101,7 @@ async def observed(store: Store, reward: float) -> str:
     return begun.rollout_id
 
 
-async def test_what_others_ran_is_tuned_on_once_and_nothing_is_enqueued(server: Server, store: Store, tmp_path: Path) -> None:
+async def test_what_others_ran_is_tuned_on_once_and_nothing_is_enqueued(server: Server, store: LightningStore, tmp_path: Path) -> None:
     good, bad = [await observed(store, 1.0) for _ in range(3)], [await observed(store, 0.0) for _ in range(3)]
     before = (await store.statistics()).get("total_rollouts")
     given: dict[str, Any] = {"model_dir": server.folder, "model_server_url": server.url, "run_dir": tmp_path / "run", **SMALL}

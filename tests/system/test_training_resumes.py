@@ -18,7 +18,7 @@ import pytest
 from agl_otel.cli import main
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.sft import Tuning
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.traces.steps import trace_id_of
 from agl_otel.types import EnqueueRolloutRequest, TrainingStep
 from tests.system.stack_process import Command, naming, run, until
@@ -109,7 +109,7 @@ def sampled(folder: Path) -> int:
 
 async def attempts(address: str) -> dict[str, tuple[str, int]]:
     """{rollout id: (its status, how often it was tried)}."""
-    async with await Store.connect(address) as store:
+    async with await LightningStore.connect(address) as store:
         found = await store.query_rollouts()
         tried = await store.queue.query_attempts([rollout.rollout_id for rollout in found])
     count = {rollout.rollout_id: 0 for rollout in found}
@@ -121,7 +121,7 @@ async def attempts(address: str) -> dict[str, tuple[str, int]]:
 async def evidence(address: str, folder: Path, version: str) -> list[TrainingStep]:
     """What the store tells of the run's steps, each of which it has once."""
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
-    async with await Store.connect(address) as store:
+    async with await LightningStore.connect(address) as store:
         found = await store.training_steps(run_id)
         rows = await store.reader.query(f"SELECT count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(run_id)}'")
         assert int(rows[0]["n"]) == len(found)
@@ -141,7 +141,7 @@ async def test_what_a_killed_evaluation_left_waits_until_the_run_comes_to_it_aga
     (place.folder / "left.toml").write_text(CASES[1].job)
     job = Job.load(place.folder / "left.toml")
     tasks = job.tasks("val")[:2]
-    async with await Store.connect(place.address) as store:
+    async with await LightningStore.connect(place.address) as store:
 
         async def cut(tuning: Tuning) -> dict[str, str]:
             """Evaluate, and be stopped when all is queued; what that left."""

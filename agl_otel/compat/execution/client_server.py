@@ -24,10 +24,10 @@ from typing import Final, Literal
 from agl_otel.compat.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agl_otel.compat.execution.events import ExecutionEvent, MultiprocessingEvent
 from agl_otel.compat.execution.strategy import AlgorithmBundle, ExecutionStrategy, RunnerBundle, resolve_managed_store_flag
+from agl_otel.compat.stores import LightningStore
 from agl_otel.compat.tracer.process import shut_down
 from agl_otel.errors import AgentError, SettingsError, UsageError
 from agl_otel.net.tls import ambient
-from agl_otel.store import Store
 
 Role = Literal["algorithm", "runner", "both"]
 ROLES: Final = ("algorithm", "runner", "both")
@@ -83,7 +83,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.managed_store = resolve_managed_store_flag(managed_store)
         self.allowed_exit_codes = frozenset(allowed_exit_codes)
 
-    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: Store) -> None:
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run the parts of this process's role to their end. Raises the algorithm's errors, AgentError if a runner process failed."""
         stop = MultiprocessingEvent()
         if self.role == "runner":
@@ -103,13 +103,13 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     # --- the served store
 
-    def _served(self, store: Store) -> Store:
+    def _served(self, store: LightningStore) -> LightningStore:
         """Serve the store, and return one with the address for other processes and machines."""
         if not self.managed_store:
             return store
         return store.at(store.serve(self.server_host, self.server_port, strict=self.role == "algorithm"))
 
-    def _client(self, store: Store) -> Store:
+    def _client(self, store: LightningStore) -> LightningStore:
         if not self.managed_store:
             return store
         port = 4747 if self.server_port is None else self.server_port
@@ -118,7 +118,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     # --- roles
 
-    def _only_runners(self, runner: RunnerBundle, store: Store, stop: ExecutionEvent) -> None:
+    def _only_runners(self, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
         """Run runners until they end, or until Ctrl+C, the regular way to stop runners on another machine."""
         if self.n_runners == 1:
             try:
@@ -136,7 +136,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             self._stop(processes, stop)
         return self._check(processes)
 
-    def _runner_here(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: Store, stop: ExecutionEvent) -> None:
+    def _runner_here(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
         process = _forked("algorithm", _algorithm_process, algorithm, store, stop, self.graceful_timeout)
         try:
             _run(runner(store, 0, stop))
@@ -214,14 +214,14 @@ def _forked(name: str, target: object, *args: object) -> BaseProcess:
     return process
 
 
-def _runner_process(runner: RunnerBundle, store: Store, worker_id: int, stop: ExecutionEvent, grace_seconds: float) -> None:
+def _runner_process(runner: RunnerBundle, store: LightningStore, worker_id: int, stop: ExecutionEvent, grace_seconds: float) -> None:
     _end_with_parent(stop, grace_seconds)
     with contextlib.suppress(KeyboardInterrupt):
         _run(runner(store, worker_id, stop))
     shut_down()
 
 
-def _algorithm_process(algorithm: AlgorithmBundle, store: Store, stop: ExecutionEvent, grace_seconds: float) -> None:
+def _algorithm_process(algorithm: AlgorithmBundle, store: LightningStore, stop: ExecutionEvent, grace_seconds: float) -> None:
     _end_with_parent(stop, grace_seconds)
     try:
         with contextlib.suppress(KeyboardInterrupt):

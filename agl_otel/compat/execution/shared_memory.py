@@ -12,8 +12,8 @@ from typing import Literal
 
 from agl_otel.compat.execution.events import ExecutionEvent, ThreadingEvent
 from agl_otel.compat.execution.strategy import AlgorithmBundle, ExecutionStrategy, RunnerBundle, resolve_managed_store_flag
+from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import UsageError
-from agl_otel.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self.poll_interval = poll_interval
         self.managed_store = resolve_managed_store_flag(managed_store)
 
-    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: Store) -> None:
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run both until the algorithm ends. Raises the first error of either; Ctrl+C stops them gracefully."""
         store.serve("localhost", 0)  # the store's own stack, on free ports
         stop = ThreadingEvent()

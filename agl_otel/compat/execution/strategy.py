@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Callable
 
 from agl_otel.compat.env_var import LightningEnvVar, resolve_bool_env_var
 from agl_otel.compat.execution.events import ExecutionEvent
-from agl_otel.store import Store
+from agl_otel.compat.stores import LightningStore
 
-AlgorithmBundle = Callable[[Store, ExecutionEvent], Awaitable[None]]
+AlgorithmBundle = Callable[[LightningStore, ExecutionEvent], Awaitable[None]]
 """Runs the algorithm; the runners stop when it returns."""
-RunnerBundle = Callable[[Store, int, ExecutionEvent], Awaitable[None]]
+RunnerBundle = Callable[[LightningStore, int, ExecutionEvent], Awaitable[None]]
 """Runs one runner: (store, worker number, stop event)."""
 
 
 class ExecutionStrategy:
     """Base of strategies."""
 
-    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: Store) -> None:
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run both until the algorithm ends or is interrupted. Raises the errors of either."""
         raise NotImplementedError(f"{type(self).__name__} gives no execute")
 

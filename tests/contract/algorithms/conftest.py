@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.store import InMemoryLightningStore, Store
+from agl_otel.store import InMemoryLightningStore, LightningStore
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "apo"
 
@@ -69,7 +69,7 @@ def models() -> Iterator[Models]:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
+def store() -> Iterator[LightningStore]:
     made = InMemoryLightningStore()
     yield made
     asyncio.run(made.close())

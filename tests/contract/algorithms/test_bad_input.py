@@ -29,7 +29,7 @@ from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.jobs.run import unless
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, Span
 from agl_otel_hook import conventions
 from tests.contract.store.test_export import reward_of, span_of
@@ -62,7 +62,7 @@ def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
     return [*made, *([reward_of(*ids, 2, did.reward)] if did.reward is not None else [])]
 
 
-async def act(store: Store, decide: Callable[[AttemptedRollout], Did]) -> None:
+async def act(store: LightningStore, decide: Callable[[AttemptedRollout], Did]) -> None:
     """Be the runner and the agents, until cancelled."""
     while True:
         for rollout in await store.queue.claim(64, wait_seconds=1):
@@ -126,7 +126,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 async def trained(
     kind: Kind,
-    store: Store,
+    store: LightningStore,
     folder: Path,
     run_dir: Path,
     decide: Callable[[AttemptedRollout], Did],
@@ -149,7 +149,7 @@ async def trained(
             await asyncio.gather(failed, return_exceptions=True)
 
 
-async def of_run(store: Store, run_dir: Path) -> dict[str, int]:
+async def of_run(store: LightningStore, run_dir: Path) -> dict[str, int]:
     """{rollout id: how often it was tried} of a run."""
     name = json.loads((run_dir / "run.json").read_text())["run_id"]
     ids = [rollout.rollout_id for rollout in await store.query_rollouts() if f"-{name}-" in rollout.rollout_id]
@@ -182,7 +182,7 @@ NOTHING: Sequence[tuple[Did, str]] = (
 
 @pytest.mark.parametrize(("did", "words"), NOTHING, ids=["no spans", "no calls", "no reward", "nan", "too long"])
 async def test_a_step_with_nothing_to_train_on_names_the_reason_and_keeps_what_was_paid_for(
-    kind: Kind, store: Store, folder: Path, tmp_path: Path, did: Did, words: str
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, did: Did, words: str
 ) -> None:
     for _ in range(2):  # again: what ran is read, and not run again
         with pytest.raises(DataError, match=rf"has nothing to .* refused \{{({words})\}}\. .*adapters"):
@@ -191,7 +191,7 @@ async def test_a_step_with_nothing_to_train_on_names_the_reason_and_keeps_what_w
 
 
 async def test_rollouts_that_all_failed_are_an_error_with_their_own_words_and_are_tried_again(
-    kind: Kind, store: Store, folder: Path, tmp_path: Path
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
 ) -> None:
     """So a resource that is gone is named: the runner's error says which."""
     with pytest.raises(DataError, match=rf"'not_succeeded': 8.*8 × {GONE}"):
@@ -202,7 +202,7 @@ async def test_rollouts_that_all_failed_are_an_error_with_their_own_words_and_ar
 
 
 async def test_rewards_that_are_all_equal_change_no_weights(
-    kind: Kind, store: Store, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (report,) = await trained(kind, store, folder, tmp_path / "run", as_good)
     assert (report.weights_version, report.next_version, report.tokens) == ("1", "1", 0)
@@ -210,7 +210,7 @@ async def test_rewards_that_are_all_equal_change_no_weights(
 
 
 async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
-    kind: Kind, store: Store, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A group with a NaN, one of which one rollout finished, one with a prompt that is too long, and a good one."""
     bad = {0: Did(reward=math.nan), 1: Did(error="broke down"), 2: Did(prompt=tiny.CONTEXT_TOKENS)}
@@ -237,7 +237,7 @@ def latest_weights(folder: Path) -> Path:
     return max(folder.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime_ns)
 
 
-async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: Store, folder: Path, tmp_path: Path) -> None:
+async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: LightningStore, folder: Path, tmp_path: Path) -> None:
     def decide(rollout: AttemptedRollout) -> Did:
         return Did(deleted=True) if rollout.rollout_id.endswith("3-000") else as_good(rollout)
 
@@ -250,7 +250,9 @@ async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: Stor
     assert report.carried == 2, "and what is carried over is cancelled at the end, as far as it is there"
 
 
-async def test_a_run_of_another_model_or_another_store_is_refused_by_name(kind: Kind, store: Store, folder: Path, tmp_path: Path) -> None:
+async def test_a_run_of_another_model_or_another_store_is_refused_by_name(
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
+) -> None:
     await trained(kind, store, folder, tmp_path / "run", as_good)
     other = make_policy(tmp_path / "other", seed=2)
     with pytest.raises(UsageError, match=r"begun with another model: give what .* says, or a new folder"):
@@ -284,7 +286,7 @@ class Deaf(Engine):
 
 
 async def test_a_server_that_does_not_sample_with_what_was_pushed_is_noticed(
-    kind: Kind, store: Store, folder: Path, tmp_path: Path
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
         ModelServerError, match="does not sample with the weights that were pushed as version 2: a ratio of probabilities is"

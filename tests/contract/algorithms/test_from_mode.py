@@ -13,7 +13,7 @@ from agl_otel.algorithms.grpo.groups import grouped
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.errors import UsageError
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import Rollout, RolloutMode
 from agl_otel_hook import conventions
 from tests.contract.algorithms.test_bad_input import make_policy, serving
@@ -28,7 +28,7 @@ def logprobs(model: Any, response: list[int]) -> list[float]:
     return token_logprobs(logits, torch.tensor(response)).tolist()
 
 
-async def observed(store: Store, model: Any, task: Any, response: list[int], mode: RolloutMode) -> str:
+async def observed(store: LightningStore, model: Any, task: Any, response: list[int], mode: RolloutMode) -> str:
     """A rollout without a runner of the run's: GOOD is rewarded."""
     begun = await store.start_rollout(task, mode=mode)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
@@ -45,7 +45,7 @@ async def observed(store: Store, model: Any, task: Any, response: list[int], mod
 
 
 @pytest.mark.parametrize("mode", ["production", "test"], ids=["adopted", "injected"])
-async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store: Store, tmp_path: Path, mode: RolloutMode) -> None:
+async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store: LightningStore, tmp_path: Path, mode: RolloutMode) -> None:
     folder = make_policy(tmp_path / "policy", seed=1)
     model = load_policy(folder).model
     before = [sum(logprobs(model, response)) for response in (GOOD, BAD)]

@@ -15,7 +15,7 @@ import pytest
 
 import agl_otel as agl
 from agl_otel.errors import DataError, UsageError
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from tests.contract.algorithms.conftest import Models, example
 
 SEED_PROMPT = "answer"
@@ -35,7 +35,15 @@ answer = example("agent").answer
 
 
 def fit(
-    algorithm: Any, models: Models, store: Store, target: str, *, agent: Any = answer, train: Any = None, val: Any = None, **prompts: str
+    algorithm: Any,
+    models: Models,
+    store: LightningStore,
+    target: str,
+    *,
+    agent: Any = answer,
+    train: Any = None,
+    val: Any = None,
+    **prompts: str,
 ) -> None:
     trainer = agl.Trainer(
         algorithm=algorithm,
@@ -58,15 +66,15 @@ def true_score(models: Models, prompt: str, target: str) -> float:
     return sum(models.words.answer(prompt, digit) == answer for digit, answer in wanted.items()) / len(wanted)
 
 
-def rollouts_of(store: Store) -> int:
+def rollouts_of(store: LightningStore) -> int:
     return asyncio.run(_count(store))
 
 
-async def _count(store: Store) -> int:
+async def _count(store: LightningStore) -> int:
     return (await store.statistics()).get("total_rollouts", 0)
 
 
-def steps_of(store: Store, algorithm: str) -> list[agl.TrainingStep]:
+def steps_of(store: LightningStore, algorithm: str) -> list[agl.TrainingStep]:
     """What the store was told of the latest run of an algorithm."""
 
     async def found() -> list[agl.TrainingStep]:
@@ -77,7 +85,7 @@ def steps_of(store: Store, algorithm: str) -> list[agl.TrainingStep]:
 
 
 @pytest.mark.parametrize(("target", "seed"), [("next", 0), ("flip", 1)])
-def test_apo_finds_the_prompt_that_the_tasks_want(models: Models, store: Store, target: str, seed: int) -> None:
+def test_apo_finds_the_prompt_that_the_tasks_want(models: Models, store: LightningStore, target: str, seed: int) -> None:
     assert true_score(models, SEED_PROMPT, target) <= 0.5
     apo = agl.APO[Any](models.as_editor("reads"), seed=seed, **SMALL)
     with pytest.raises(ValueError, match="no best prompt yet"):
@@ -97,7 +105,7 @@ def test_apo_finds_the_prompt_that_the_tasks_want(models: Models, store: Store, 
 
 
 def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(
-    models: Models, store: Store, caplog: pytest.LogCaptureFixture
+    models: Models, store: LightningStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The control: an editor that guesses, and rewards that are dealt out by the task alone. Nor does the agent ask any model."""
 
@@ -123,7 +131,7 @@ class WithoutCritic:
         return await self._client.chat.completions.create(model=model, **more)
 
 
-def test_a_critique_that_fails_keeps_the_parents_text_as_a_candidate(models: Models, store: Store) -> None:
+def test_a_critique_that_fails_keeps_the_parents_text_as_a_candidate(models: Models, store: LightningStore) -> None:
     apo = agl.APO[Any](WithoutCritic(models.as_editor("reads")), seed=0, **{**SMALL, "beam_rounds": 1, "branch_factor": 1})
     fit(apo, models, store, "next")
     (*_, row) = apo.history
@@ -133,7 +141,7 @@ def test_a_critique_that_fails_keeps_the_parents_text_as_a_candidate(models: Mod
 
 
 @pytest.mark.parametrize("habit", ["repeats", "babbles", "invents"])
-def test_a_useless_editor_never_costs_the_best_prompt(models: Models, store: Store, habit: str) -> None:
+def test_a_useless_editor_never_costs_the_best_prompt(models: Models, store: LightningStore, habit: str) -> None:
     apo = agl.APO[Any](models.as_editor(habit), seed=0, **{**SMALL, "beam_rounds": 1, "branch_factor": 1})
     fit(apo, models, store, "copy")
     assert true_score(models, apo.get_best_prompt().template, "copy") >= true_score(models, SEED_PROMPT, "copy")
@@ -142,7 +150,7 @@ def test_a_useless_editor_never_costs_the_best_prompt(models: Models, store: Sto
 
 
 def test_an_editor_that_is_down_ends_the_search_with_the_best_and_is_asked_again(
-    models: Models, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: Models, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {**SMALL, "beam_rounds": 3, "seed": 0, "run_dir": tmp_path}
     apo = agl.APO[Any](models.as_editor("reads", shut=True), **options)
@@ -176,7 +184,7 @@ def test_an_editor_that_is_down_ends_the_search_with_the_best_and_is_asked_again
         ({"max_rollouts": 9}, "max_rollouts = 9 do not allow"),
     ],
 )
-def test_a_bound_on_spend_is_kept_and_said(models: Models, store: Store, bound: dict[str, int], words: str) -> None:
+def test_a_bound_on_spend_is_kept_and_said(models: Models, store: LightningStore, bound: dict[str, int], words: str) -> None:
     apo = agl.APO[Any](models.as_editor("reads"), seed=0, **SMALL, **bound)
     before = rollouts_of(store)
     fit(apo, models, store, "next")
@@ -186,7 +194,7 @@ def test_a_bound_on_spend_is_kept_and_said(models: Models, store: Store, bound: 
     assert apo.get_best_prompt().template
 
 
-def test_gepa_finds_the_prompt_that_the_tasks_want(models: Models, store: Store) -> None:
+def test_gepa_finds_the_prompt_that_the_tasks_want(models: Models, store: LightningStore) -> None:
     gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", max_iterations=8, seed=0, max_rollouts=120)
     fit(gepa, models, store, "back")
     assert true_score(models, gepa.get_best_prompt().template, "back") == 1.0, gepa.history
@@ -199,7 +207,7 @@ def history_of(gepa: agl.GEPA[Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "editor_tokens"} for row in gepa.history]
 
 
-def test_gepa_that_was_stopped_goes_on_as_if_it_had_not_been(models: Models, store: Store, tmp_path: Path) -> None:
+def test_gepa_that_was_stopped_goes_on_as_if_it_had_not_been(models: Models, store: LightningStore, tmp_path: Path) -> None:
     def run(**given: Any) -> agl.GEPA[Any]:
         gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", max_iterations=3, perfect_reward=None, seed=0, **given)
         fit(gepa, models, store, "next")
@@ -215,7 +223,7 @@ def test_gepa_that_was_stopped_goes_on_as_if_it_had_not_been(models: Models, sto
     assert rollouts_of(store) - paid == alone.spend.rollouts - stopped.spend.rollouts
 
 
-def test_gepa_improves_several_prompts_in_turn(models: Models, store: Store) -> None:
+def test_gepa_improves_several_prompts_in_turn(models: Models, store: LightningStore) -> None:
     async def agent(task: dict[str, Any], resources: agl.NamedResources, llm: agl.LLM) -> float:
         template = resources[task["prompt"]]
         assert isinstance(template, agl.PromptTemplate)
@@ -230,7 +238,9 @@ def test_gepa_improves_several_prompts_in_turn(models: Models, store: Store) -> 
     }
 
 
-def test_gepa_learns_nothing_where_rewards_do_not_depend_on_the_prompt_nor_from_a_useless_editor(models: Models, store: Store) -> None:
+def test_gepa_learns_nothing_where_rewards_do_not_depend_on_the_prompt_nor_from_a_useless_editor(
+    models: Models, store: LightningStore
+) -> None:
     """The controls: rewards that are dealt out by the task alone, and an editor whose words mean nothing."""
 
     def dealt(task: dict[str, Any], prompt_template: agl.PromptTemplate) -> float:
@@ -246,7 +256,7 @@ def test_gepa_learns_nothing_where_rewards_do_not_depend_on_the_prompt_nor_from_
         assert [row["joined"] for row in gepa.history] == ["v0", None, None]
 
 
-def test_gepa_merges_two_that_mended_different_prompts(models: Models, store: Store) -> None:
+def test_gepa_merges_two_that_mended_different_prompts(models: Models, store: LightningStore) -> None:
     """One candidate has mended the first prompt and another the second, and each lost a task that the seed's had right: the child of both
     has both (algorithm 4), and is better than either."""
 
@@ -276,7 +286,7 @@ def test_gepa_merges_two_that_mended_different_prompts(models: Models, store: St
     }
 
 
-def test_gepa_tries_to_merge_what_is_best_at_different_tasks(models: Models, store: Store) -> None:
+def test_gepa_tries_to_merge_what_is_best_at_different_tasks(models: Models, store: LightningStore) -> None:
     """Some tasks want one operation and some another, and some what the first prompt does: nobody is best at all of them."""
     own = [{"digit": digit, "wanted": models.words.answer(SEED_PROMPT, digit)} for digit in range(10)]
     wanted = [tasks.OPERATIONS[word] for word in ("next", "flip")]
@@ -297,7 +307,7 @@ def test_gepa_tries_to_merge_what_is_best_at_different_tasks(models: Models, sto
     assert models.server.calls == gepa.spend.editor_calls <= 14
 
 
-def test_random_search_tries_all_and_keeps_the_best(models: Models, store: Store) -> None:
+def test_random_search_tries_all_and_keeps_the_best(models: Models, store: LightningStore) -> None:
     search = agl.RandomSearch(["please copy", "please back", "please flip"], seed=0)
     fit(search, models, store, "back")
     assert search.get_best_prompt().template == "please back" and search.best_score == 1.0
@@ -311,7 +321,7 @@ def test_random_search_tries_all_and_keeps_the_best(models: Models, store: Store
     assert max(step.metrics["reward_mean"] for step in steps) == steps[-1].metrics["best_score"] == 1.0
 
 
-def test_what_a_search_cannot_work_with_is_named(models: Models, store: Store, tmp_path: Path) -> None:
+def test_what_a_search_cannot_work_with_is_named(models: Models, store: LightningStore, tmp_path: Path) -> None:
     apo = agl.APO[Any](models.as_editor("reads"), **SMALL, seed=0, run_dir=tmp_path)
     apo.set_store(store)
 
@@ -342,7 +352,9 @@ def search_of(tmp_path: Path) -> Any:
     return agl.RandomSearch(["please copy"], seed=0, run_dir=tmp_path / "run", metrics=[])
 
 
-def test_a_search_whose_agent_is_broken_says_so_and_goes_on_when_it_is_mended(models: Models, store: Store, tmp_path: Path) -> None:
+def test_a_search_whose_agent_is_broken_says_so_and_goes_on_when_it_is_mended(
+    models: Models, store: LightningStore, tmp_path: Path
+) -> None:
     def broken(task: dict[str, Any]) -> float:
         raise RuntimeError("no such model")
 
@@ -357,7 +369,7 @@ def test_a_search_whose_agent_is_broken_says_so_and_goes_on_when_it_is_mended(mo
 
 
 def test_rewards_that_are_no_numbers_and_rollouts_that_are_deleted_cost_a_search_nothing_else(
-    models: Models, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: Models, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = iter([math.nan, None])
 
@@ -380,7 +392,7 @@ async def nothing(task: dict[str, Any]) -> None:
 
 
 def test_candidates_without_any_reward_are_named_and_count_nothing(
-    models: Models, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: Models, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     search = search_of(tmp_path)
     with caplog.at_level(logging.WARNING):

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from agl_otel.algorithms.verl.rollouts import RolloutRequest, RolloutResult, Rollouts
 from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.algorithms.verl.spec import Spec
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import LLM, RolloutMode
 from tests.contract.store.test_export import call_of, reward_of
 
@@ -20,7 +20,7 @@ def spec_of(run_id: str, **given: object) -> Spec:
     return Spec.of(told)
 
 
-async def begin(store: Store) -> str:
+async def begin(store: LightningStore) -> str:
     """A new run with resources for its rollouts; its id."""
     run_id = f"verl-{uuid.uuid4().hex[:8]}"
     for mode in ("train", "val"):
@@ -28,7 +28,7 @@ async def begin(store: Store) -> str:
     return run_id
 
 
-async def act(store: Store, count: int, *, rewards: Sequence[float | None] = (1.0,)) -> list[str]:
+async def act(store: LightningStore, count: int, *, rewards: Sequence[float | None] = (1.0,)) -> list[str]:
     """Be the runner and the agent of so many rollouts: one call each, and a reward; the rollouts' ids."""
     done: list[str] = []
     while len(done) < count:
@@ -45,7 +45,7 @@ def wanted(session: int, *, step: int = 1, mode: RolloutMode = "train") -> Rollo
     return RolloutRequest(task={"ask": "hello"}, mode=mode, step=step, index=7, session=session)
 
 
-async def test_sessions_get_the_samples_of_their_rollouts_and_what_was_refused_is_told_first(store: Store) -> None:
+async def test_sessions_get_the_samples_of_their_rollouts_and_what_was_refused_is_told_first(store: LightningStore) -> None:
     await store.open()
     told: list[tuple[RolloutMode, Counts]] = []
     run_id = await begin(store)
@@ -65,7 +65,7 @@ async def test_sessions_get_the_samples_of_their_rollouts_and_what_was_refused_i
     assert len({(rollout.metadata or {})["sampling_seed"] for rollout in kept}) == 3
 
 
-async def test_a_step_that_is_done_again_reads_what_succeeded_and_runs_the_rest_under_another_id(store: Store) -> None:
+async def test_a_step_that_is_done_again_reads_what_succeeded_and_runs_the_rest_under_another_id(store: LightningStore) -> None:
     await store.open()
     run_id = await begin(store)
     first = Rollouts(store, spec_of(run_id))
@@ -88,7 +88,7 @@ async def test_a_step_that_is_done_again_reads_what_succeeded_and_runs_the_rest_
     assert stale.status == "cancelled"
 
 
-async def test_what_has_not_finished_in_time_is_cancelled_left_out_and_counted(store: Store) -> None:
+async def test_what_has_not_finished_in_time_is_cancelled_left_out_and_counted(store: LightningStore) -> None:
     await store.open()
     told: list[Counts] = []
     run_id = await begin(store)
@@ -102,7 +102,7 @@ async def test_what_has_not_finished_in_time_is_cancelled_left_out_and_counted(s
     assert rollout.status == "cancelled"
 
 
-async def test_a_session_that_goes_away_while_it_is_given_up_fails_no_other(store: Store) -> None:
+async def test_a_session_that_goes_away_while_it_is_given_up_fails_no_other(store: LightningStore) -> None:
     await store.open()
 
     async def leave(_mode: RolloutMode, _counts: Counts) -> None:
@@ -116,7 +116,7 @@ async def test_a_session_that_goes_away_while_it_is_given_up_fails_no_other(stor
     assert [isinstance(read, RolloutResult) and read.samples == [] for read in others] == [True, True]
 
 
-async def test_a_rollout_that_is_deleted_while_it_runs_gives_no_sample_and_is_counted(store: Store) -> None:
+async def test_a_rollout_that_is_deleted_while_it_runs_gives_no_sample_and_is_counted(store: LightningStore) -> None:
     await store.open()
     told: list[Counts] = []
     run_id = await begin(store)

@@ -16,7 +16,7 @@ import pytest
 
 from agl_otel.errors import QueryError, UnavailableError
 from agl_otel.queue.client import QueueClient
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.types import AttemptedRollout
@@ -96,7 +96,7 @@ async def test_the_deadline_holds_with_one_of_two_collectors_or_with_clickhouse_
         return found, time.monotonic() - began
 
     try:
-        async with await Store.connect(on_server.queue) as store:
+        async with await LightningStore.connect(on_server.queue) as store:
             rollout = await store.start_rollout(input=1)
             await post_spans(on_server, span_request([(rollout.rollout_id, rollout.attempt.attempt_id)], spans=3), ack="stored")
             await until(store.queue.describe, lambda described: len(described.collectors) == 2)
@@ -120,7 +120,7 @@ async def test_the_deadline_holds_with_one_of_two_collectors_or_with_clickhouse_
         second.close()
 
 
-async def _alone(store: Store) -> bool:
+async def _alone(store: LightningStore) -> bool:
     return len((await store.queue.describe()).collectors) == 1
 
 

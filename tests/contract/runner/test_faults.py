@@ -236,7 +236,7 @@ import asyncio, json, sys, threading
 import agl_otel as agl
 
 async def main():
-    async with await agl.Store.connect(sys.argv[1]) as store:
+    async with await agl.LightningStore.connect(sys.argv[1]) as store:
         never = threading.Event()
         never.set()
         runner = agl.LitAgentRunner(agl.OtelTracer(), heartbeat_interval=0.05, heartbeat_launch_mode=sys.argv[2])

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from agl_otel.store import InMemoryLightningStore, Store
+from agl_otel.store import InMemoryLightningStore, LightningStore
 from agl_otel.types import AttemptedRollout
 
 
 @pytest.fixture(scope="package")
-def store() -> Iterator[Store]:
+def store() -> Iterator[LightningStore]:
     """The same store in every test, each of which has an event loop of its own."""
     made = InMemoryLightningStore()
     yield made
@@ -20,6 +20,6 @@ def store() -> Iterator[Store]:
 
 
 @pytest.fixture
-async def begun(store: Store) -> AttemptedRollout:
+async def begun(store: LightningStore) -> AttemptedRollout:
     """A rollout with an attempt of no worker."""
     return await store.start_rollout({"question": 1})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.telemetry.exposition import text_of
 from agl_otel.web.alarms import REFRESH_SECONDS, SETTLE_SECONDS, Alarms
 from tests.contract.store.test_export import fill
@@ -23,7 +23,7 @@ def sample(page: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-async def test_ended_rollouts_are_judged_once_and_figures_of_trainers_shown(store: Store) -> None:
+async def test_ended_rollouts_are_judged_once_and_figures_of_trainers_shown(store: LightningStore) -> None:
     clock = Clock()
     alarms = Alarms(store, clock=clock)
     before = text_of(await alarms.families())
@@ -50,7 +50,7 @@ async def test_ended_rollouts_are_judged_once_and_figures_of_trainers_shown(stor
         clock.now += REFRESH_SECONDS
 
 
-async def test_a_rollout_that_has_just_ended_is_left_for_the_next_reading(store: Store) -> None:
+async def test_a_rollout_that_has_just_ended_is_left_for_the_next_reading(store: LightningStore) -> None:
     begun = await fill(store, 1.0)
     (ended,) = await store.queue.query_rollouts(rollout_id_in=[begun.rollout_id])
     assert ended.end_time is not None
@@ -63,7 +63,7 @@ async def test_a_rollout_that_has_just_ended_is_left_for_the_next_reading(store:
 
 
 async def test_where_the_stack_is_away_the_last_figures_stay() -> None:
-    away = Store("127.0.0.1:1")
+    away = LightningStore("127.0.0.1:1")
     alarms = Alarms(away)
     page = text_of(await alarms.families())  # the page of the other services must not fail with it
     assert "agl_alarms_age_seconds NaN" in page

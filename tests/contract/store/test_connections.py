@@ -25,12 +25,11 @@ from agl_otel.store import (
     LightningStoreServer,
     LightningStoreThreaded,
     MongoLightningStore,
-    Store,
 )
 from agl_otel.types import Rollout
 
 
-async def test_a_store_says_what_it_can_do_and_how_much_there_is(store: Store) -> None:
+async def test_a_store_says_what_it_can_do_and_how_much_there_is(store: LightningStore) -> None:
     before = await store.statistics()
     await store.start_rollout("task", worker_id="w-statistics")
     after = await store.statistics()
@@ -39,14 +38,14 @@ async def test_a_store_says_what_it_can_do_and_how_much_there_is(store: Store) -
     assert store.capabilities == {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
 
 
-async def test_otlp_goes_where_the_store_says(store: Store) -> None:
+async def test_otlp_goes_where_the_store_says(store: LightningStore) -> None:
     endpoint = store.otlp_traces_endpoint()
     assert endpoint.endswith("/v1/traces")
     async with aiohttp.ClientSession() as session, session.post(endpoint, headers={"Content-Type": "application/x-protobuf"}) as answer:
         assert answer.status == 200
 
 
-async def test_a_client_needs_one_address_and_connects_at_first_use(store: Store) -> None:
+async def test_a_client_needs_one_address_and_connects_at_first_use(store: LightningStore) -> None:
     rollout = await store.enqueue_rollout("task")
     client = LightningStoreClient(f"http://{store.description.queue}", request_timeout=300.0)
     assert isinstance(client, LightningStore)
@@ -55,18 +54,18 @@ async def test_a_client_needs_one_address_and_connects_at_first_use(store: Store
     with pytest.raises(ValueError, match="closed"):
         await client.statistics()
     assert (await store.get_rollout_by_id(rollout.rollout_id)) == rollout  # the stack goes on
-    async with await Store.connect(store.description.queue) as connected:
+    async with await LightningStore.connect(store.description.queue) as connected:
         assert await connected.get_rollout_by_id(rollout.rollout_id) == rollout
 
 
-async def test_a_copy_in_another_process_speaks_to_the_same_stack(store: Store) -> None:
+async def test_a_copy_in_another_process_speaks_to_the_same_stack(store: LightningStore) -> None:
     rollout = await store.enqueue_rollout("task")
     async with pickle.loads(pickle.dumps(store)) as copy:
         assert await copy.get_rollout_by_id(rollout.rollout_id) == rollout
     assert pickle.loads(pickle.dumps(UNSET)) is UNSET
 
 
-async def test_threads_may_use_one_store_at_once(store: Store) -> None:
+async def test_threads_may_use_one_store_at_once(store: LightningStore) -> None:
     found: list[str] = []
 
     def work(number: int) -> None:
@@ -81,15 +80,15 @@ async def test_threads_may_use_one_store_at_once(store: Store) -> None:
     assert LightningStoreThreaded(store) is store
 
 
-async def test_embedded_stores_live_side_by_side_and_keep_what_they_hold(tmp_path: Path, store: Store) -> None:
+async def test_embedded_stores_live_side_by_side_and_keep_what_they_hold(tmp_path: Path, store: LightningStore) -> None:
     folder = tmp_path / "data"
-    async with Store.embedded(folder) as first:
+    async with LightningStore.embedded(folder) as first:
         rollout = await first.enqueue_rollout("task")
         assert await store.get_rollout_by_id(rollout.rollout_id) is None
-        async with Store.embedded(folder) as second:  # a stack that runs there is used
+        async with LightningStore.embedded(folder) as second:  # a stack that runs there is used
             assert await second.get_rollout_by_id(rollout.rollout_id) == rollout
         assert await first.get_rollout_by_id(rollout.rollout_id) == rollout
-    async with Store.embedded(folder) as again:
+    async with LightningStore.embedded(folder) as again:
         assert await again.get_rollout_by_id(rollout.rollout_id) == rollout
 
 
@@ -124,12 +123,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 async def test_a_stack_that_is_not_there_is_said_at_first_use(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not host:port"):
-        await Store.connect("nonsense")
+        await LightningStore.connect("nonsense")
     with pytest.raises(UnavailableError, match="agl-otel up"):
         await LightningStoreClient(f"http://127.0.0.1:{free_port()}").statistics()
     (tmp_path / "VERSION").write_text("99")
     with pytest.raises(UnavailableError, match="layout version 99"):
-        await Store.embedded(tmp_path).statistics()
+        await LightningStore.embedded(tmp_path).statistics()
 
 
 async def test_a_server_serves_its_store_where_it_is_told_to() -> None:
@@ -141,7 +140,7 @@ async def test_a_server_serves_its_store_where_it_is_told_to() -> None:
     assert server.endpoint == f"http://127.0.0.1:{port}"
     rollout = await server.enqueue_rollout("task")
     async with LightningStoreClient(f"http://127.0.0.1:{port}") as client:
-        assert await client.get_rollout_by_id(rollout.rollout_id) == await server.store.get_rollout_by_id(rollout.rollout_id) == rollout
+        assert await client.get_rollout_by_id(rollout.rollout_id) == await server.get_rollout_by_id(rollout.rollout_id) == rollout
     await server.stop()
     await server.store.close()
 

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs] - pyarro
 import pytest
 
 from agl_otel.cli import main
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, Span
 from agl_otel_hook import conventions
 
 
-async def fill(store: Store, value: float) -> AttemptedRollout:
+async def fill(store: LightningStore, value: float) -> AttemptedRollout:
     """A rollout that succeeded after one model call of our proxy, with a reward."""
     begun = await store.start_rollout({"question": 1})
     ids = (begun.rollout_id, begun.attempt.attempt_id)
@@ -58,7 +58,7 @@ def span_of(rollout_id: str, attempt_id: str, sequence: int, name: str, attribut
 
 
 class Cli:
-    def __init__(self, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, store: LightningStore, capsys: pytest.CaptureFixture[str]) -> None:
         self._store, self._capsys = store, capsys
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -69,7 +69,7 @@ class Cli:
         return captured.out if code == 0 else captured.err
 
 
-def test_export_is_pinned_rebuilt_compared_and_masked(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, poor = (asyncio.run(fill(store, value)) for value in (1.0, 0.25))
     which = [part for each in (good, poor) for part in ("--rollout", each.rollout_id)]
     cli, target = Cli(store, capsys), tmp_path / "batch.jsonl"
@@ -113,7 +113,7 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: Store, tmp_path: Pa
     assert not (tmp_path / "never.jsonl").exists()
 
 
-def test_wrong_use_is_worded(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_worded(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(store, capsys)
     assert "neither .jsonl nor .parquet" in cli.run(str(tmp_path / "x.csv"), code=2)
     assert "name a FILE" in cli.run(code=2)
@@ -134,7 +134,7 @@ def test_wrong_use_is_worded(store: Store, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_old_rollouts_are_read_with_an_adapter_a_reward_and_a_filter_of_the_users_own(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, poor = (asyncio.run(fill(store, value)) for value in (1.0, 0.25))
     cli, target = Cli(store, capsys), tmp_path / "batch.jsonl"

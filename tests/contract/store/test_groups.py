@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 
 from agl_otel.algorithms.grpo.groups import Group, InFlight
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import EnqueueRolloutRequest
 
 HANG_SECONDS = 120.0
 NONE_OVERDUE = 0
 
 
-async def in_flight(store: Store, groups: int, step: int = 1) -> InFlight:
+async def in_flight(store: LightningStore, groups: int, step: int = 1) -> InFlight:
     made = InFlight(store)
     await made.enqueue([[EnqueueRolloutRequest(input={"task": number})] * 2 for number in range(groups)], step=step)
     return made
 
 
-async def finish(store: Store, group: Group) -> None:
+async def finish(store: LightningStore, group: Group) -> None:
     for rollout_id, status in zip(group.rollout_ids, ("succeeded", "failed"), strict=True):
         await store.update_rollout(rollout_id, status=status)
 
 
-async def test_a_step_takes_the_first_whole_groups_and_leaves_the_others_running(store: Store) -> None:
+async def test_a_step_takes_the_first_whole_groups_and_leaves_the_others_running(store: LightningStore) -> None:
     running = await in_flight(store, 3)
     first, middle, last = running.groups
     await finish(store, last)
@@ -37,7 +37,7 @@ async def test_a_step_takes_the_first_whole_groups_and_leaves_the_others_running
     assert running.groups == []
 
 
-async def test_a_group_that_has_grown_too_old_is_waited_for(store: Store) -> None:
+async def test_a_group_that_has_grown_too_old_is_waited_for(store: LightningStore) -> None:
     running = await in_flight(store, 1, step=1)
     await running.enqueue([[EnqueueRolloutRequest(input={"task": "young"})] * 2], step=2)
     old, young = running.groups
@@ -50,7 +50,7 @@ async def test_a_group_that_has_grown_too_old_is_waited_for(store: Store) -> Non
     assert running.groups == [young]
 
 
-async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: Store) -> None:
+async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: LightningStore) -> None:
     running = await in_flight(store, 3)
     first, middle, last = running.groups
     await finish(store, last)
@@ -60,7 +60,7 @@ async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: Stor
     assert running.groups == [middle]
 
 
-async def test_what_nobody_will_take_is_cancelled(store: Store) -> None:
+async def test_what_nobody_will_take_is_cancelled(store: LightningStore) -> None:
     running = await in_flight(store, 2)
     rollout_ids = [rollout_id for group in running.groups for rollout_id in group.rollout_ids]
     assert await running.cancel() == 4
@@ -68,7 +68,7 @@ async def test_what_nobody_will_take_is_cancelled(store: Store) -> None:
     assert running.groups == []
 
 
-async def test_a_run_that_goes_on_takes_up_its_groups_and_tries_again_what_was_lost_with_it(store: Store) -> None:
+async def test_a_run_that_goes_on_takes_up_its_groups_and_tries_again_what_was_lost_with_it(store: LightningStore) -> None:
     before = await in_flight(store, 2)
     whole, half = before.groups
     for rollout_id in (*whole.rollout_ids, half.rollout_ids[0]):

@@ -10,14 +10,14 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from agl_otel.adapters import to_messages
 from agl_otel.spans.log_records import with_records
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import key_values, recorded
 
 
 @pytest.mark.parametrize("name", ["gen_ai_events", "gen_ai_details"])
-async def test_messages_in_log_records_are_read_with_the_spans(store: Store, begun: AttemptedRollout, name: str) -> None:
+async def test_messages_in_log_records_are_read_with_the_spans(store: LightningStore, begun: AttemptedRollout, name: str) -> None:
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     spans, records = recorded(name)
     now = time.time()

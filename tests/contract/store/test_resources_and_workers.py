@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import LLM, PromptTemplate, ProxyLLM
 
 
-async def test_resources_have_versions_and_the_latest_written_counts(store: Store) -> None:
+async def test_resources_have_versions_and_the_latest_written_counts(store: LightningStore) -> None:
     made = await store.add_resources({"llm": LLM(endpoint="http://m/v1", model="m"), "prompt": "Say {what}."})
     assert made.resources_id.startswith("rs-") and made.version == 1
     assert made.resources["prompt"] == PromptTemplate(template="Say {what}.", engine="f-string")  # a plain string is a template
@@ -17,7 +17,7 @@ async def test_resources_have_versions_and_the_latest_written_counts(store: Stor
     assert (rollout.resources_id, rollout.resources_version) == (made.resources_id, 2)
 
 
-async def test_an_unknown_resources_id_is_created_and_found_by_part_of_its_name(store: Store) -> None:
+async def test_an_unknown_resources_id_is_created_and_found_by_part_of_its_name(store: LightningStore) -> None:
     assert await store.get_resources_by_id("my-own-id") is None
     made = await store.update_resources("my-own-id", {})
     assert (made.resources_id, made.version) == ("my-own-id", 1)
@@ -26,7 +26,7 @@ async def test_an_unknown_resources_id_is_created_and_found_by_part_of_its_name(
     assert (list(page), page.total) == ([made], 1)
 
 
-async def test_a_heartbeat_makes_a_worker_known_and_never_changes_its_status(store: Store) -> None:
+async def test_a_heartbeat_makes_a_worker_known_and_never_changes_its_status(store: LightningStore) -> None:
     assert await store.get_worker_by_id("w-new") is None
     worker = await store.update_worker("w-new", {"cpu": 0.5})
     assert (worker.status, worker.heartbeat_stats) == ("unknown", {"cpu": 0.5})
@@ -38,7 +38,7 @@ async def test_a_heartbeat_makes_a_worker_known_and_never_changes_its_status(sto
     assert list(await store.query_workers(status_in=["busy"], worker_id_contains="w-new")) == []
 
 
-async def test_an_idle_worker_asks_in_vain(store: Store) -> None:
+async def test_an_idle_worker_asks_in_vain(store: LightningStore) -> None:
     while await store.dequeue_many_rollouts(limit=64):
         pass
     assert await store.dequeue_rollout("w-idle") is None

@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from agl_otel.store import UNSET, Store
+from agl_otel.store import UNSET, LightningStore
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
 
 
-async def drained(store: Store) -> None:
+async def drained(store: LightningStore) -> None:
     """Nothing is queued any more."""
     while await store.dequeue_many_rollouts(limit=64):
         pass
 
 
-async def test_a_started_rollout_is_never_queued_and_has_a_first_attempt(store: Store) -> None:
+async def test_a_started_rollout_is_never_queued_and_has_a_first_attempt(store: LightningStore) -> None:
     await drained(store)
     rollout = await store.start_rollout({"q": 1}, mode="val", worker_id="w-start")
     assert (rollout.status, rollout.mode, rollout.metadata) == ("preparing", "val", {})
@@ -27,7 +27,7 @@ async def test_a_started_rollout_is_never_queued_and_has_a_first_attempt(store: 
     assert worker is not None and (worker.status, worker.current_rollout_id) == ("busy", rollout.rollout_id)
 
 
-async def test_the_queue_is_first_in_first_out(store: Store) -> None:
+async def test_the_queue_is_first_in_first_out(store: LightningStore) -> None:
     await drained(store)
     first = await store.enqueue_rollout("a", "train", None, RolloutConfig(max_attempts=2), {"k": "v"})
     assert (first.status, first.input, first.config.max_attempts, first.metadata) == ("queuing", "a", 2, {"k": "v"})
@@ -38,7 +38,7 @@ async def test_the_queue_is_first_in_first_out(store: Store) -> None:
     assert await store.dequeue_many_rollouts(limit=0) == []
 
 
-async def test_an_attempt_by_hand_is_not_counted_against_max_attempts(store: Store, begun: AttemptedRollout) -> None:
+async def test_an_attempt_by_hand_is_not_counted_against_max_attempts(store: LightningStore, begun: AttemptedRollout) -> None:
     again = await store.start_attempt(begun.rollout_id, "w-hand")
     assert (again.status, again.attempt.sequence_id) == ("preparing", 2)
     assert [a.sequence_id for a in await store.query_attempts(begun.rollout_id)] == [1, 2]
@@ -46,7 +46,7 @@ async def test_an_attempt_by_hand_is_not_counted_against_max_attempts(store: Sto
     assert await store.get_latest_attempt(begun.rollout_id) == again.attempt
 
 
-async def test_rollouts_are_found_by_status_id_and_part_of_the_id(store: Store) -> None:
+async def test_rollouts_are_found_by_status_id_and_part_of_the_id(store: LightningStore) -> None:
     made = await store.enqueue(["x", "y", "z"])
     ids = [rollout.rollout_id for rollout in made]
     page = await store.query_rollouts(rollout_id_in=ids, sort_by="rollout_id", sort_order="desc", limit=2, offset=0)
@@ -59,7 +59,7 @@ async def test_rollouts_are_found_by_status_id_and_part_of_the_id(store: Store) 
     assert list(await store.query_rollouts(rollout_id_in=[])) == []
 
 
-async def test_a_rollout_that_was_attempted_carries_its_latest_attempt(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_rollout_that_was_attempted_carries_its_latest_attempt(store: LightningStore, begun: AttemptedRollout) -> None:
     again = await store.start_attempt(begun.rollout_id)
     found = await store.get_rollout_by_id(begun.rollout_id)
     assert isinstance(found, AttemptedRollout) and found.attempt.attempt_id == again.attempt.attempt_id
@@ -67,7 +67,7 @@ async def test_a_rollout_that_was_attempted_carries_its_latest_attempt(store: St
     assert not isinstance(await store.get_rollout_by_id(queued.rollout_id), AttemptedRollout)
 
 
-async def test_what_is_unknown_is_none_or_empty_and_changing_it_is_a_value_error(store: Store, begun: AttemptedRollout) -> None:
+async def test_what_is_unknown_is_none_or_empty_and_changing_it_is_a_value_error(store: LightningStore, begun: AttemptedRollout) -> None:
     assert await store.get_rollout_by_id("ro-none") is None
     assert await store.get_latest_attempt("ro-none") is None
     assert list(await store.query_attempts("ro-none")) == []
@@ -83,7 +83,7 @@ async def test_what_is_unknown_is_none_or_empty_and_changing_it_is_a_value_error
             await wrong
 
 
-async def test_an_update_changes_what_is_given_and_none_is_a_value(store: Store) -> None:
+async def test_an_update_changes_what_is_given_and_none_is_a_value(store: LightningStore) -> None:
     rollout = await store.start_rollout("in", mode="train", metadata={"a": 1})
     same = await store.update_rollout(rollout.rollout_id, UNSET)
     assert (same.input, same.mode, same.metadata) == ("in", "train", {"a": 1})
@@ -96,7 +96,7 @@ async def test_an_update_changes_what_is_given_and_none_is_a_value(store: Store)
     assert attempt is not None and attempt.status == "preparing"  # cancelling leaves the attempt as it is
 
 
-async def test_an_attempts_end_reaches_its_rollout_and_its_worker(store: Store) -> None:
+async def test_an_attempts_end_reaches_its_rollout_and_its_worker(store: LightningStore) -> None:
     rollout = await store.start_rollout("in", worker_id="w-end")
     attempt = await store.update_attempt(rollout.rollout_id, "latest", status="succeeded", metadata={"m": 1})
     assert attempt.end_time is not None and attempt.metadata == {"m": 1}
@@ -108,7 +108,7 @@ async def test_an_attempts_end_reaches_its_rollout_and_its_worker(store: Store) 
     assert (beat.last_heartbeat_time, beat.worker_id, beat.status) == (12.5, "w-other", "succeeded")
 
 
-async def test_a_failure_is_tried_again_where_the_config_says_so(store: Store) -> None:
+async def test_a_failure_is_tried_again_where_the_config_says_so(store: LightningStore) -> None:
     await drained(store)
     config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
     rollout = await store.start_rollout("in", config=config)
@@ -121,14 +121,14 @@ async def test_a_failure_is_tried_again_where_the_config_says_so(store: Store) -
             assert claimed is not None and (claimed.rollout_id, claimed.attempt.sequence_id) == (rollout.rollout_id, 2)
 
 
-async def test_only_the_latest_attempt_changes_its_rollout(store: Store, begun: AttemptedRollout) -> None:
+async def test_only_the_latest_attempt_changes_its_rollout(store: LightningStore, begun: AttemptedRollout) -> None:
     await store.start_attempt(begun.rollout_id)
     await store.update_attempt(begun.rollout_id, begun.attempt.attempt_id, status="failed")
     found = await store.get_rollout_by_id(begun.rollout_id)
     assert found is not None and found.status == "preparing"
 
 
-async def test_waiting_gives_the_finished_in_the_order_asked_for(store: Store) -> None:
+async def test_waiting_gives_the_finished_in_the_order_asked_for(store: LightningStore) -> None:
     first, second, third = await store.enqueue(["1", "2", "3"])
     ids = [third.rollout_id, "ro-none", first.rollout_id, second.rollout_id]
     assert await store.wait_for_rollouts(ids, 0) == []
@@ -143,8 +143,8 @@ async def test_waiting_gives_the_finished_in_the_order_asked_for(store: Store) -
     assert time.monotonic() - started < 25  # it is told; it does not poll
 
 
-async def test_rollouts_can_be_watched_as_they_finish(store: Store) -> None:
-    first, second = await store.enqueue_many(["1", "2"])
+async def test_rollouts_can_be_watched_as_they_finish(store: LightningStore) -> None:
+    first, second = await store.enqueue(["1", "2"])
     await store.update_rollout(second.rollout_id, status="succeeded")
     seen: list[str] = []
     async for rollout in store.watch([first.rollout_id, second.rollout_id], timeout_seconds=300):

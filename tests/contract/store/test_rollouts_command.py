@@ -8,7 +8,7 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.queue.client import RolloutUpdate
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, RolloutConfig
 from tests.contract.store.test_export import call_of
 
@@ -20,7 +20,7 @@ CONFIGS = {
 
 
 @pytest.fixture(params=CONFIGS)
-async def over(request: pytest.FixtureRequest, store: Store) -> AttemptedRollout:
+async def over(request: pytest.FixtureRequest, store: LightningStore) -> AttemptedRollout:
     """A rollout that is over, and that no runner has ended."""
     begun = await store.start_rollout({"question": 1}, config=CONFIGS[request.param])
     await store.add_many_spans([call_of(begun.rollout_id, begun.attempt.attempt_id, 1)])
@@ -31,7 +31,7 @@ async def over(request: pytest.FixtureRequest, store: Store) -> AttemptedRollout
 
 
 def test_the_verdict_of_an_attempt_that_has_no_end_is_shown(
-    store: Store, over: AttemptedRollout, capsys: pytest.CaptureFixture[str]
+    store: LightningStore, over: AttemptedRollout, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As of one that was killed with its runner."""
     with pytest.raises(SystemExit):

@@ -13,13 +13,13 @@ import pytest
 from agl_otel.cli import main
 from agl_otel.jobs.job import AgentSpec, DataSpec, Job
 from agl_otel.jobs.run import JobRun
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.types import TrainingStep
 from tests.contract.store.test_export import call_of, reward_of
 
 
 class Cli:
-    def __init__(self, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, store: LightningStore, capsys: pytest.CaptureFixture[str]) -> None:
         self._store, self._capsys = store, capsys
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -34,12 +34,12 @@ class Cli:
 
 
 @pytest.fixture
-def cli(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(store: LightningStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setenv("COLUMNS", "200")
     return Cli(store, capsys)
 
 
-async def a_run(store: Store, rewards: list[float]) -> str:
+async def a_run(store: LightningStore, rewards: list[float]) -> str:
     """A run with one rollout and one training step for each reward."""
     run_id = f"grpo-{uuid.uuid4().hex[:8]}"
     for number, value in enumerate(rewards, 1):
@@ -60,7 +60,7 @@ def folder_of(path: Path, run_id: str, **options: Any) -> str:
 
 
 @pytest.fixture
-async def two(store: Store) -> tuple[str, str]:
+async def two(store: LightningStore) -> tuple[str, str]:
     return await a_run(store, [0.25, 0.75]), await a_run(store, [0.5, 1.0])
 
 
@@ -92,7 +92,7 @@ def test_runs_are_held_against_each_other(cli: Cli, two: tuple[str, str], tmp_pa
     assert "no run has a metric 'x'" in cli.run("compare", *two, "--metric", "x", code=2)
 
 
-async def scored(store: Store, tasks: int, **named: Any) -> list[str]:
+async def scored(store: LightningStore, tasks: int, **named: Any) -> list[str]:
     """Evaluate a job's agent on so many tasks, with rewards; the ids of the rollouts."""
     job = Job(agent=AgentSpec(function="agent.py:agent"), data=DataSpec(train="tasks.jsonl"))
     evaluation = asyncio.create_task(JobRun(job, store, Path()).evaluate(range(tasks), **named))
@@ -109,7 +109,7 @@ async def scored(store: Store, tasks: int, **named: Any) -> list[str]:
     return claimed
 
 
-async def test_scores_before_the_first_step_are_listed_under_their_run(cli: Cli, store: Store) -> None:
+async def test_scores_before_the_first_step_are_listed_under_their_run(cli: Cli, store: LightningStore) -> None:
     run_id = f"grpo-{uuid.uuid4().hex[:8]}"
     found = await scored(store, 2, run_id=run_id, name="before")
     assert found == [f"ro-{run_id}-before-0000", f"ro-{run_id}-before-0001"]

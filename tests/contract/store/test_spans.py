@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from agl_otel.errors import DataError
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.store.spans import REQUEST_SPANS
 from agl_otel.types import AttemptedRollout, AttemptStatus, Event, OtelResource, Span
 from agl_otel_hook import conventions
@@ -51,7 +51,7 @@ def sdk_spans() -> list[ReadableSpan]:
     return sorted(exporter.get_finished_spans(), key=lambda span: span.name == "child")
 
 
-async def test_a_span_comes_back_as_it_was_added(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_span_comes_back_as_it_was_added(store: LightningStore, begun: AttemptedRollout) -> None:
     span = span_of(begun, sequence=7, attributes=KINDS, parent_id="00000000000000ab", end_time=time.time() + 1)
     span.resource = OtelResource(attributes={"service.name": "s", "n": 1})
     span.events = [Event(name="e", attributes={"k": [1, 2]}, timestamp=1_700_000_000.25)]
@@ -64,7 +64,7 @@ async def test_a_span_comes_back_as_it_was_added(store: Store, begun: AttemptedR
     assert {key: found.resource.attributes[key] for key in ("service.name", "n")} == span.resource.attributes
 
 
-async def test_a_span_of_the_sdk_comes_back_exactly_and_takes_the_next_number(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_span_of_the_sdk_comes_back_exactly_and_takes_the_next_number(store: LightningStore, begun: AttemptedRollout) -> None:
     parent, child = sdk_spans()
     assert await store.get_next_span_sequence_id(begun.rollout_id, begun.attempt.attempt_id) == 1
     added = [await store.add_otel_span(begun.rollout_id, begun.attempt.attempt_id, span) for span in (parent, child)]
@@ -81,7 +81,7 @@ async def test_a_span_of_the_sdk_comes_back_exactly_and_takes_the_next_number(st
     assert (found[0].kind, found[0].status.description, found[1].links[0].attributes) == ("Client", "broke", {"why": "because"})
 
 
-async def test_adding_raises_the_counter_and_an_explicit_number_is_kept(store: Store, begun: AttemptedRollout) -> None:
+async def test_adding_raises_the_counter_and_an_explicit_number_is_kept(store: LightningStore, begun: AttemptedRollout) -> None:
     span = await store.add_otel_span(begun.rollout_id, begun.attempt.attempt_id, sdk_spans()[0], sequence_id=41)
     assert span is not None and span.sequence_id == 41
     again = await store.start_attempt(begun.rollout_id)
@@ -89,7 +89,7 @@ async def test_adding_raises_the_counter_and_an_explicit_number_is_kept(store: S
     assert await store.get_many_span_sequence_ids(keys) == [42, 43, 1]
 
 
-async def test_a_span_that_is_there_already_is_left_out(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_span_that_is_there_already_is_left_out(store: LightningStore, begun: AttemptedRollout) -> None:
     first, second = span_of(begun, "first"), span_of(begun, "second")
     assert await store.add_many_spans([first, first]) == [first]
     assert await store.add_span(first) is None
@@ -98,7 +98,7 @@ async def test_a_span_that_is_there_already_is_left_out(store: Store, begun: Att
     assert await store.add_many_spans([]) == []
 
 
-async def test_a_span_of_no_attempt_is_a_value_error_and_nothing_is_stored(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_span_of_no_attempt_is_a_value_error_and_nothing_is_stored(store: LightningStore, begun: AttemptedRollout) -> None:
     good, lost = span_of(begun), span_of(begun)
     lost.attempt_id = "at-none"
     with pytest.raises(ValueError, match="at-none"):
@@ -109,7 +109,7 @@ async def test_a_span_of_no_attempt_is_a_value_error_and_nothing_is_stored(store
 
 
 async def test_an_id_that_is_no_hex_is_a_value_error_and_a_time_that_cannot_be_stored_is_refused(
-    store: Store, begun: AttemptedRollout
+    store: LightningStore, begun: AttemptedRollout
 ) -> None:
     with pytest.raises(ValueError, match="32 hex digits"):
         await store.add_span(span_of(begun, trace_id="trace-1"))
@@ -117,7 +117,7 @@ async def test_an_id_that_is_no_hex_is_a_value_error_and_a_time_that_cannot_be_s
         await store.add_span(span_of(begun, start_time=1.0))
 
 
-async def test_one_refused_span_keeps_no_other_from_being_stored(store: Store, begun: AttemptedRollout) -> None:
+async def test_one_refused_span_keeps_no_other_from_being_stored(store: LightningStore, begun: AttemptedRollout) -> None:
     count = 2 * REQUEST_SPANS + 10
     wrong = {3: 1.0, REQUEST_SPANS + 3: time.time() + 10 * 86400, count - 1: 1.0}
     spans = [span_of(begun, span_id=f"{number + 1:016x}", start_time=wrong.get(number, time.time())) for number in range(count)]
@@ -127,21 +127,21 @@ async def test_one_refused_span_keeps_no_other_from_being_stored(store: Store, b
     assert {span.span_id for span in stored} == {span.span_id for number, span in enumerate(spans) if number not in wrong}
 
 
-async def test_a_span_without_times_starts_when_it_is_added(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_span_without_times_starts_when_it_is_added(store: LightningStore, begun: AttemptedRollout) -> None:
     before = time.time()
     await store.add_span(span_of(begun, start_time=None))
     (found,) = await store.query_spans(begun.rollout_id)
     assert found.start_time is not None and found.start_time == found.end_time and before - 1 < found.start_time < time.time() + 1
 
 
-async def test_a_span_sets_attempt_and_rollout_running_and_is_a_sign_of_life(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_span_sets_attempt_and_rollout_running_and_is_a_sign_of_life(store: LightningStore, begun: AttemptedRollout) -> None:
     await store.add_span(span_of(begun))
     found = await store.get_rollout_by_id(begun.rollout_id)
     assert isinstance(found, AttemptedRollout) and (found.status, found.attempt.status) == ("running", "running")
     assert found.attempt.last_heartbeat_time == pytest.approx(time.time(), abs=300)
 
 
-async def test_a_late_span_revives_what_was_silent_and_never_what_has_ended(store: Store, begun: AttemptedRollout) -> None:
+async def test_a_late_span_revives_what_was_silent_and_never_what_has_ended(store: LightningStore, begun: AttemptedRollout) -> None:
     becomes: dict[AttemptStatus, AttemptStatus] = {
         "unresponsive": "running", "timeout": "timeout", "failed": "failed", "succeeded": "succeeded",
     }  # fmt: skip
@@ -154,7 +154,7 @@ async def test_a_late_span_revives_what_was_silent_and_never_what_has_ended(stor
     assert found is not None and found.status == "succeeded"
 
 
-async def test_spans_carry_ids_that_are_not_those_of_their_attributes(store: Store, begun: AttemptedRollout) -> None:
+async def test_spans_carry_ids_that_are_not_those_of_their_attributes(store: LightningStore, begun: AttemptedRollout) -> None:
     span = span_of(begun, attributes={conventions.ROLLOUT_ID: "ro-elsewhere", conventions.SEQUENCE_ID: 99}, sequence=5)
     await store.add_span(span)
     (found,) = await store.query_spans(begun.rollout_id)
@@ -162,7 +162,7 @@ async def test_spans_carry_ids_that_are_not_those_of_their_attributes(store: Sto
 
 
 @pytest.fixture
-async def five(store: Store, begun: AttemptedRollout) -> list[Span]:
+async def five(store: LightningStore, begun: AttemptedRollout) -> list[Span]:
     """Five spans of two attempts: a tree in the first, one span in the second."""
     root = span_of(begun, "agent.run", 5, trace_id="aa" * 16, span_id="01" * 8)
     tools = [span_of(begun, f"tool.{n}", n, trace_id="aa" * 16, parent_id=root.span_id, start_time=2e9 - n) for n in (1, 2)]
@@ -176,7 +176,7 @@ async def five(store: Store, begun: AttemptedRollout) -> list[Span]:
     return spans
 
 
-async def test_spans_are_found_by_every_filter(store: Store, five: list[Span]) -> None:
+async def test_spans_are_found_by_every_filter(store: LightningStore, five: list[Span]) -> None:
     root, one, two, end, late = five
     rollout = root.rollout_id
 
@@ -198,7 +198,7 @@ async def test_spans_are_found_by_every_filter(store: Store, five: list[Span]) -
     assert await found(name="' OR 1 = 1 --") == []
 
 
-async def test_spans_are_sorted_and_paged(store: Store, five: list[Span]) -> None:
+async def test_spans_are_sorted_and_paged(store: LightningStore, five: list[Span]) -> None:
     rollout = five[0].rollout_id
     by_start = await store.query_spans(rollout, sort_by="start_time", limit=2)
     assert ([span.name for span in by_start], by_start.total) == (["tool.2", "tool.1"], 5)
@@ -212,12 +212,12 @@ async def test_spans_are_sorted_and_paged(store: Store, five: list[Span]) -> Non
         await store.query_spans(rollout, sort_by="colour")
 
 
-async def test_the_latest_attempt_of_what_was_never_attempted_has_no_spans(store: Store) -> None:
+async def test_the_latest_attempt_of_what_was_never_attempted_has_no_spans(store: LightningStore) -> None:
     queued = await store.enqueue_rollout("task")
     assert list(await store.query_spans(queued.rollout_id, "latest")) == list(await store.query_spans("ro-none")) == []
 
 
-async def test_traces_are_read_in_one_go(store: Store, begun: AttemptedRollout) -> None:
+async def test_traces_are_read_in_one_go(store: LightningStore, begun: AttemptedRollout) -> None:
     held = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 0.5}
     await store.add_many_spans([span_of(begun), span_of(begun, conventions.SPAN_ANNOTATION, 2, attributes=held)])
     traces = await store.traces([begun], deadline_seconds=0)

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.errors import InvalidIdError
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.store.steps import LINKS, step_requests
 from agl_otel.traces.steps import span_id_of, trace_id_of
 from agl_otel.types import AttemptedRollout, Span, TrainingStep
@@ -18,7 +18,7 @@ from agl_otel_hook import conventions
 from tests.unit.adapters.spans import key_values
 
 
-async def attempted(store: Store, *, root: bool = True) -> AttemptedRollout:
+async def attempted(store: LightningStore, *, root: bool = True) -> AttemptedRollout:
     """A rollout whose attempt has a root span, made later than the agent's first one, or none at all."""
     begun = await store.start_rollout({"question": 1})
     ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
@@ -50,7 +50,7 @@ def a_step(attempts: list[tuple[str, str]], run_id: str | None = None, step: int
     )
 
 
-async def send(store: Store, step: TrainingStep, roots: dict[tuple[str, str], tuple[str, str]]) -> None:
+async def send(store: LightningStore, step: TrainingStep, roots: dict[tuple[str, str], tuple[str, str]]) -> None:
     """Record a step of attempts that were never run."""
     await (await store._open()).writer.write(step_requests(step, roots))  # pyright: ignore[reportPrivateUsage]  # below what users call
 
@@ -59,7 +59,7 @@ def key(begun: AttemptedRollout) -> tuple[str, str]:
     return begun.rollout_id, begun.attempt.attempt_id
 
 
-async def test_a_version_leads_to_its_step_and_the_step_to_its_attempts(store: Store) -> None:
+async def test_a_version_leads_to_its_step_and_the_step_to_its_attempts(store: LightningStore) -> None:
     first, second = await attempted(store), await attempted(store)
     metrics = {"reward_mean": 0.5, "rollouts": 8, "weights_version": "1", "lost": float("nan")}
     step = a_step([key(first)], metrics=metrics)
@@ -74,7 +74,7 @@ async def test_a_version_leads_to_its_step_and_the_step_to_its_attempts(store: S
     assert (run.algorithm, run.steps, run.last_step, run.last_version) == ("grpo", 3, 3, "3")
 
 
-async def test_links_name_the_root_spans_of_attempts_as_viewers_follow_them(store: Store) -> None:
+async def test_links_name_the_root_spans_of_attempts_as_viewers_follow_them(store: LightningStore) -> None:
     rooted, bare = await attempted(store), await attempted(store, root=False)
     step = a_step([key(rooted), key(bare), ("ro-unknown", "at-unknown")])
     await store.record_step(step)
@@ -90,7 +90,7 @@ async def test_links_name_the_root_spans_of_attempts_as_viewers_follow_them(stor
     assert (found.attempts, found.unlinked) == ([key(rooted), key(bare)], 1)
 
 
-async def test_a_rollout_without_a_chosen_attempt_stands_for_all_of_its_attempts(store: Store) -> None:
+async def test_a_rollout_without_a_chosen_attempt_stands_for_all_of_its_attempts(store: LightningStore) -> None:
     begun = await attempted(store)
     again = await store.start_attempt(begun.rollout_id)
     more: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": again.attempt.attempt_id, "sequence_id": 9}
@@ -101,7 +101,7 @@ async def test_a_rollout_without_a_chosen_attempt_stands_for_all_of_its_attempts
     assert (sorted(found.attempts), found.unlinked) == (sorted([key(begun), key(again)]), 1)
 
 
-async def test_a_step_that_is_told_again_is_stored_once_as_it_was(store: Store) -> None:
+async def test_a_step_that_is_told_again_is_stored_once_as_it_was(store: LightningStore) -> None:
     begun = await attempted(store)
     step = a_step([key(begun)])
     assert await store.record_step(step)
@@ -112,7 +112,7 @@ async def test_a_step_that_is_told_again_is_stored_once_as_it_was(store: Store) 
     assert int((await store.reader.query(count))[0]["n"]) == 2
 
 
-async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_counts(store: Store) -> None:
+async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_counts(store: LightningStore) -> None:
     one, other = await attempted(store), await attempted(store)
     root = (await store.reader.roots([one.rollout_id]))[key(one)]
     many = [(f"ro-many-{n:04d}", f"at-{n}") for n in range(LINKS + 1)]
@@ -131,7 +131,7 @@ async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_cou
 @pytest.mark.parametrize(
     "named", [{conventions.INVALID: "the sender's key is bound to another attempt"}, {conventions.ROLLOUT_ID: "ro-forged"}]
 )
-async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[str, str], store: Store) -> None:
+async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[str, str], store: LightningStore) -> None:
     """The Go collector keeps what it refuses, without ids; what has ids is of an attempt, whatever it is called."""
     begun = await attempted(store)
     true, made_up = a_step([key(begun)]), a_step([key(begun)])
@@ -159,7 +159,7 @@ async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[st
         assert shown[span_id_of(true.run_id, 1)].attributes[conventions.TRAIN_VERSION_AFTER] == "2"
 
 
-async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store: Store) -> None:
+async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store: LightningStore) -> None:
     begun = await attempted(store)
     root = (await store.reader.roots([begun.rollout_id]))[key(begun)]
     many = [(f"ro-many-{n:04d}", f"at-{n}") for n in range(2 * LINKS + 1)]
@@ -174,11 +174,11 @@ async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store:
     assert (await store.training_steps(step.run_id, version=2))[0].attempts == many
 
 
-async def test_a_run_id_that_breaks_the_rule_is_named(store: Store) -> None:
+async def test_a_run_id_that_breaks_the_rule_is_named(store: LightningStore) -> None:
     with pytest.raises(InvalidIdError, match="run id"):
         await store.record_step(a_step([], run_id="no spaces"))
 
 
-async def test_steps_are_json_both_ways(store: Store) -> None:
+async def test_steps_are_json_both_ways(store: LightningStore) -> None:
     step = a_step([("ro-1", "at-1")])
     assert TrainingStep.model_validate(json.loads(step.model_dump_json())) == step

@@ -20,19 +20,19 @@ from opentelemetry import trace
 import agl_otel as agl
 from agl_otel.errors import UsageError
 from agl_otel.jobs.check import Checked, check_job
-from agl_otel.store import InMemoryLightningStore, Store
+from agl_otel.store import InMemoryLightningStore, LightningStore
 from agl_otel_hook import conventions
 from tests.contract.store.test_export import span_of
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
+def store() -> Iterator[LightningStore]:
     made = InMemoryLightningStore()
     yield made
     asyncio.run(made.close())
 
 
-def rewards(store: Store) -> dict[Any, list[float]]:
+def rewards(store: LightningStore) -> dict[Any, list[float]]:
     """{input: rewards stored} of everything that has succeeded."""
 
     async def read() -> dict[Any, list[float]]:
@@ -45,11 +45,11 @@ def rewards(store: Store) -> dict[Any, list[float]]:
     return asyncio.run(read())
 
 
-def trained(store: Store, **given: Any) -> agl.Trainer:
+def trained(store: LightningStore, **given: Any) -> agl.Trainer:
     return agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), **given)
 
 
-def test_dev_runs_a_plain_function_on_each_task(store: Store) -> None:
+def test_dev_runs_a_plain_function_on_each_task(store: LightningStore) -> None:
     def agent(task: str) -> float:
         async def inside() -> float:
             return float(len(task))
@@ -61,7 +61,7 @@ def test_dev_runs_a_plain_function_on_each_task(store: Store) -> None:
     assert (found["a"], found["bb"]) == ([1.0], [2.0])
 
 
-def test_baseline_goes_through_both_data_sets_and_tells_what_came_of_each(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_baseline_goes_through_both_data_sets_and_tells_what_came_of_each(store: LightningStore, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[tuple[str, str | None]] = []
 
     @agl.rollout
@@ -87,7 +87,7 @@ def test_baseline_goes_through_both_data_sets_and_tells_what_came_of_each(store:
         agl.Baseline(train_split=1.0)
 
 
-def test_a_baseline_that_is_kept_goes_on_and_runs_nothing_twice(store: Store, tmp_path: Path) -> None:
+def test_a_baseline_that_is_kept_goes_on_and_runs_nothing_twice(store: LightningStore, tmp_path: Path) -> None:
     """As if it had been killed after two of three tasks: the third was not asked for, or had failed."""
     seen: list[str] = []
 
@@ -119,7 +119,7 @@ def test_a_baseline_that_is_kept_goes_on_and_runs_nothing_twice(store: Store, tm
     assert [(step.step, step.samples, len(step.attempts)) for step in asyncio.run(steps())] == [(1, 2, 2)]
 
 
-def test_an_algorithm_of_ones_own_has_a_run_that_is_kept_too(store: Store, tmp_path: Path) -> None:
+def test_an_algorithm_of_ones_own_has_a_run_that_is_kept_too(store: LightningStore, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
 
     @agl.algo
@@ -159,7 +159,7 @@ def test_trainers_of_weights_take_whose_calls_to_train_from_an_adapter_and_refus
                 agl.Trainer(algorithm=make(agent_match="writer"), adapter=adapter)
 
 
-def test_a_reward_that_is_returned_and_emitted_counts_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_that_is_returned_and_emitted_counts_once(store: LightningStore, caplog: pytest.LogCaptureFixture) -> None:
     def agent(task: str) -> float:
         agl.emit_reward(0.5)
         return 0.5
@@ -173,7 +173,9 @@ def test_a_reward_that_is_returned_and_emitted_counts_once(store: Store, caplog:
 @pytest.mark.parametrize(
     ("tracer", "kind", "hooked"), [(agl.OtelTracer(), "complete", True), (agl.DummyTracer(), "empty", False)], ids=["ours", "none"]
 )
-def test_a_lit_agents_attempt_is_proven_by_what_its_runner_hands_over(store: Store, tracer: agl.Tracer, kind: str, hooked: bool) -> None:
+def test_a_lit_agents_attempt_is_proven_by_what_its_runner_hands_over(
+    store: LightningStore, tracer: agl.Tracer, kind: str, hooked: bool
+) -> None:
     def agent(task: str) -> float:
         if hooked:
             trace.get_tracer("agent").start_span("work").end()
@@ -194,11 +196,11 @@ def test_a_lit_agents_attempt_is_proven_by_what_its_runner_hands_over(store: Sto
     asyncio.run(read(name))
 
 
-def test_fit_without_data_runs_what_the_algorithm_enqueues(store: Store) -> None:
+def test_fit_without_data_runs_what_the_algorithm_enqueues(store: LightningStore) -> None:
     seen: list[str] = []
 
     @agl.algo
-    async def algorithm(*, store: Store, initial_resources: agl.NamedResources) -> None:
+    async def algorithm(*, store: LightningStore, initial_resources: agl.NamedResources) -> None:
         await store.add_resources(initial_resources)
         rollout = await store.enqueue_rollout("of the algorithm")
         finished = await store.wait_for_rollouts([rollout.rollout_id])
@@ -213,7 +215,7 @@ def test_fit_without_data_runs_what_the_algorithm_enqueues(store: Store) -> None
     assert seen == ["succeeded"] and rewards(store)["of the algorithm"] == [1.0]
 
 
-def test_fit_without_an_algorithm_publishes_the_resources_and_serves_the_queue(store: Store) -> None:
+def test_fit_without_an_algorithm_publishes_the_resources_and_serves_the_queue(store: LightningStore) -> None:
     """Until it is interrupted; here an agent's hook ends it."""
     done = threading.Event()
 
@@ -229,7 +231,7 @@ def test_fit_without_an_algorithm_publishes_the_resources_and_serves_the_queue(s
     assert done.is_set() and rewards(store)["waits"] == [1.0]
 
 
-def test_an_error_of_the_algorithm_ends_fit(store: Store) -> None:
+def test_an_error_of_the_algorithm_ends_fit(store: LightningStore) -> None:
     @agl.algo
     def algorithm() -> None:
         raise RuntimeError("no idea")
@@ -238,7 +240,7 @@ def test_an_error_of_the_algorithm_ends_fit(store: Store) -> None:
         trained(store, algorithm=algorithm).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType]
 
 
-def test_an_agent_match_that_matches_nothing_is_known_before_a_job_starts(store: Store, tmp_path: Path) -> None:
+def test_an_agent_match_that_matches_nothing_is_known_before_a_job_starts(store: LightningStore, tmp_path: Path) -> None:
     """`train --check` holds it against the agents of the last rollouts of the same tasks."""
     pytest.importorskip("torch", reason="needs the [train] extra")
     task = {"question": "of an agent_match"}

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from agl_otel.errors import AglError
 from agl_otel.net.auth import SCOPES, scoped_token
 from agl_otel.queue.client import QueueClient, Witness
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 from agl_otel.text import LEFT_OUT
 from agl_otel.types import LLM
 from agl_otel.web.app import build_app
@@ -68,7 +68,7 @@ async def test_only_the_stacks_own_token_registers_addresses(tmp_path: Path) -> 
 
 async def test_the_web_service_accepts_its_scope_and_metrics_theirs(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
-        store = Store(queue.server.service.address, token=TOKEN)
+        store = LightningStore(queue.server.service.address, token=TOKEN)
         async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
 
             async def ask(path: str, token: str) -> tuple[int, str]:
@@ -88,7 +88,7 @@ async def test_the_web_service_accepts_its_scope_and_metrics_theirs(tmp_path: Pa
 async def test_health_names_services_that_are_down_only_to_token_holders(tmp_path: Path) -> None:
     running = contextlib.AsyncExitStack()
     queue = await running.enter_async_context(LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN))
-    store = Store(queue.server.service.address, token=TOKEN)
+    store = LightningStore(queue.server.service.address, token=TOKEN)
     async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
         await running.aclose()
         for path in ("/health", "/v1/agl/health"):
@@ -100,7 +100,7 @@ async def test_health_names_services_that_are_down_only_to_token_holders(tmp_pat
 
 async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
-        store = Store(queue.server.service.address, token=TOKEN)
+        store = LightningStore(queue.server.service.address, token=TOKEN)
         async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
             headers = {"Authorization": f"Bearer {of('view')}"}
             open_to_it = {
@@ -124,7 +124,7 @@ async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path)
 
 
 async def test_jaegers_storage_refuses_callers_without_a_token() -> None:
-    server = JaegerServer(Store("127.0.0.1:1"), TOKEN)
+    server = JaegerServer(LightningStore("127.0.0.1:1"), TOKEN)
     await server.start("127.0.0.1", 0)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -154,7 +154,7 @@ async def test_a_providers_key_is_never_returned_over_rest(tmp_path: Path) -> No
     llm["sampling_parameters"] = {"temperature": 0.5, "extra_headers": {"authorization": "Bearer abcdefgh12345"}}
     prompt = {"resource_type": "prompt_template", "template": "say sk-not-a-key-0123456789", "engine": "f-string"}
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
-        store = Store(queue.server.service.address, token=TOKEN)
+        store = LightningStore(queue.server.service.address, token=TOKEN)
         async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
             headers = {"Authorization": f"Bearer {TOKEN}"}
             given = {"resources": {"m": llm, "p": prompt}}

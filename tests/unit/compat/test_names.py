@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import agl_otel as agl
-from agl_otel.store import Store
+from agl_otel.store import LightningStore
 
 TYPES = """Triplet TaskInput RolloutRawResult RolloutMode ParallelWorkerBase Dataset AttemptStatus RolloutStatus RolloutConfig
 Rollout Attempt AttemptedRollout EnqueueRolloutRequest Hook Worker WorkerStatus PaginatedResult FilterOptions
@@ -148,7 +148,7 @@ ADDED = {"query_rollouts": ["mode_in", "run", "input_contains", "attempts_from",
 @pytest.mark.parametrize("method", PARAMETERS)
 def test_a_store_method_accepts_the_arguments_of_0_3(method: str) -> None:
     assert len(PARAMETERS) == 29
-    found = getattr(Store, method)
+    found = getattr(LightningStore, method)
     parameters: Any = inspect.signature(found).parameters
     added = ADDED.get(method, [])
     assert {*parameters} == {"self", *PARAMETERS[method].split(), *added}

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from agl_otel.store.connections import UNSET, LightningStoreCapabilities, LightningStoreStatistics
+from agl_otel.compat.stores import UNSET, LightningStoreCapabilities, LightningStoreStatistics
 
 __all__ = ["UNSET", "LightningStoreCapabilities", "LightningStoreStatistics"]
