@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "apo"
 
 
 def example(name: str) -> ModuleType:
-    """A module of the example, under a name of its own; those beside it are found while it loads."""
+    """Import a module of the example under a unique name; its siblings can be imported while it loads."""
     sys.path.insert(0, str(EXAMPLE))
     try:
         spec = importlib.util.spec_from_file_location(f"example_apo_{name}", EXAMPLE / f"{name}.py")
@@ -47,11 +47,11 @@ class Models:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def as_editor(self, habit: str, *, seed: int = 0, shut: bool = False) -> Any:
-        """A client of the editor with this habit; its calls are counted from here on."""
+        """Return a client of the editor with this behaviour, and reset the count of its calls."""
         from openai import AsyncOpenAI
 
         self.server.habit, self.server.seed, self.server.shut, self.server.calls = habit, seed, shut, 0
-        # a client that a test makes is used in a loop that ends: it may keep no connection
+        # each client is used in a short-lived event loop and must not keep connections
         return AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0, default_headers={"Connection": "close"})
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What GRPO and SFT make of what agents, people and time do to their rollouts: each is named, and nothing is paid for twice.
+"""GRPO and SFT with unusable rollouts: the errors name the reasons, and no rollout is run twice.
 
-A real store and model server; this file is the runner and the agents, and decides what they did.
+The store and the model server are real; this file acts as the runner and the agents.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ GONE = "the queue has no resources grpo-1 version 2, which rollout ro-1 asks for
 
 @dataclass(frozen=True)
 class Did:
-    """What an agent did: one model call, and a reward."""
+    """The outcome of an agent: a model call and a reward."""
 
     reward: float | None = 0.0
     prompt: int = 3
-    """Tokens."""
+    """Length in tokens."""
     calls: int = 1
     error: str | None = None
     deleted: bool = False
@@ -63,7 +63,7 @@ def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
 
 
 async def act(store: LightningStore, decide: Callable[[AttemptedRollout], Did]) -> None:
-    """Be the runner and the agents, until cancelled."""
+    """Act as the runner and the agents until cancelled."""
     while True:
         for rollout in await store.queue.claim(64, wait_seconds=1):
             did = decide(rollout)
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_policy(place: Path, *, seed: int) -> Path:
-    """An untrained tiny model."""
+    """Save an untrained tiny model."""
     torch.set_num_threads(1)
     tokenizer = tiny.make_tokenizer()
     model = tiny.make_model(tokenizer, seed=seed)
@@ -93,7 +93,7 @@ def make_policy(place: Path, *, seed: int) -> Path:
 
 @asynccontextmanager
 async def serving(folder: Path, engine_of: type[Engine] = Engine) -> AsyncGenerator[str]:
-    """Our model server in this loop; its address."""
+    """Run this package's model server in this event loop; yields its address."""
     async with engine_of(load_policy(folder)) as engine:
         runner = make_runner(make_app(engine))
         await runner.setup()
@@ -105,7 +105,7 @@ async def serving(folder: Path, engine_of: type[Engine] = Engine) -> AsyncGenera
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the two, with four tasks of two rollouts each in a step."""
+    """An algorithm, with four tasks of two rollouts each in a step."""
 
     name: str
     make: Callable[..., Any]
@@ -141,7 +141,7 @@ async def trained(
             model_dir=folder, model_server_url=url, run_dir=run_dir, max_steps=max_steps, prompts_per_step=4, group_size=2, metrics=[],
             **{**kind.options, **given},
         )  # fmt: skip
-        failed = asyncio.ensure_future(act(store, decide))  # it never ends well
+        failed = asyncio.ensure_future(act(store, decide))  # it only ends with an error
         try:
             return await unless(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
         finally:
@@ -150,7 +150,7 @@ async def trained(
 
 
 async def of_run(store: LightningStore, run_dir: Path) -> dict[str, int]:
-    """{rollout id: how often it was tried} of a run."""
+    """Return {rollout id: number of attempts} of a run."""
     name = json.loads((run_dir / "run.json").read_text())["run_id"]
     ids = [rollout.rollout_id for rollout in await store.query_rollouts() if f"-{name}-" in rollout.rollout_id]
     tried = [attempt.rollout_id for attempt in await store.queue.query_attempts(ids)]
@@ -158,7 +158,7 @@ async def of_run(store: LightningStore, run_dir: Path) -> dict[str, int]:
 
 
 def member(rollout: AttemptedRollout) -> int:
-    """0 or 1: which rollout of its task."""
+    """Return the rollout's index within its task: 0 or 1."""
     return int(rollout.rollout_id[-1])
 
 
@@ -167,7 +167,7 @@ def by_place(rollout: AttemptedRollout) -> Did:
 
 
 def as_good(rollout: AttemptedRollout) -> Did:
-    """Equal rewards: nothing is trained, which is quick."""
+    """Give equal rewards, so that nothing is trained, for speed."""
     return Did(reward=1.0)
 
 
@@ -181,19 +181,19 @@ NOTHING: Sequence[tuple[Did, str]] = (
 
 
 @pytest.mark.parametrize(("did", "words"), NOTHING, ids=["no spans", "no calls", "no reward", "nan", "too long"])
-async def test_a_step_with_nothing_to_train_on_names_the_reason_and_keeps_what_was_paid_for(
+async def test_a_step_without_usable_rollouts_names_the_reason_and_repeats_none(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, did: Did, words: str
 ) -> None:
-    for _ in range(2):  # again: what ran is read, and not run again
+    for _ in range(2):  # the second time, the results are read and nothing is run
         with pytest.raises(DataError, match=rf"has nothing to .* refused \{{({words})\}}\. .*adapters"):
             await trained(kind, store, folder, tmp_path / "run", lambda rollout: did)
     assert list((await of_run(store, tmp_path / "run")).values()) == [1] * 8
 
 
-async def test_rollouts_that_all_failed_are_an_error_with_their_own_words_and_are_tried_again(
+async def test_an_error_names_why_all_rollouts_failed_and_a_resume_retries_them(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
 ) -> None:
-    """So a resource that is gone is named: the runner's error says which."""
+    """The runner's error names a missing resource."""
     with pytest.raises(DataError, match=rf"'not_succeeded': 8.*8 × {GONE}"):
         await trained(kind, store, folder, tmp_path / "run", lambda rollout: Did(error=GONE))
     (report,) = await trained(kind, store, folder, tmp_path / "run", as_good)
@@ -201,7 +201,7 @@ async def test_rollouts_that_all_failed_are_an_error_with_their_own_words_and_ar
     assert list((await of_run(store, tmp_path / "run")).values()) == [2] * 8
 
 
-async def test_rewards_that_are_all_equal_change_no_weights(
+async def test_equal_rewards_change_no_weights(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (report,) = await trained(kind, store, folder, tmp_path / "run", as_good)
@@ -209,10 +209,10 @@ async def test_rewards_that_are_all_equal_change_no_weights(
     assert "1 changes no weights: the rewards are " in caplog.text
 
 
-async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
+async def test_unusable_rollouts_are_counted_and_the_others_trained_on(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A group with a NaN, one of which one rollout finished, one with a prompt that is too long, and a good one."""
+    """Groups: one with a NaN, one with a single finished rollout, one with a prompt that is too long, and a usable one."""
     bad = {0: Did(reward=math.nan), 1: Did(error="broke down"), 2: Did(prompt=tiny.CONTEXT_TOKENS)}
 
     def decide(rollout: AttemptedRollout) -> Did:
@@ -226,7 +226,7 @@ async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
     assert report.tokens > 0 and math.isfinite(report.loss)
     if kind.name == "grpo":
         assert (report.trajectories, report.zero_variance_groups, report.singleton_groups) == (5, 3, 3), (
-            "a group of one says nothing about what is better"
+            "singleton groups have no comparison"
         )
         assert "step 1: 3 of 4 groups have one rollout left, which cannot be compared with others and is not trained on: ro-" in caplog.text
     assert (report.figures["refused_share"], report.figures["cut_share"], report.figures["stale_share"]) == (3 / 8, 0, 1)
@@ -237,7 +237,7 @@ def latest_weights(folder: Path) -> Path:
     return max(folder.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime_ns)
 
 
-async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: LightningStore, folder: Path, tmp_path: Path) -> None:
+async def test_rollouts_deleted_while_they_run_are_left_out(store: LightningStore, folder: Path, tmp_path: Path) -> None:
     def decide(rollout: AttemptedRollout) -> Did:
         return Did(deleted=True) if rollout.rollout_id.endswith("3-000") else as_good(rollout)
 
@@ -247,10 +247,10 @@ async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: Ligh
     (report,) = await trained(grpo, store, folder, tmp_path / "grpo", decide)
     assert report.refused == {"not_finished": 1}
     (report,) = await trained(grpo, store, folder, tmp_path / "async", decide, groups_in_flight=6, step_timeout_seconds=300)
-    assert report.carried == 2, "and what is carried over is cancelled at the end, as far as it is there"
+    assert report.carried == 2, "carried groups are cancelled at the end, except deleted rollouts"
 
 
-async def test_a_run_of_another_model_or_another_store_is_refused_by_name(
+async def test_a_run_with_another_model_or_store_is_refused_by_name(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
 ) -> None:
     await trained(kind, store, folder, tmp_path / "run", as_good)
@@ -265,7 +265,7 @@ async def test_a_run_of_another_model_or_another_store_is_refused_by_name(
 
 @contextmanager
 def renamed_run(folder: Path) -> Generator[None]:
-    """As if it had been begun with another store."""
+    """Rename the run during the block, as if it had been started with another store."""
     name = json.loads((folder / "run.json").read_text())["run_id"]
     files = [folder / "run.json", *folder.glob("checkpoints/*/state.json")]
     before = {path: path.read_text() for path in files}
@@ -279,15 +279,13 @@ def renamed_run(folder: Path) -> Generator[None]:
 
 
 class Deaf(Engine):
-    """Says that it has loaded weights, and goes on with the old ones."""
+    """Reports that it has loaded weights, but keeps the old ones."""
 
     async def set_weights(self, folder: str, version: str) -> None:
         self.version = version
 
 
-async def test_a_server_that_does_not_sample_with_what_was_pushed_is_noticed(
-    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
-) -> None:
+async def test_a_server_that_ignores_pushed_weights_is_detected(kind: Kind, store: LightningStore, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ModelServerError, match="does not sample with the weights that were pushed as version 2: a ratio of probabilities is"
     ):

@@ -1,4 +1,4 @@
-"""GRPO on rollouts that it did not enqueue: adopted traces of a product, and rollouts that another program ran."""
+"""GRPO on offline rollouts: adopted traces of a product, and rollouts that another program enqueued."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def logprobs(model: Any, response: list[int]) -> list[float]:
 
 
 async def observed(store: LightningStore, model: Any, task: Any, response: list[int], mode: RolloutMode) -> str:
-    """A rollout without a runner of the run's: GOOD is rewarded."""
+    """Create a finished offline rollout; the response GOOD is rewarded."""
     begun = await store.start_rollout(task, mode=mode)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     call = {
@@ -45,7 +45,7 @@ async def observed(store: LightningStore, model: Any, task: Any, response: list[
 
 
 @pytest.mark.parametrize("mode", ["production", "test"], ids=["adopted", "injected"])
-async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store: LightningStore, tmp_path: Path, mode: RolloutMode) -> None:
+async def test_grpo_trains_on_offline_rollouts_once_and_enqueues_none(store: LightningStore, tmp_path: Path, mode: RolloutMode) -> None:
     folder = make_policy(tmp_path / "policy", seed=1)
     model = load_policy(folder).model
     before = [sum(logprobs(model, response)) for response in (GOOD, BAD)]
@@ -78,7 +78,7 @@ async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store:
     assert sorted(reports[1].rollout_ids) == sorted(more)
 
 
-def test_tasks_that_came_once_are_judged_against_each_other() -> None:
+def test_tasks_with_one_rollout_form_one_group() -> None:
     rollouts = [Rollout(rollout_id=f"ro-{place}", input=task, start_time=1) for place, task in enumerate("abacd")]
     groups = grouped(rollouts, first=3, step=2)
     assert [(group.number, group.step, list(group.rollout_ids)) for group in groups] == [
@@ -89,6 +89,6 @@ def test_tasks_that_came_once_are_judged_against_each_other() -> None:
     assert grouped([], first=0, step=1) == []
 
 
-def test_what_does_not_go_with_rollouts_of_others_is_named() -> None:
+def test_options_that_conflict_with_offline_rollouts_are_named() -> None:
     with pytest.raises(UsageError, match="offline_mode enqueues nothing"):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", offline_mode="production", resample_rounds=1)

@@ -1,4 +1,4 @@
-"""Who may ask a model server, and from whose pages: ours, the one over vLLM, and those that a run on a cluster starts."""
+"""Access control of model servers: this package's, the proxy of vLLM, and those that a run starts on a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = {
     "evil.example": False,
     "[evil": False,
 }
-"""{Host: whether it is answered}."""
+"""{Host header: whether it is accepted}."""
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def serving(app: web.Application) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def both(tiny_policy: Path) -> AsyncGenerator[list[str]]:
-    """Our server, and the front of a vLLM that is not there."""
+    """Run this package's server, and the proxy of a vLLM that does not run."""
     front = Front(Process("vLLM", ["true"], log=Path(os.devnull)), "http://127.0.0.1:9", "0", name="policy")
     async with Engine(load_policy(tiny_policy)) as engine, serving(make_app(engine)) as ours, serving(front.app()) as over_vllm:
         yield [ours, over_vllm]
@@ -60,9 +60,9 @@ async def status(method: str, url: str, **headers: str) -> int:
         return answer.status
 
 
-async def test_weights_are_taken_by_no_foreign_name_and_from_no_foreign_page(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_weights_are_refused_for_foreign_hosts_and_origins(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_ALLOWED_HOSTS", "stack.test")
-    monkeypatch.setenv("AGL_TOKEN", "s3cret")  # which these ports do not ask for: the names count with one, too
+    monkeypatch.setenv("AGL_TOKEN", "s3cret")  # not required by these servers; hosts and origins are checked nevertheless
     async with both(tiny_policy) as urls:
         for url in urls:
             for host, answered in NAMES.items():
@@ -74,7 +74,7 @@ async def test_weights_are_taken_by_no_foreign_name_and_from_no_foreign_page(tin
             assert await status("POST", f"{url}/weights", Origin=url) == 400
 
 
-async def test_a_server_with_a_key_answers_who_shows_it_and_takes_no_weights(tiny_policy: Path) -> None:
+async def test_a_server_with_a_key_requires_it_and_refuses_weights(tiny_policy: Path) -> None:
     async with Engine(load_policy(tiny_policy)) as engine, serving(make_app(engine, host="192.0.2.7", key=KEY, loads=False)) as url:
         for given in ("", "Bearer", f"Bearer {KEY}x", "Bearer s3cret", KEY):
             for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("POST", "/v1/chat/completions"), ("POST", "/weights")):
@@ -84,7 +84,7 @@ async def test_a_server_with_a_key_answers_who_shows_it_and_takes_no_weights(tin
         assert await status("POST", f"{url}/weights", Authorization=f"Bearer {KEY}") == 404
 
 
-def test_no_model_server_listens_beyond_loopback_without_a_key() -> None:
+def test_a_model_server_without_a_key_listens_on_loopback_only() -> None:
     require_key("127.0.0.1", "")
     require_key("192.0.2.7", KEY)
     with pytest.raises(SettingsError, match="AGL_TOKEN"):

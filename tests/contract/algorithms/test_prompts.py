@@ -1,5 +1,7 @@
-"""Searches for prompts over real parts: a store, a Trainer's runners, an agent with the OpenAI SDK, a model that its prompt's words decide,
-and an editor behind HTTP. Nothing here is decided by time."""
+"""Prompt searches with a real store, a Trainer's runners, an agent with the OpenAI SDK, and an editor behind HTTP.
+
+The model's answers are determined by its prompt. No test depends on timing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.contract.algorithms.conftest import Models, example
 
 SEED_PROMPT = "answer"
 MERGE_SEED = 23
-"""Of a run in which both prompts are mended in children of the seed."""
+"""A seed with which children of the first candidate improve both prompts."""
 SMALL: dict[str, Any] = {
     "gradient_model": "critic",
     "apply_edit_model": "editor",
@@ -61,7 +63,7 @@ def fit(
 
 
 def true_score(models: Models, prompt: str, target: str) -> float:
-    """How the model does by this prompt on all digits, without any rollout."""
+    """Compute the model's score with this prompt on all digits, without rollouts."""
     wanted = {task["digit"]: task["wanted"] for task in [*tasks.train(target), *tasks.val(target)]}
     return sum(models.words.answer(prompt, digit) == answer for digit, answer in wanted.items()) / len(wanted)
 
@@ -75,7 +77,7 @@ async def _count(store: LightningStore) -> int:
 
 
 def steps_of(store: LightningStore, algorithm: str) -> list[agl.TrainingStep]:
-    """What the store was told of the latest run of an algorithm."""
+    """Read the recorded steps of the latest run of an algorithm from the store."""
 
     async def found() -> list[agl.TrainingStep]:
         run = next(run for run in await store.training_runs() if run.algorithm == algorithm)
@@ -85,7 +87,7 @@ def steps_of(store: LightningStore, algorithm: str) -> list[agl.TrainingStep]:
 
 
 @pytest.mark.parametrize(("target", "seed"), [("next", 0), ("flip", 1)])
-def test_apo_finds_the_prompt_that_the_tasks_want(models: Models, store: LightningStore, target: str, seed: int) -> None:
+def test_apo_finds_the_best_prompt_for_the_tasks(models: Models, store: LightningStore, target: str, seed: int) -> None:
     assert true_score(models, SEED_PROMPT, target) <= 0.5
     apo = agl.APO[Any](models.as_editor("reads"), seed=seed, **SMALL)
     with pytest.raises(ValueError, match="no best prompt yet"):
@@ -104,10 +106,10 @@ def test_apo_finds_the_prompt_that_the_tasks_want(models: Models, store: Lightni
     assert published.resources["p"] == apo.get_best_prompt() and published.resources["main_llm"].model == "words"
 
 
-def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(
+def test_apo_improves_nothing_if_rewards_are_independent_of_the_prompt(
     models: Models, store: LightningStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The control: an editor that guesses, and rewards that are dealt out by the task alone. Nor does the agent ask any model."""
+    """A control experiment: the editor guesses, rewards depend on the task only, and the agent calls no model."""
 
     def dealt(task: dict[str, Any], prompt_template: agl.PromptTemplate) -> float:
         return float(task["digit"] % 2)
@@ -120,7 +122,7 @@ def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(
 
 
 class WithoutCritic:
-    """A client whose critic is down; all else goes to `client`."""
+    """A client whose critique model fails; other calls go to `client`."""
 
     def __init__(self, client: Any) -> None:
         self._client, self.chat, self.completions = client, self, self
@@ -131,7 +133,7 @@ class WithoutCritic:
         return await self._client.chat.completions.create(model=model, **more)
 
 
-def test_a_critique_that_fails_keeps_the_parents_text_as_a_candidate(models: Models, store: LightningStore) -> None:
+def test_after_a_failed_critique_the_candidate_has_the_parents_text(models: Models, store: LightningStore) -> None:
     apo = agl.APO[Any](WithoutCritic(models.as_editor("reads")), seed=0, **{**SMALL, "beam_rounds": 1, "branch_factor": 1})
     fit(apo, models, store, "next")
     (*_, row) = apo.history
@@ -141,7 +143,7 @@ def test_a_critique_that_fails_keeps_the_parents_text_as_a_candidate(models: Mod
 
 
 @pytest.mark.parametrize("habit", ["repeats", "babbles", "invents"])
-def test_a_useless_editor_never_costs_the_best_prompt(models: Models, store: LightningStore, habit: str) -> None:
+def test_a_useless_editor_does_not_lose_the_best_prompt(models: Models, store: LightningStore, habit: str) -> None:
     apo = agl.APO[Any](models.as_editor(habit), seed=0, **{**SMALL, "beam_rounds": 1, "branch_factor": 1})
     fit(apo, models, store, "copy")
     assert true_score(models, apo.get_best_prompt().template, "copy") >= true_score(models, SEED_PROMPT, "copy")
@@ -149,7 +151,7 @@ def test_a_useless_editor_never_costs_the_best_prompt(models: Models, store: Lig
     assert made == (0 if habit == "invents" else 2), "an edit with a placeholder that no agent fills is left out"
 
 
-def test_an_editor_that_is_down_ends_the_search_with_the_best_and_is_asked_again(
+def test_a_failing_editor_ends_the_search_and_is_called_again_on_resume(
     models: Models, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {**SMALL, "beam_rounds": 3, "seed": 0, "run_dir": tmp_path}
@@ -164,16 +166,16 @@ def test_an_editor_that_is_down_ends_the_search_with_the_best_and_is_asked_again
     again = agl.APO[Any](models.as_editor("reads"), **options)
     fit(again, models, store, "next")
     assert true_score(models, again.get_best_prompt().template, "next") == 1.0
-    assert rollouts_of(store) - paid < again.spend.rollouts, "what was paid for is not paid for again"
-    told = steps_of(store, "apo")
-    assert [(step.step, step.version_after) for step in told] == [(row["round"], row["best_version"]) for row in again.history]
+    assert rollouts_of(store) - paid < again.spend.rollouts, "recorded rollouts are not run again"
+    steps = steps_of(store, "apo")
+    assert [(step.step, step.version_after) for step in steps] == [(row["round"], row["best_version"]) for row in again.history]
 
     with caplog.at_level(logging.ERROR):
         once_more = agl.APO[Any](models.as_editor("reads", shut=True), **options)
         before = rollouts_of(store)
         fit(once_more, models, store, "next")
     assert once_more.history == again.history and models.server.calls == 0 and rollouts_of(store) == before
-    assert steps_of(store, "apo") == told
+    assert steps_of(store, "apo") == steps
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_an_editor_that_is_down_ends_the_search_with_the_best_and_is_asked_again
         ({"max_rollouts": 9}, "max_rollouts = 9 do not allow"),
     ],
 )
-def test_a_bound_on_spend_is_kept_and_said(models: Models, store: LightningStore, bound: dict[str, int], words: str) -> None:
+def test_a_limit_on_spending_ends_the_search_and_is_named(models: Models, store: LightningStore, bound: dict[str, int], words: str) -> None:
     apo = agl.APO[Any](models.as_editor("reads"), seed=0, **SMALL, **bound)
     before = rollouts_of(store)
     fit(apo, models, store, "next")
@@ -194,7 +196,7 @@ def test_a_bound_on_spend_is_kept_and_said(models: Models, store: LightningStore
     assert apo.get_best_prompt().template
 
 
-def test_gepa_finds_the_prompt_that_the_tasks_want(models: Models, store: LightningStore) -> None:
+def test_gepa_finds_the_best_prompt_for_the_tasks(models: Models, store: LightningStore) -> None:
     gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", max_iterations=8, seed=0, max_rollouts=120)
     fit(gepa, models, store, "back")
     assert true_score(models, gepa.get_best_prompt().template, "back") == 1.0, gepa.history
@@ -203,11 +205,11 @@ def test_gepa_finds_the_prompt_that_the_tasks_want(models: Models, store: Lightn
 
 
 def history_of(gepa: agl.GEPA[Any]) -> list[dict[str, Any]]:
-    """Its history but for the tokens that the editor read: measured seconds are among them, whose digits are more or fewer."""
+    """Return its history without the editor's token counts, which vary with the digits of measured times in the prompts."""
     return [{name: value for name, value in row.items() if name != "editor_tokens"} for row in gepa.history]
 
 
-def test_gepa_that_was_stopped_goes_on_as_if_it_had_not_been(models: Models, store: LightningStore, tmp_path: Path) -> None:
+def test_a_resumed_gepa_run_equals_an_uninterrupted_one(models: Models, store: LightningStore, tmp_path: Path) -> None:
     def run(**given: Any) -> agl.GEPA[Any]:
         gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", max_iterations=3, perfect_reward=None, seed=0, **given)
         fit(gepa, models, store, "next")
@@ -238,10 +240,8 @@ def test_gepa_improves_several_prompts_in_turn(models: Models, store: LightningS
     }
 
 
-def test_gepa_learns_nothing_where_rewards_do_not_depend_on_the_prompt_nor_from_a_useless_editor(
-    models: Models, store: LightningStore
-) -> None:
-    """The controls: rewards that are dealt out by the task alone, and an editor whose words mean nothing."""
+def test_gepa_improves_nothing_with_independent_rewards_or_a_useless_editor(models: Models, store: LightningStore) -> None:
+    """Control experiments: rewards that depend on the task only, and an editor with meaningless answers."""
 
     def dealt(task: dict[str, Any], prompt_template: agl.PromptTemplate) -> float:
         return float(task["digit"] % 2)
@@ -256,9 +256,9 @@ def test_gepa_learns_nothing_where_rewards_do_not_depend_on_the_prompt_nor_from_
         assert [row["joined"] for row in gepa.history] == ["v0", None, None]
 
 
-def test_gepa_merges_two_that_mended_different_prompts(models: Models, store: LightningStore) -> None:
-    """One candidate has mended the first prompt and another the second, and each lost a task that the seed's had right: the child of both
-    has both (algorithm 4), and is better than either."""
+def test_gepa_merges_candidates_that_improved_different_prompts(models: Models, store: LightningStore) -> None:
+    """One candidate improved the first prompt and another the second, and each lost a task that the seed solved. Their child has both
+    improvements (algorithm 4) and scores better than either."""
 
     async def agent(task: dict[str, Any], resources: agl.NamedResources, llm: agl.LLM) -> float:
         template = resources[task["prompt"]]
@@ -286,11 +286,11 @@ def test_gepa_merges_two_that_mended_different_prompts(models: Models, store: Li
     }
 
 
-def test_gepa_tries_to_merge_what_is_best_at_different_tasks(models: Models, store: LightningStore) -> None:
-    """Some tasks want one operation and some another, and some what the first prompt does: nobody is best at all of them."""
+def test_gepa_merges_prompts_that_are_best_at_different_tasks(models: Models, store: LightningStore) -> None:
+    """Tasks need three different operations, one of them the initial prompt's, so that no prompt is best at all of them."""
     own = [{"digit": digit, "wanted": models.words.answer(SEED_PROMPT, digit)} for digit in range(10)]
     wanted = [tasks.OPERATIONS[word] for word in ("next", "flip")]
-    kept = [task for task in own if all(int(task["wanted"]) != does(task["digit"]) for does in wanted)][:4]
+    unchanged = [task for task in own if all(int(task["wanted"]) != does(task["digit"]) for does in wanted)][:4]
     mixed = [{"digit": digit, "wanted": answer} for digit, answer in ((0, "1"), (2, "3"), (2, "7"), (3, "6"))]
     gepa = agl.GEPA[Any](
         models.as_editor("guesses"),
@@ -301,13 +301,13 @@ def test_gepa_tries_to_merge_what_is_best_at_different_tasks(models: Models, sto
         seed=1,
         perfect_reward=None,
     )
-    fit(gepa, models, store, "next", train=mixed, val=[*mixed, *kept])
+    fit(gepa, models, store, "next", train=mixed, val=[*mixed, *unchanged])
     merges = [row for row in gepa.history if row["kind"] == "merge"]
     assert len(merges) == 1 and len(merges[0]["front"]) >= 2, gepa.history
     assert models.server.calls == gepa.spend.editor_calls <= 14
 
 
-def test_random_search_tries_all_and_keeps_the_best(models: Models, store: LightningStore) -> None:
+def test_random_search_evaluates_all_and_keeps_the_best(models: Models, store: LightningStore) -> None:
     search = agl.RandomSearch(["please copy", "please back", "please flip"], seed=0)
     fit(search, models, store, "back")
     assert search.get_best_prompt().template == "please back" and search.best_score == 1.0
@@ -321,7 +321,7 @@ def test_random_search_tries_all_and_keeps_the_best(models: Models, store: Light
     assert max(step.metrics["reward_mean"] for step in steps) == steps[-1].metrics["best_score"] == 1.0
 
 
-def test_what_a_search_cannot_work_with_is_named(models: Models, store: LightningStore, tmp_path: Path) -> None:
+def test_unsuitable_input_of_a_search_is_named(models: Models, store: LightningStore, tmp_path: Path) -> None:
     apo = agl.APO[Any](models.as_editor("reads"), **SMALL, seed=0, run_dir=tmp_path)
     apo.set_store(store)
 
@@ -352,9 +352,7 @@ def search_of(tmp_path: Path) -> Any:
     return agl.RandomSearch(["please copy"], seed=0, run_dir=tmp_path / "run", metrics=[])
 
 
-def test_a_search_whose_agent_is_broken_says_so_and_goes_on_when_it_is_mended(
-    models: Models, store: LightningStore, tmp_path: Path
-) -> None:
+def test_a_search_with_a_failing_agent_resumes_after_the_agent_is_fixed(models: Models, store: LightningStore, tmp_path: Path) -> None:
     def broken(task: dict[str, Any]) -> float:
         raise RuntimeError("no such model")
 
@@ -368,7 +366,7 @@ def test_a_search_whose_agent_is_broken_says_so_and_goes_on_when_it_is_mended(
     assert rollouts_of(store) - before == 10, "what had failed was tried again, under the same ids"
 
 
-def test_rewards_that_are_no_numbers_and_rollouts_that_are_deleted_cost_a_search_nothing_else(
+def test_a_search_survives_nan_rewards_and_deleted_rollouts(
     models: Models, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = iter([math.nan, None])
@@ -388,10 +386,10 @@ def test_rewards_that_are_no_numbers_and_rollouts_that_are_deleted_cost_a_search
 
 
 async def nothing(task: dict[str, Any]) -> None:
-    """An agent that neither grades nor is graded."""
+    """An agent without rewards."""
 
 
-def test_candidates_without_any_reward_are_named_and_count_nothing(
+def test_candidates_without_rewards_are_named_and_score_zero(
     models: Models, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     search = search_of(tmp_path)

@@ -1,4 +1,4 @@
-"""What verl's sessions get from a real stack: rollouts that are enqueued together, read as samples, and not run twice."""
+"""verl's sessions on a real stack: rollouts are enqueued in one batch, read as samples, and not run twice."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.contract.store.test_export import call_of, reward_of
 
 
 def spec_of(run_id: str, **given: object) -> Spec:
-    told = {"store": "", "run_id": run_id, "start": 1, "rules": asdict(Rules()), "rollout_config": {}, **given}
-    return Spec.of(told)
+    section = {"store": "", "run_id": run_id, "start": 1, "rules": asdict(Rules()), "rollout_config": {}, **given}
+    return Spec.of(section)
 
 
 async def begin(store: LightningStore) -> str:
-    """A new run with resources for its rollouts; its id."""
+    """Publish the resources of a new run; return its id."""
     run_id = f"verl-{uuid.uuid4().hex[:8]}"
     for mode in ("train", "val"):
         await store.publish({"main_llm": LLM(endpoint="http://127.0.0.1:1/v1", model="policy")}, resources_id=f"{run_id}-{mode}")
@@ -29,7 +29,7 @@ async def begin(store: LightningStore) -> str:
 
 
 async def act(store: LightningStore, count: int, *, rewards: Sequence[float | None] = (1.0,)) -> list[str]:
-    """Be the runner and the agent of so many rollouts: one call each, and a reward; the rollouts' ids."""
+    """Act as runner and agent of `count` rollouts, with a call and a reward each; return their ids."""
     done: list[str] = []
     while len(done) < count:
         for claimed in await store.queue.claim(count - len(done), wait_seconds=5):
@@ -45,27 +45,27 @@ def wanted(session: int, *, step: int = 1, mode: RolloutMode = "train") -> Rollo
     return RolloutRequest(task={"ask": "hello"}, mode=mode, step=step, index=7, session=session)
 
 
-async def test_sessions_get_the_samples_of_their_rollouts_and_what_was_refused_is_told_first(store: LightningStore) -> None:
+async def test_sessions_get_their_samples_after_the_counts_are_reported(store: LightningStore) -> None:
     await store.open()
-    told: list[tuple[RolloutMode, Counts]] = []
+    reported: list[tuple[RolloutMode, Counts]] = []
     run_id = await begin(store)
-    rollouts = Rollouts(store, spec_of(run_id, seed=3), lambda mode, counts: told.append((mode, counts)))
+    rollouts = Rollouts(store, spec_of(run_id, seed=3), lambda mode, counts: reported.append((mode, counts)))
     asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(3)))
     await act(store, 3, rewards=(0.25, None, 1.0))
     reads: list[RolloutResult] = await asked
     assert sorted(sample.reward for read in reads for sample in read.samples) == [0.25, 1.0]
     assert sum(not read.samples for read in reads) == 1
-    assert {mode for mode, _ in told} == {"train"}
+    assert {mode for mode, _ in reported} == {"train"}
     total = Counts()
-    for _, counts in told:
+    for _, counts in reported:
         total.add(counts)
     assert (total.rollouts, total.sampled, total.refused) == (3, 2, {"no_reward": 1})
-    kept = await store.query_rollouts(rollout_id_in=[f"ro-{run_id}-train-000001-000007-{n:03d}" for n in range(3)])
-    assert {rollout.resources_id for rollout in kept} == {f"{run_id}-train"}
-    assert len({(rollout.metadata or {})["sampling_seed"] for rollout in kept}) == 3
+    stored = await store.query_rollouts(rollout_id_in=[f"ro-{run_id}-train-000001-000007-{n:03d}" for n in range(3)])
+    assert {rollout.resources_id for rollout in stored} == {f"{run_id}-train"}
+    assert len({(rollout.metadata or {})["sampling_seed"] for rollout in stored}) == 3
 
 
-async def test_a_step_that_is_done_again_reads_what_succeeded_and_runs_the_rest_under_another_id(store: LightningStore) -> None:
+async def test_a_repeated_step_reruns_only_rollouts_that_had_not_succeeded(store: LightningStore) -> None:
     await store.open()
     run_id = await begin(store)
     first = Rollouts(store, spec_of(run_id))
@@ -88,21 +88,21 @@ async def test_a_step_that_is_done_again_reads_what_succeeded_and_runs_the_rest_
     assert stale.status == "cancelled"
 
 
-async def test_what_has_not_finished_in_time_is_cancelled_left_out_and_counted(store: LightningStore) -> None:
+async def test_unfinished_rollouts_are_cancelled_left_out_and_counted(store: LightningStore) -> None:
     await store.open()
-    told: list[Counts] = []
+    reported: list[Counts] = []
     run_id = await begin(store)
-    rollouts = Rollouts(store, spec_of(run_id, step_seconds=0.1), lambda _, counts: told.append(counts))
+    rollouts = Rollouts(store, spec_of(run_id, step_seconds=0.1), lambda _, counts: reported.append(counts))
     read = await rollouts.run(wanted(0, mode="val"))
     assert read.samples == []
-    assert told == [Counts(rollouts=1, refused=told[0].refused)]
-    assert told[0].refused == {"not_finished": 1}
+    assert reported == [Counts(rollouts=1, refused=reported[0].refused)]
+    assert reported[0].refused == {"not_finished": 1}
     rollout = await store.get_rollout_by_id(read.rollout_id)
     assert rollout is not None
     assert rollout.status == "cancelled"
 
 
-async def test_a_session_that_goes_away_while_it_is_given_up_fails_no_other(store: LightningStore) -> None:
+async def test_a_cancelled_session_does_not_fail_the_others(store: LightningStore) -> None:
     await store.open()
 
     async def leave(_mode: RolloutMode, _counts: Counts) -> None:
@@ -116,11 +116,11 @@ async def test_a_session_that_goes_away_while_it_is_given_up_fails_no_other(stor
     assert [isinstance(read, RolloutResult) and read.samples == [] for read in others] == [True, True]
 
 
-async def test_a_rollout_that_is_deleted_while_it_runs_gives_no_sample_and_is_counted(store: LightningStore) -> None:
+async def test_a_deleted_rollout_has_no_sample_and_is_counted(store: LightningStore) -> None:
     await store.open()
-    told: list[Counts] = []
+    reported: list[Counts] = []
     run_id = await begin(store)
-    rollouts = Rollouts(store, spec_of(run_id), lambda _, counts: told.append(counts))
+    rollouts = Rollouts(store, spec_of(run_id), lambda _, counts: reported.append(counts))
     asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(2)))
     (finished,) = await act(store, 1)
     (gone,) = {f"ro-{run_id}-{wanted(session).name}" for session in range(2)} - {finished}
@@ -128,6 +128,6 @@ async def test_a_rollout_that_is_deleted_while_it_runs_gives_no_sample_and_is_co
     reads = {read.rollout_id: read for read in await asked}
     assert (len(reads[finished].samples), reads[gone].samples) == (1, [])
     total = Counts()
-    for counts in told:
+    for counts in reported:
         total.add(counts)
     assert (total.rollouts, total.sampled, total.refused) == (2, 1, {"not_finished": 1})

@@ -9,7 +9,7 @@ from agl_otel.algorithms.grpo.policy import Policy
 
 @pytest.fixture(scope="session")
 def policy() -> Policy:
-    """An untrained tiny model: quick to make, and as good as any to check arithmetic with."""
+    """Return an untrained tiny model."""
     torch.set_num_threads(1)
     tokenizer = tiny.make_tokenizer()
     model = tiny.make_model(tokenizer, seed=1).eval()

@@ -1,4 +1,4 @@
-"""The losses once more, token by token in Python's float64 with autograd, written from the papers and not from objective.py."""
+"""Reference implementation of the losses: token by token, in float64 with autograd, from the papers and independent of objective.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agl_otel.algorithms.grpo.objective import Objective
 
 
 class Row(NamedTuple):
-    """One trajectory: its trained tokens only."""
+    """The trained tokens of one trajectory."""
 
     rollout: str
     new: list[Tensor]
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def reference_loss(batch: Sequence[Row], options: Objective) -> Tensor:
-    """What is minimised, as a float64 scalar."""
+    """Compute the loss, a float64 scalar."""
     rows = [row for row in batch if row.new]
     of_rollout: dict[str, int] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Who stays and who is expanded: tables worked by hand, and rules that hold for all tables."""
+"""Beam selection and Pareto fronts: worked examples and properties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES = st.integers(1, 5).flatmap(
 # --- beam
 
 
-def test_a_smaller_beam_is_repeated_in_turn_and_a_larger_one_is_sampled() -> None:
+def test_a_small_beam_is_repeated_and_a_large_one_is_sampled() -> None:
     assert parents_of(["a"], 4, random.Random(0)) == ["a"] * 4
     assert parents_of(["a", "b", "c"], 5, random.Random(0)) == ["a", "b", "c", "a", "b"]
     for seed in range(20):
@@ -28,20 +28,20 @@ def test_a_smaller_beam_is_repeated_in_turn_and_a_larger_one_is_sampled() -> Non
         assert len(set(parents_of("abcdef", 3, random.Random(seed)))) == 3
 
 
-def test_the_best_stay_and_of_equal_ones_the_first() -> None:
+def test_the_beam_keeps_the_best_and_among_equals_the_first() -> None:
     assert best_of("abcde", [0.5, 0.9, 0.5, 0.9, 0.1], 3) == [("b", 0.9), ("d", 0.9), ("a", 0.5)]
     assert best_of("ab", [0.0, 0.0], 5) == [("a", 0.0), ("b", 0.0)]
 
 
 @pytest.mark.parametrize(("rewards", "score"), [([1.0, None, 0.5, 0.0], 0.375), ([None, None], 0.0), ([], 0.0), ([-1.0, 1.0], 0.0)])
-def test_a_missing_reward_counts_nothing_and_no_rollout_makes_zero(rewards: list[float | None], score: float) -> None:
+def test_a_missing_reward_counts_as_zero_and_so_does_no_rollout(rewards: list[float | None], score: float) -> None:
     assert score_of(rewards) == score
 
 
 # --- the front
 
 
-def test_a_front_worked_by_hand() -> None:
+def test_the_front_of_a_worked_example() -> None:
     #        task 0  1    2    3
     table = {
         "a": [1.0, 0.0, 0.2, 0.0],  # alone best at 0
@@ -55,14 +55,14 @@ def test_a_front_worked_by_hand() -> None:
     assert front({"a": [1.0, 0.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}) == {"c": {0, 1}}
 
 
-def test_members_of_the_front_are_chosen_as_often_as_they_are_best() -> None:
+def test_front_members_are_chosen_in_proportion_to_their_best_tasks() -> None:
     table = {"a": [1.0, 1.0, 1.0, 0.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [0.5, 0.5, 0.5, 0.5]}
     drawn = [choose(table, random.Random(seed)) for seed in range(2000)]
     assert set(drawn) == {"a", "b"} and 1400 < drawn.count("a") < 1600
 
 
 @given(TABLES)
-def test_every_task_has_a_best_one_in_the_front_and_nobody_there_could_go(table: dict[str, list[float]]) -> None:
+def test_the_front_covers_all_tasks_and_is_minimal(table: dict[str, list[float]]) -> None:
     members = front(table)
     tasks = range(len(next(iter(table.values()))))
     assert set().union(*members.values()) == set(tasks)
@@ -72,7 +72,7 @@ def test_every_task_has_a_best_one_in_the_front_and_nobody_there_could_go(table:
 
 
 @given(TABLES, st.integers())
-def test_who_is_chosen_is_of_the_front(table: dict[str, list[float]], seed: int) -> None:
+def test_only_front_members_are_chosen(table: dict[str, list[float]], seed: int) -> None:
     assert choose(table, random.Random(seed)) in front(table)
 
 
@@ -81,11 +81,11 @@ def test_who_is_chosen_is_of_the_front(table: dict[str, list[float]], seed: int)
 PARENTS = {"v0": (), "v1": ("v0",), "v2": ("v0",), "v3": ("v1",), "v4": ("v3", "v2")}
 
 
-def test_descent_is_followed_through_all_parents() -> None:
+def test_ancestors_include_those_of_all_parents() -> None:
     assert ancestors("v4", PARENTS) == {"v0", "v1", "v2", "v3"} and ancestors("v0", PARENTS) == set()
 
 
-def test_pairs_to_merge_are_of_the_front_and_not_of_one_line() -> None:
+def test_pairs_to_merge_are_of_the_front_and_neither_descends_from_the_other() -> None:
     table = {"v0": [0.0, 0.0, 0.5], "v1": [1.0, 0.0, 0.0], "v2": [0.0, 1.0, 0.0], "v3": [0.9, 0.0, 1.0]}
     assert list(front(table)) == ["v1", "v2", "v3"]
     assert pairs_to_merge(table, PARENTS) == [("v1", "v2"), ("v2", "v3")], "v3 descends from v1"
@@ -101,14 +101,14 @@ def test_pairs_to_merge_are_of_the_front_and_not_of_one_line() -> None:
         ({"p": "a", "q": "x"}, {"p": "a", "q": "x"}, {"p": "a", "q": "x"}),
     ],
 )
-def test_a_merge_takes_what_has_changed(left: dict[str, str], right: dict[str, str], wanted: dict[str, str]) -> None:
+def test_a_merge_takes_the_changed_prompts(left: dict[str, str], right: dict[str, str], wanted: dict[str, str]) -> None:
     ancestor = {"p": "a", "q": "x"}
     assert merged(ancestor, left, right, left_is_better=True) == wanted
     assert merged(ancestor, right, left, left_is_better=False) == wanted
 
 
 @given(*[st.fixed_dictionaries({name: st.sampled_from("abc") for name in "pqr"}) for _ in range(3)], st.booleans())
-def test_a_merge_invents_nothing_and_loses_no_change(
+def test_a_merge_adds_no_text_and_loses_no_change(
     ancestor: dict[str, str], left: dict[str, str], right: dict[str, str], better: bool
 ) -> None:
     result = merged(ancestor, left, right, left_is_better=better)

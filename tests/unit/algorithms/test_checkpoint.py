@@ -46,7 +46,7 @@ def draws() -> list[Any]:
     return [random.random(), np.random.random(3).tolist(), torch.rand(3).tolist()]
 
 
-def test_what_is_loaded_goes_on_bit_for_bit_as_what_was_saved(policy: Policy, tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_continues_bit_for_bit(policy: Policy, tmp_path: Path) -> None:
     batch, first = make_batch(policy), learner(policy)
     first.update(batch, ADVANTAGES)
     order = TaskOrder(5, random.Random(1))
@@ -71,11 +71,11 @@ def test_what_is_loaded_goes_on_bit_for_bit_as_what_was_saved(policy: Policy, tm
     assert all(torch.equal(ours[i][name], theirs[i][name]) for i in ours for name in ours[i])
 
 
-def test_the_latest_are_kept_and_what_was_half_written_is_removed(policy: Policy, tmp_path: Path) -> None:
+def test_the_latest_checkpoints_are_kept_and_incomplete_ones_removed(policy: Policy, tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, policy, 9, 10, 11)
-    torn = checkpoints.folder / ".step-000012"
-    torn.mkdir()
-    (torn / "model.safetensors").write_bytes(b"half")
+    incomplete = checkpoints.folder / ".step-000012"
+    incomplete.mkdir()
+    (incomplete / "model.safetensors").write_bytes(b"half")
     latest = checkpoints.latest()
     assert latest is not None and latest.name == "step-000011"
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-000010", "step-000011"]
@@ -84,7 +84,7 @@ def test_the_latest_are_kept_and_what_was_half_written_is_removed(policy: Policy
 
 @pytest.mark.parametrize("file", ["model.safetensors", "trainer.pt", "state.json"])
 @pytest.mark.parametrize("how", ["cut", "changed", "gone"])
-def test_a_damaged_checkpoint_is_named_with_the_one_before_it(policy: Policy, tmp_path: Path, file: str, how: str) -> None:
+def test_the_error_for_a_damaged_checkpoint_names_the_previous_one(policy: Policy, tmp_path: Path, file: str, how: str) -> None:
     checkpoints = saved(tmp_path, policy, 1, 2)
     place = checkpoints.folder / "step-000002"
     content = (place / file).read_bytes()
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_named_with_the_one_before_it(policy: Policy, tm
     assert all(torch.equal(a, b) for a, b in zip(target.model.parameters(), policy.model.parameters(), strict=True))
 
 
-def test_no_flipped_bit_of_its_state_goes_unseen(policy: Policy, tmp_path: Path) -> None:
+def test_flipped_bits_in_a_checkpoints_state_are_detected(policy: Policy, tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, policy, 1)
     place = checkpoints.folder / "step-000001"
     content, whole = (place / "state.json").read_bytes(), checkpoints.state(place, "grpo-1")
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_run_model_or_release_is_refused(policy: Policy,
         checkpoints.load(place, "grpo-1", target.model, target.optimizer)
 
 
-def test_lines_without_their_checkpoint_are_cut_off(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_are_truncated(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, algorithm="grpo", options={}, seed=1)
     for step in (1, 2, 3):
         run.metric({"step": step})
@@ -147,7 +147,7 @@ def test_lines_without_their_checkpoint_are_cut_off(tmp_path: Path) -> None:
         RunFolder(tmp_path, algorithm="grpo", options={})
 
 
-def test_models_are_told_apart_without_reading_them_whole(policy: Policy, tmp_path: Path) -> None:
+def test_model_fingerprints_differ_between_models(policy: Policy, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "same", "other")]
     for folder, seed in zip(folders, (1, 1, 2), strict=True):
         model = tiny.make_model(policy.tokenizer, seed=seed)

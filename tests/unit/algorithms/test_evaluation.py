@@ -1,4 +1,4 @@
-"""What the rollouts of a candidate come to. No store is asked."""
+"""The scores of a candidate's rollouts, without a store."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_the_last_primary_reward_of_all_attempts_counts() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_no_number_counts_as_none_and_is_named(value: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_that_is_not_finite_counts_as_none_and_is_logged(value: float, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert final_rewards(traces({("a", "1"): [(1, 0, value)], ("b", "1"): [(1, 0, 0.5)]})) == {"b": 0.5}
     assert "the reward of rollout a is" in caplog.text
 
 
-def test_what_did_not_finish_in_time_is_left_out_and_what_has_no_reward_counts_zero() -> None:
+def test_unfinished_rollouts_are_left_out_and_missing_rewards_count_as_zero() -> None:
     evaluation = Evaluation(["a", "b", "c"], ["succeeded", "failed", None], [1.0, None, None])
     assert evaluation.score == 0.5 and evaluation.per_task == [1.0, 0.0, 0.0]
     assert Evaluation(["a"], [None], [None]).score == 0.0

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 
 
 def plain_logprobs(policy: Policy, row: Row) -> torch.Tensor:
-    """[response, vocabulary]: log-softmax of the model's logits at temperature 1, by one forward pass over the whole row."""
+    """Compute log-probs [response, vocabulary] at temperature 1 by one forward pass over the row."""
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([row.prompt + row.tokens])).logits[0]
     return torch.log_softmax(logits[len(row.prompt) - 1 : -1].float(), -1)
@@ -23,7 +23,7 @@ def row(seed: int = 0, **sampling: float) -> Row:
     return Row([1, 4, 20, 30, 2, 5], Sampling(**{"max_tokens": 6, **sampling}), random.Random(seed))  # pyright: ignore[reportArgumentType]  # ints and floats
 
 
-def test_logprobs_are_those_of_a_plain_forward_pass(policy: Policy) -> None:
+def test_logprobs_equal_those_of_a_forward_pass(policy: Policy) -> None:
     rows = [row(seed) for seed in range(8)]
     generate(policy.model, rows, policy.stop_ids)
     for done in rows:
@@ -31,7 +31,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass(policy: Policy) -> None:
         assert done.logprobs == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
-def test_logprobs_are_under_the_distribution_that_was_sampled(policy: Policy) -> None:
+def test_logprobs_are_of_the_sampled_distribution(policy: Policy) -> None:
     hot, narrow, greedy = row(temperature=1.5), row(top_p=0.3), row(temperature=0.0)
     generate(policy.model, [hot, narrow, greedy], policy.stop_ids)
     plain = plain_logprobs(policy, hot)
@@ -40,9 +40,9 @@ def test_logprobs_are_under_the_distribution_that_was_sampled(policy: Policy) ->
 
     for place, token in enumerate(narrow.tokens):
         ordered, index = plain_logprobs(policy, narrow)[place].exp().sort(descending=True)
-        kept = int((ordered.cumsum(0) < 0.3).sum()) + 1
-        assert token in index[:kept].tolist()
-        share = ordered[index[:kept].tolist().index(token)] / ordered[:kept].sum()
+        nucleus = int((ordered.cumsum(0) < 0.3).sum()) + 1
+        assert token in index[:nucleus].tolist()
+        share = ordered[index[:nucleus].tolist().index(token)] / ordered[:nucleus].sum()
         assert narrow.logprobs[place] == pytest.approx(share.log().item(), abs=1e-4)
 
     unscaled = plain_logprobs(policy, greedy)
@@ -50,7 +50,7 @@ def test_logprobs_are_under_the_distribution_that_was_sampled(policy: Policy) ->
     assert greedy.logprobs == pytest.approx(unscaled.max(-1).values.tolist(), abs=1e-5)
 
 
-def test_seeded_reply_does_not_depend_on_its_company(policy: Policy) -> None:
+def test_a_seeded_reply_does_not_depend_on_other_rows(policy: Policy) -> None:
     alone = row(7)
     generate(policy.model, [alone], policy.stop_ids)
     together = [row(1), row(7), row(2, max_tokens=2)]
@@ -69,7 +69,7 @@ def test_tokens_are_drawn_in_proportion_to_their_probability(policy: Policy) -> 
         assert abs(drawn[token] - expected) < 5 * expected**0.5
 
 
-def test_stop_token_ends_a_reply_and_is_part_of_it(policy: Policy) -> None:
+def test_a_stop_token_ends_a_reply_and_is_part_of_it(policy: Policy) -> None:
     probe = row(3)
     generate(policy.model, [probe], policy.stop_ids)
     stopped = row(3)
@@ -80,12 +80,12 @@ def test_stop_token_ends_a_reply_and_is_part_of_it(policy: Policy) -> None:
     assert steps[0] == 2
 
 
-def test_batches_hold_prompts_of_one_length() -> None:
+def test_batches_have_prompts_of_equal_length() -> None:
     rows = [Row([0] * length, Sampling(1), random.Random(0)) for length in (3, 5, 3, 3, 5)]
     assert [[len(r.prompt) for r in batch] for batch in by_prompt_length(rows, 2)] == [[3, 3], [3], [5, 5]]
 
 
-def test_a_seeded_reply_is_the_same_to_the_last_bit_in_any_company(policy: Policy) -> None:
+def test_a_seeded_reply_is_bit_identical_in_any_batch(policy: Policy) -> None:
     def seeded(seed: int, max_tokens: int = 6) -> Row:
         return Row([1, 4, 20, 30, 2, seed % 40 + 5], Sampling(max_tokens), random.Random(seed), seeded=True)
 

@@ -1,4 +1,4 @@
-"""What GRPO makes of a step's groups: one advantage for each rollout, and which of them are trained on."""
+"""GRPO's advantages of a step's groups, and the trajectories that are trained on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 REWARDS = {"a-1": 1.0, "a-2": 0.0, "b-1": 0.5, "b-2": 0.5, "c-1": 9.0}
 GROUPS = [Group(0, 1, ["a-1", "a-2"]), Group(1, 1, ["b-1", "b-2"]), Group(2, 1, ["c-1", "c-2"])]
 CALLS = [CallRow(rollout="a-1", call=2, prompt=[9]), *(CallRow(rollout=rollout) for rollout in REWARDS)]
-"""a-1 makes two calls that do not go on from each other; c-2 is lost."""
+"""a-1 has two calls that do not continue each other; c-2 is missing."""
 
 
 @pytest.mark.parametrize(("scaled", "expected"), [(True, 0.5**0.5), (False, 0.5)])
-def test_all_trajectories_of_a_rollout_have_its_advantage_which_is_computed_once(tmp_path: Path, scaled: bool, expected: float) -> None:
-    """By trajectory the mean of the first group would be 2/3."""
+def test_all_trajectories_of_a_rollout_have_its_one_advantage(tmp_path: Path, scaled: bool, expected: float) -> None:
+    """Computed by trajectory, the first group's mean would be 2/3."""
     grpo = GRPO.from_options(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", scale_advantages=scaled)
     traces = TracesBuilder(rewards={(rollout, "at-1"): [reward(value)] for rollout, value in REWARDS.items()}).build(*CALLS)
     private: Any = grpo

@@ -19,7 +19,7 @@ def opened(folder: Path, **given: Any) -> Journal:
     return Journal(folder, **whole)
 
 
-def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
+def test_a_resumed_run_finds_its_recorded_values(tmp_path: Path) -> None:
     first = opened(tmp_path / "run")
     first.note("a", "1", {"score": 0.5})
     first.note("b", "1", ["x"])
@@ -51,7 +51,7 @@ def test_a_folder_belongs_to_one_process_and_one_run(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_a_torn_or_damaged_record_costs_itself_alone(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_torn_or_damaged_record_loses_no_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("run")
     journal = opened(folder)
     for number in range(4):
@@ -77,7 +77,7 @@ def test_a_torn_or_damaged_record_costs_itself_alone(tmp_path_factory: pytest.Te
     third.close()
 
 
-def test_without_a_folder_it_is_kept_in_memory() -> None:
+def test_a_journal_without_a_folder_is_in_memory() -> None:
     journal = Journal(None, algorithm="apo", options=OPTIONS)
     journal.note("a", "1", 2)
     journal.metric({"round": 1})

@@ -31,7 +31,7 @@ ROWS = [
 
 
 def make_batch(policy: Policy, shift: float = 0.0, temperature: float = 1.0) -> TrajectoryBatch:
-    """ROWS with log-probs as the model itself gives them at this temperature, plus `shift`."""
+    """Make a batch of ROWS with the model's log-probs at this temperature, plus `shift`."""
     logprobs: list[list[float]] = []
     for prompt, response, mask in ROWS:
         with torch.no_grad():
@@ -83,13 +83,13 @@ def test_update_is_one_step_on_the_mean_over_model_tokens(policy: Policy, micro_
         assert torch.allclose(ours.grad, theirs.grad, atol=1e-6), name
 
 
-def test_logprobs_that_were_not_the_models_are_noticed(policy: Policy) -> None:
+def test_logprobs_of_another_model_are_reported_as_drift(policy: Policy) -> None:
     learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
     update = learner.update(make_batch(policy, shift=0.1), np.ones(len(ROWS), np.float32))
     assert update.max_ratio_error == pytest.approx(1 - math.exp(-0.1), abs=1e-4)
 
 
-def test_logprobs_are_computed_at_the_temperature_of_the_sampler(policy: Policy) -> None:
+def test_logprobs_are_computed_at_the_sampling_temperature(policy: Policy) -> None:
     batch = make_batch(policy, temperature=0.5)
     found = [
         Learner(copy.deepcopy(policy.model), learning_rate=1e-3, temperature=at)
@@ -101,8 +101,8 @@ def test_logprobs_are_computed_at_the_temperature_of_the_sampler(policy: Policy)
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])
-def test_the_ratio_is_against_the_same_log_probs_in_all_updates_of_a_batch(policy: Policy, cap: float | None) -> None:
-    """The sampler's own; with importance_cap those of the weights before the first update. Plain steps, so large that terms are clipped."""
+def test_all_updates_of_a_batch_use_the_same_old_logprobs(policy: Policy, cap: float | None) -> None:
+    """The sampler's, or with importance_cap those of the initial weights. The SGD steps are so large that terms are clipped."""
     advantages, options = np.array([1.0, -0.5, 2.0, -3.0], np.float32), Objective(clip=0.05, importance_cap=cap)
     batch = make_batch(policy, shift=0.1)
     ours, plain = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
@@ -130,13 +130,13 @@ def test_the_ratio_is_against_the_same_log_probs_in_all_updates_of_a_batch(polic
 
 
 def written_logprobs(model: Any, prompt: list[int], response: list[int], mask: list[int]) -> torch.Tensor:
-    """Of the tokens that the model wrote, by a plain forward pass over one row."""
+    """Compute the log-probs of the model's tokens by a forward pass over one row."""
     logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
     return token_logprobs(logits, torch.tensor(response))[torch.tensor(mask) == 1]
 
 
 @pytest.mark.parametrize("average", ["token", "sequence", "rollout", "constant"])
-def test_micro_batches_change_nothing(policy: Policy, average: Average) -> None:
+def test_micro_batches_do_not_change_the_gradient(policy: Policy, average: Average) -> None:
     options = Objective(average=average, constant_tokens=8, sequence_ratio=True, importance_cap=2.0, kl=0.1)
     found: list[list[torch.Tensor]] = []
     for tokens in (1, 16384):
@@ -147,7 +147,7 @@ def test_micro_batches_change_nothing(policy: Policy, average: Average) -> None:
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*found, strict=True))
 
 
-def test_the_kl_term_holds_the_weights_where_the_run_began(policy: Policy) -> None:
+def test_the_kl_term_keeps_the_weights_near_the_initial_ones(policy: Policy) -> None:
     advantages = np.array([1.0, -0.5, 2.0, -3.0], np.float32)
     drift: list[float] = []
     for kl in (0.001, 10.0):
@@ -156,7 +156,7 @@ def test_the_kl_term_holds_the_weights_where_the_run_began(policy: Policy) -> No
     assert 0 < drift[1] < drift[0]
 
 
-def test_an_advantage_that_is_no_number_changes_nothing(policy: Policy) -> None:
+def test_an_advantage_that_is_not_finite_is_refused(policy: Policy) -> None:
     learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
     with pytest.raises(DataError, match="1 of 4 advantages"):
         learner.update(make_batch(policy), np.array([1.0, math.nan, 0.0, 0.0], np.float32))
@@ -173,7 +173,7 @@ def test_weights_survive_a_round_trip(policy: Policy, tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), target.parameters(), strict=True))
 
 
-def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy: Policy, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused_without_changing_the_model(policy: Policy, tmp_path: Path) -> None:
     state = {name: tensor + 1 for name, tensor in policy.model.state_dict().items()}
     name = next(iter(state))
     before = policy.model.state_dict()[name].clone()
@@ -193,7 +193,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy: Policy, 
     assert torch.equal(policy.model.state_dict()[name], before)
 
 
-def test_every_task_comes_once_before_any_comes_again() -> None:
+def test_every_task_is_used_once_before_any_is_repeated() -> None:
     drawn = list(islice(TaskOrder(5, random.Random(0)), 30))
     assert all(sorted(drawn[start : start + 5]) == list(range(5)) for start in range(0, 30, 5))
 
@@ -210,6 +210,6 @@ def test_every_task_comes_once_before_any_comes_again() -> None:
         ({"average": "constant"}, "constant_tokens"),
     ],
 )
-def test_options_that_make_no_sense_are_named(wrong: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", **wrong)

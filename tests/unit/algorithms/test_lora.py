@@ -1,4 +1,4 @@
-"""LoRA: only the adapter is trained, what is handed out is the plain model's, and a run goes on with it."""
+"""LoRA: training of the adapter, merged weights, and checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logprobs(model: Any) -> torch.Tensor:
         return torch.log_softmax(model(input_ids=torch.arange(8, 40).reshape(2, 16)).logits, -1)
 
 
-def test_only_the_adapter_is_trained_and_merged_weights_are_those_of_the_plain_model(policy: Policy, tmp_path: Path) -> None:
+def test_only_the_adapter_is_trained_and_saved_weights_are_merged(policy: Policy, tmp_path: Path) -> None:
     trained = learner(policy)
     before = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
     assert torch.equal(logprobs(trained.model), logprobs(policy.model)), "until it is trained it changes nothing"
@@ -57,7 +57,7 @@ def test_only_the_adapter_is_trained_and_merged_weights_are_those_of_the_plain_m
     assert merged(policy.model).keys() == merged(trained.model).keys()
 
 
-def test_the_kl_term_holds_to_the_weights_below_the_adapter(policy: Policy) -> None:
+def test_the_kl_reference_is_the_model_without_its_adapter(policy: Policy) -> None:
     batch = make_batch(policy)
     first = learner(policy, kl=0.1)
     assert first.update(batch, ADVANTAGES).kl > 0
@@ -68,7 +68,7 @@ def test_the_kl_term_holds_to_the_weights_below_the_adapter(policy: Policy) -> N
     assert full.update(batch, np.zeros_like(ADVANTAGES)).kl == pytest.approx(plain.update(batch, np.zeros_like(ADVANTAGES)).kl, abs=1e-5)
 
 
-def test_a_run_goes_on_with_its_adapter_bit_for_bit(policy: Policy, tmp_path: Path) -> None:
+def test_a_checkpoint_restores_the_adapter_bit_for_bit(policy: Policy, tmp_path: Path) -> None:
     batch, first = make_batch(policy), learner(policy)
     first.update(batch, ADVANTAGES)
     checkpoints = Checkpoints(tmp_path, keep=1)
@@ -86,12 +86,12 @@ def test_a_run_goes_on_with_its_adapter_bit_for_bit(policy: Policy, tmp_path: Pa
         checkpoints.load(place, "grpo-1", wider, torch.optim.AdamW(wider.parameters()))
 
 
-def test_a_rank_that_makes_no_sense_is_named() -> None:
+def test_an_invalid_rank_is_refused() -> None:
     with pytest.raises(UsageError, match="lora_rank is 0: it must be at least 1"):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
 
 
-def test_without_peft_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(SettingsError, match=r"needs the \[lora\] extra \(peft is missing\): pip install 'agl-otel\[lora\]'"):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=2)

@@ -1,4 +1,4 @@
-"""Metric sinks: what they show of a run, also of one that was stopped and goes on; and what is said where one cannot be had."""
+"""Metric sinks: their output for a run and for a resumed one, and errors where one is not available."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_step(number: int, **metrics: Any) -> TrainingStep:
 
 
 def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
-    """(tag, step, value) of all event files: records of length, its checksum, a protobuf, and its checksum."""
+    """Yield (tag, step, value) from all event files, whose records are a length, its checksum, a protobuf and its checksum."""
     from tensorboardX.proto import event_pb2
 
     for path in sorted(folder.glob("events.*")):
@@ -42,8 +42,8 @@ def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
             content = content[16 + size :]
 
 
-class Told:
-    """A store that keeps what it is told."""
+class FakeStore:
+    """A StepStore that records steps, or is unavailable."""
 
     def __init__(self, *, away: bool = False) -> None:
         self.away = away
@@ -60,7 +60,7 @@ class Told:
         return len(steps)
 
 
-def test_tensorboard_has_every_number_of_every_step_once_also_after_a_stop(tmp_path: Path) -> None:
+def test_tensorboard_has_each_value_once_after_a_resume(tmp_path: Path) -> None:
     first = TensorBoard()
     first.begin("grpo-1", tmp_path, [])
     for number in (1, 2, 3):
@@ -79,7 +79,7 @@ def test_tensorboard_has_every_number_of_every_step_once_also_after_a_stop(tmp_p
     assert rewards == pytest.approx({1: 0.1, 2: 0.2, 3: 0.6, 4: 0.8})
 
 
-def test_tensorboard_brings_no_torch_into_a_process_that_has_none_and_keeps_nobody_from_it(tmp_path: Path) -> None:
+def test_tensorboard_does_not_import_torch_or_block_its_import(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     program = f"""
 import sys
@@ -96,7 +96,7 @@ import torch.version
 
 
 @pytest.mark.parametrize("metrics", [{}, {"best_score": 1.0, "editor_tokens": 3, "tokens": None}, {"reward_mean": math.nan}])
-def test_a_picture_is_drawn_when_the_run_ends(tmp_path: Path, metrics: dict[str, Any]) -> None:
+def test_a_plot_is_written_when_the_run_ends(tmp_path: Path, metrics: dict[str, Any]) -> None:
     pytest.importorskip("matplotlib", reason="needs the [train] extra")
     plots = Plots()
     plots.begin("grpo-1", tmp_path, [a_step(1)])
@@ -107,14 +107,14 @@ def test_a_picture_is_drawn_when_the_run_ends(tmp_path: Path, metrics: dict[str,
     assert [path.name for path in tmp_path.iterdir()] == [PICTURE]
 
 
-def test_a_run_without_steps_leaves_no_picture(tmp_path: Path) -> None:
+def test_a_run_without_steps_writes_no_plot(tmp_path: Path) -> None:
     plots = Plots()
     plots.begin("grpo-1", tmp_path, [])
     plots.close()
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_shown_is_named() -> None:
+def test_unknown_sinks_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match="metrics has 'tensorbord': there are tensorboard, wandb, plots"):
         check_metrics(["tensorbord"])
     with pytest.raises(UsageError, match="metrics has 'tensorboard', which is stored in the run's folder: give run_dir"):
@@ -125,21 +125,21 @@ def test_what_cannot_be_shown_is_named() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed here")
-def test_a_missing_extra_is_named_with_how_to_get_it() -> None:
+def test_the_error_for_a_missing_extra_names_it() -> None:
     with pytest.raises(SettingsError, match=r"needs the \[wandb\] extra \(wandb is missing\): pip install 'agl-otel\[wandb\]'"):
         check_metrics(["wandb"])
 
 
-def test_without_a_wish_a_kept_run_has_files_and_asks_nobody() -> None:
+def test_the_default_sinks_of_a_run_with_a_folder_write_files() -> None:
     assert [type(sink) for sink in sinks_of(None, has_folder=True)][:1] == [TensorBoard]
     assert sinks_of(None, has_folder=False) == sinks_of([], has_folder=True) == []
 
 
-def test_only_numbers_and_texts_are_told_those_of_inner_objects_by_their_path() -> None:
+def test_nested_metrics_are_flattened_to_numbers_and_texts() -> None:
     assert flat({"a": 1, "b": {"c": 2.5, "d": {"e": True}}, "f": [1], "g": None, "h": "x"}) == {"a": 1, "b.c": 2.5, "b.d.e": True, "h": "x"}
 
 
-async def test_a_run_goes_on_without_a_sink_that_breaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_run_continues_without_a_failing_sink(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Plots):
         asked = 0
 
@@ -147,7 +147,7 @@ async def test_a_run_goes_on_without_a_sink_that_breaks(tmp_path: Path, caplog: 
             self.asked += 1
             raise OSError("disk full")
 
-    broken, store = Broken(), Told()
+    broken, store = Broken(), FakeStore()
     with caplog.at_level(logging.WARNING):
         async with RunLog(store, run_id="grpo-1", algorithm="grpo", folder=tmp_path, sinks=[broken]) as log:
             await log.begin([])
@@ -157,15 +157,15 @@ async def test_a_run_goes_on_without_a_sink_that_breaks(tmp_path: Path, caplog: 
     assert "run grpo-1 continues without Broken: OSError('disk full')" in caplog.text
 
 
-async def test_steps_that_the_store_did_not_take_are_told_with_the_next_and_counted_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    store = Told(away=True)
+async def test_steps_refused_by_the_store_are_sent_with_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    store = FakeStore(away=True)
     async with RunLog(store, run_id="grpo-1", algorithm="grpo") as log:
         await log.begin([a_step(1)])
         await log.note(a_step(2), {})
         store.away = False
         await log.note(a_step(3), {})
     assert store.steps == [1, 2, 3]
-    lost = Told(away=True)
+    lost = FakeStore(away=True)
     with caplog.at_level(logging.WARNING):
         async with RunLog(lost, run_id="grpo-1", algorithm="grpo") as log:
             await log.begin([])

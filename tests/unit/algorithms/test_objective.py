@@ -23,13 +23,13 @@ from agl_otel.errors import UsageError
 from .reference_loss import Row, reference_loss
 
 
-def test_advantages_by_hand() -> None:
+def test_advantages_of_a_worked_example() -> None:
     advantages = group_advantages(torch.tensor([1.0, 5.0, 0.0, 5.0, 0.0, 1.0]), torch.tensor([0, 1, 0, 1, 0, 0]), epsilon=0.0)
     std = math.sqrt((0.5**2 * 4) / 3)
     assert advantages.tolist() == pytest.approx([0.5 / std, 0.0, -0.5 / std, 0.0, -0.5 / std, 0.5 / std])
 
 
-def test_group_that_says_nothing_has_no_advantage() -> None:
+def test_a_zero_variance_group_has_no_advantage() -> None:
     rewards = torch.tensor([0.1, 0.1, 0.1, 0.7, 1.0, 0.0])
     advantages = group_advantages(rewards, torch.tensor([0, 0, 0, 1, 2, 2]))
     assert advantages[:4].tolist() == [0.0] * 4
@@ -51,7 +51,7 @@ def test_advantages_equal_a_naive_loop() -> None:
     assert group_advantages(torch.tensor(rewards), torch.tensor(groups)).tolist() == pytest.approx(wanted, abs=1e-4)
 
 
-def test_unscaled_advantages_by_hand() -> None:
+def test_unscaled_advantages_of_a_worked_example() -> None:
     advantages = group_advantages(torch.tensor([1.0, 5.0, 0.0, 5.0, 0.0, 1.0]), torch.tensor([0, 1, 0, 1, 0, 0]), scaled=False)
     assert advantages.tolist() == [0.5, 0.0, -0.5, 0.0, -0.5, 0.5]
 
@@ -62,7 +62,7 @@ def simple_loss(logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Ten
     return policy_loss(logprobs, old, advantages, token_weights(sequence, sequence, options), sequence, options)
 
 
-def test_terms_are_clipped_both_ways() -> None:
+def test_ratios_are_clipped_on_both_sides() -> None:
     new = torch.tensor([0.5, 0.5, 0.1, 0.1, 0.3]).log()
     old = torch.tensor([0.25, 0.25, 0.2, 0.2, 0.3]).log()
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
@@ -126,7 +126,7 @@ def test_losses_and_gradients_equal_the_reference(options: Objective, lengths: l
     assert logprobs.grad.tolist() == pytest.approx(gradients, rel=1e-5, abs=1e-7)
 
 
-def test_a_rollout_weighs_the_same_however_many_trajectories_it_has() -> None:
+def test_a_rollouts_weight_is_independent_of_its_number_of_trajectories() -> None:
     sequence = torch.tensor([0, 0, 1, 1, 1, 2])
     weights = token_weights(sequence, torch.tensor([0, 0, 1]), Objective(average="rollout"))
     assert weights.tolist() == pytest.approx([1 / 15] * 5 + [1 / 3])
@@ -141,7 +141,7 @@ def test_a_rollout_weighs_the_same_however_many_trajectories_it_has() -> None:
         ({"kl": -1.0}, "kl is -1.0"),
     ],
 )
-def test_options_that_make_no_sense_are_named(wrong: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Objective(**wrong)
 
@@ -153,6 +153,6 @@ def test_token_logprobs_divide_by_the_temperature() -> None:
     assert torch.allclose(token_logprobs(logits, torch.tensor([1, 2]), temperature=0.0)[0], torch.log_softmax(logits, -1)[0, 1])
 
 
-def test_ratio_error_is_the_greatest_either_way() -> None:
+def test_ratio_error_is_the_largest_in_either_direction() -> None:
     assert max_ratio_error(torch.tensor([0.0, math.log(0.9)]), torch.tensor([0.0, 0.0])) == pytest.approx(0.1)
     assert max_ratio_error(torch.zeros(0), torch.zeros(0)) == 0.0

@@ -1,4 +1,4 @@
-"""Our prompt files, rendered as POML's own package does it, and templates that an editor may not hand back."""
+"""Rendering of the project's prompt files, and checks of edited templates."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RECORDING: dict[str, Any] = json.loads(RECORDED.read_text())
 
 
 @pytest.mark.parametrize("path", sorted(WORDING.glob("*.poml")), ids=lambda path: path.stem)
-def test_every_file_is_rendered_as_the_poml_package_does_it(path: Path) -> None:
+def test_every_prompt_file_is_rendered_like_the_poml_package_does(path: Path) -> None:
     assert render(path, RECORDING["values"]) == RECORDING["rendered"][path.name]
 
 
-def test_a_file_says_what_it_lacks(tmp_path: Path) -> None:
+def test_errors_name_the_file_and_the_missing_value(tmp_path: Path) -> None:
     path = tmp_path / "own.poml"
     with pytest.raises(SettingsError, match=r"own\.poml cannot be read"):
         render(path, {})
@@ -36,7 +36,7 @@ def test_a_file_says_what_it_lacks(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("poml") is not None, reason="poml is installed and renders it")
 @pytest.mark.parametrize("content", ["<img src='x'/>", "<p>{{ 1 + 1 }}</p>", "<p speaker='system'>x</p>", "<p>a <b>c</b></p>"])
-def test_what_only_the_package_renders_asks_for_it(tmp_path: Path, content: str) -> None:
+def test_unsupported_poml_requires_the_package(tmp_path: Path, content: str) -> None:
     path = tmp_path / "own.poml"
     path.write_text(f"<poml>{content}</poml>")
     with pytest.raises(SettingsError, match="needs the poml package: pip install poml"):
@@ -59,7 +59,7 @@ def test_what_only_the_package_renders_asks_for_it(tmp_path: Path, content: str)
         ("{question[1]}", "{question}", "it is no f-string template: {question[1]} reaches into"),
     ],
 )
-def test_an_edit_keeps_its_placeholders(text: str, before: str, words: str) -> None:
+def test_an_edit_must_keep_its_placeholders(text: str, before: str, words: str) -> None:
     why = template_problem(text, before, "f-string")
     assert why.startswith(words) and bool(why) == bool(words)
     assert template_problem(text, before, "jinja") == ""
@@ -74,5 +74,5 @@ def test_an_edit_keeps_its_placeholders(text: str, before: str, words: str) -> N
         ("Use ```x```", "Use ```x```"),
     ],
 )
-def test_an_answer_is_the_prompt_alone(answer: str, prompt: str) -> None:
+def test_a_code_fence_around_an_answer_is_removed(answer: str, prompt: str) -> None:
     assert cleaned(answer) == prompt

@@ -1,4 +1,4 @@
-"""One bit of a run's folder is flipped: the run is not gone on with as if nothing had happened."""
+"""Flipped bits in a run's folder are detected when the run is resumed."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def load_run(folder: Path) -> object:
 
 
 def flips(content: bytes) -> Iterator[bytes]:
-    """The content with one bit of another value, for every bit."""
+    """Yield the content with one bit flipped, for every bit."""
     for place in range(len(content)):
         for bit in range(8):
             yield content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
 @pytest.mark.parametrize("name", [RUN, METRICS])
-def test_no_flipped_bit_changes_what_a_run_goes_on_with(tmp_path: Path, name: str) -> None:
+def test_flipped_bits_do_not_change_a_resumed_run(tmp_path: Path, name: str) -> None:
     path, whole = make(tmp_path) / name, load_run(tmp_path)
     content, refused = path.read_bytes(), 0
     for damaged in flips(content):
@@ -56,7 +56,7 @@ def test_no_flipped_bit_changes_what_a_run_goes_on_with(tmp_path: Path, name: st
     assert refused > 8 * len(content) * 0.9  # others change white space, or the way a character is written
 
 
-def test_a_damaged_line_is_named_and_a_copy_kept_once(tmp_path: Path) -> None:
+def test_a_damaged_line_is_named_and_copied_once(tmp_path: Path) -> None:
     path = make(tmp_path) / METRICS
     damaged = path.read_bytes().replace(b'"reward_mean": 0.25', b'"reward_mean": 0.35')
     path.write_bytes(damaged)
@@ -69,7 +69,7 @@ def test_a_damaged_line_is_named_and_a_copy_kept_once(tmp_path: Path) -> None:
     run.close()
 
 
-def test_a_line_without_a_checksum_is_damaged_unless_an_earlier_release_began_the_run(tmp_path: Path) -> None:
+def test_a_line_needs_a_checksum_unless_an_earlier_release_began_the_run(tmp_path: Path) -> None:
     path = make(tmp_path) / METRICS
     path.write_text('{"step": 1}\n' + path.read_text().split("\n", 1)[1])
     with pytest.raises(DataError, match=r"line 1, is damaged \(it has no checksum\)"):
@@ -79,7 +79,7 @@ def test_a_line_without_a_checksum_is_damaged_unless_an_earlier_release_began_th
     assert "{'step': 1}" in str(load_run(tmp_path))
 
 
-def test_files_written_with_other_spaces_are_the_same(tmp_path: Path) -> None:
+def test_checksums_ignore_whitespace(tmp_path: Path) -> None:
     path, whole = make(tmp_path) / METRICS, load_run(tmp_path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line, separators=(",", ":"), sort_keys=True) + "\n" for line in lines))
@@ -87,14 +87,14 @@ def test_files_written_with_other_spaces_are_the_same(tmp_path: Path) -> None:
     assert len(str(load_run(tmp_path))) == len(str(whole))
 
 
-def test_a_row_with_a_checksum_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_row_with_a_field_named_checksum_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, algorithm="mine", options={})
     with pytest.raises(UsageError, match="'checksum' is reserved"):
         run.metric({"checksum": 1})
     run.close()
 
 
-def test_digests_name_the_file_that_is_another(tmp_path: Path) -> None:
+def test_digests_identify_a_changed_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(99))
     assert changed_files(tmp_path) == []
     write_digests(tmp_path, ["model.safetensors"])
@@ -128,7 +128,7 @@ def verl_checkpoint(place: Path, step: int) -> Path:
         (lambda place: next(place.glob("checkpoints/global_step_3/actor/*.pt")).write_bytes(bytes(98) + b"\x01"), "actor/model_world_size"),
     ],
 )  # fmt: skip
-def test_verl_does_not_go_on_from_a_checkpoint_that_is_another(tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
+def test_verl_does_not_resume_from_a_changed_checkpoint(tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
     assert last_step(tmp_path) == 0
     for step in (2, 3):
         verl_checkpoint(tmp_path, step)

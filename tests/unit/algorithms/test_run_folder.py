@@ -1,4 +1,4 @@
-"""A run's folder on a disk that is full."""
+"""A run's folder on a full disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 
 
-def test_a_full_disk_is_named_with_the_file_and_the_remedy(tmp_path: Path) -> None:
+def test_the_error_for_a_full_disk_names_the_file_and_the_remedy(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, algorithm="a", options={})
     (tmp_path / METRICS).symlink_to(FULL)
     with pytest.raises(DiskFullError, match=rf"^{tmp_path}/{METRICS} cannot be written, its disk is full .*make room"):

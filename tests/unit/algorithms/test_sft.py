@@ -25,7 +25,7 @@ SPEC = Spec(
 
 
 def odd_rows(source: random.Random) -> list[Row]:
-    """Rows of random lengths with odd masks: all, none, one place, the first token of a row."""
+    """Make rows of random lengths with special masks: all, none, one token, the first token of a row."""
     rows: list[Row] = []
     for _ in range(source.randrange(1, 6)):
         ids = [source.randrange(8, 90) for _ in range(source.randrange(1, 9))]
@@ -35,7 +35,7 @@ def odd_rows(source: random.Random) -> list[Row]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_gradient_is_that_of_the_plain_sum_over_the_tokens_of_labels(policy: Policy, seed: int) -> None:
+def test_the_gradient_equals_that_of_a_sum_over_the_labelled_tokens(policy: Policy, seed: int) -> None:
     rows = odd_rows(random.Random(seed))
     ours, plain = copy.deepcopy(policy.model).double(), copy.deepcopy(policy.model).double()
     loss, tokens = cross_entropy(ours, rows)
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_the_plain_sum_over_the_tokens_of_labels(policy:
         assert torch.allclose(one.grad, other.grad, atol=1e-4), name  # the model's norms and rotations are float32 in any case
 
 
-def test_rows_are_the_trajectories_with_a_loss_on_what_the_model_wrote(policy: Policy) -> None:
+def test_rows_have_a_loss_on_the_models_tokens_only(policy: Policy) -> None:
     rows = rows_of(make_batch(policy))
     assert [row.input_ids for row in rows] == [prompt + response for prompt, response, _ in ROWS]
     assert rows[1].labels == [IGNORED, IGNORED, 40, IGNORED, IGNORED, 43, 44]
@@ -73,16 +73,16 @@ def test_the_same_seed_gives_the_same_weights_and_a_lower_loss(policy: Policy) -
     assert all(torch.equal(one, other) for one, other in zip(*(m.state_dict().values() for m in models), strict=True))
 
 
-def test_drift_of_logprobs_is_told_of_rows_that_the_weights_sampled_and_of_no_others(policy: Policy) -> None:
+def test_logprob_drift_is_reported_only_for_rows_of_the_initial_weights(policy: Policy) -> None:
     batch = make_batch(policy, temperature=0.5)
-    told = [fit(copy.deepcopy(policy.model), rows_of(batch), replace(SPEC, temperature=at)).logprob_drift for at in (0.5, 1.0, None)]
-    assert told[2] is None
-    assert (told[0] or 0) < 1e-4 < 0.1 < (told[1] or 0), "the trainer takes another temperature than the sampler"
+    drifts = [fit(copy.deepcopy(policy.model), rows_of(batch), replace(SPEC, temperature=at)).logprob_drift for at in (0.5, 1.0, None)]
+    assert drifts[2] is None
+    assert (drifts[0] or 0) < 1e-4 < 0.1 < (drifts[1] or 0), "the trainer takes another temperature than the sampler"
     unknown = [replace(row, logprobs=[]) for row in rows_of(batch)]
     assert fit(copy.deepcopy(policy.model), unknown, replace(SPEC, temperature=0.5)).logprob_drift is None
 
 
-def test_rows_that_teach_nothing_are_refused(policy: Policy) -> None:
+def test_rows_without_a_loss_are_refused(policy: Policy) -> None:
     with pytest.raises(DataError, match="none of the 1 rows has a token to learn"):
         fit(policy.model, [Row(input_ids=[1, 2], labels=[1, IGNORED])], SPEC)
 
@@ -95,6 +95,6 @@ def test_rows_that_teach_nothing_are_refused(policy: Policy) -> None:
         ({"group_size": 0}, "group_size is 0"),
     ],
 )
-def test_options_that_make_no_sense_are_named(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         SFT(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", **options)

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize("which", ["made", "committed"])
-def test_a_warm_started_model_gives_the_four_answers_in_their_shares_and_ends(which: str, tiny_policy: Path, tmp_path: Path) -> None:
-    """To numbers that it has not seen."""
+def test_a_warm_started_model_gives_the_four_answers_in_their_shares(which: str, tiny_policy: Path, tmp_path: Path) -> None:
+    """For numbers that were not in its training data."""
     policy = load_policy(tiny_policy if which == "committed" else tiny.make_policy(tmp_path))
     prompts = torch.tensor(tiny.prompt_ids(policy.tokenizer, tiny.HELD_OUT_NUMBERS))
     digits = torch.tensor([policy.tokenizer(str(digit))["input_ids"][0] for digit in range(10)])

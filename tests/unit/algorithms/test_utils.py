@@ -1,4 +1,4 @@
-"""What 0.3's algorithms are given, and how they go through data."""
+"""Helpers of 0.3's algorithms: injected store and proxy, batches of data."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agl_otel.algorithms import Algorithm, batch_iter_over_dataset, with_llm_pro
 
 
 @pytest.mark.parametrize(("size", "batch"), [(10, 3), (7, 7), (4, 9), (5, 1)])
-def test_batches_hold_no_task_twice_and_all_come_equally_often(size: int, batch: int) -> None:
+def test_batches_have_no_task_twice_and_use_all_equally_often(size: int, batch: int) -> None:
     made = list(islice(batch_iter_over_dataset(range(size), batch, random.Random(0)), 4 * size))
     assert all(len(each) == min(batch, size) == len(set(each)) for each in made)
     seen = Counter(task for each in made for task in each)
     assert max(seen.values()) - min(seen.values()) <= 1
 
 
-def test_a_larger_batch_is_the_whole_data_set_in_another_order_each_time() -> None:
+def test_a_batch_larger_than_the_data_set_is_a_permutation_of_it() -> None:
     first, second = islice(batch_iter_over_dataset(range(20), 20, random.Random(0)), 2)
     assert sorted(first) == sorted(second) and first != second
     with pytest.raises(ValueError, match="empty"):
@@ -29,23 +29,23 @@ def test_a_larger_batch_is_the_whole_data_set_in_another_order_each_time() -> No
 
 
 class Proxy:
-    """With a proxy's three methods that are called."""
+    """A fake with the three methods of a proxy that are called."""
 
     def __init__(self, *, running: bool) -> None:
-        self.running, self.told = running, list[str]()
+        self.running, self.calls = running, list[str]()
 
     def is_running(self) -> bool:
         return self.running
 
     async def start(self) -> None:
-        self.told.append("start")
+        self.calls.append("start")
 
     def stop(self) -> None:
-        self.told.append("stop")
+        self.calls.append("stop")
 
 
 class Asks(Algorithm):
-    """Hands out what its methods are given."""
+    """Methods that return their injected arguments."""
 
     @with_store
     async def the_store(self, store: Any, more: int) -> Any:
@@ -53,7 +53,7 @@ class Asks(Algorithm):
 
     @with_llm_proxy()
     async def the_proxy(self, proxy: Any) -> Any:
-        return proxy and proxy.told[:]
+        return proxy and proxy.calls[:]
 
     @with_llm_proxy(required=True)
     async def needs_one(self, proxy: Any) -> None:
@@ -66,7 +66,7 @@ def test_a_method_is_given_the_store() -> None:
     assert asyncio.run(made.the_store(3)) == ("the store", 3)
 
 
-def test_a_proxy_that_does_not_run_is_started_for_the_call_and_stopped_whatever_happens() -> None:
+def test_a_stopped_proxy_runs_for_the_call_and_is_stopped_after_errors() -> None:
     made: Any = Asks()
     assert asyncio.run(made.the_proxy()) is None
     with pytest.raises(ValueError, match="needs_one needs a proxy"):
@@ -74,9 +74,9 @@ def test_a_proxy_that_does_not_run_is_started_for_the_call_and_stopped_whatever_
     for running, during, after in ((False, ["start"], ["start", "stop"]), (True, [], [])):
         proxy = Proxy(running=running)
         made.set_llm_proxy(proxy)
-        assert (asyncio.run(made.the_proxy()), proxy.told) == (during, after)
+        assert (asyncio.run(made.the_proxy()), proxy.calls) == (during, after)
     proxy = Proxy(running=False)
     made.set_llm_proxy(proxy)
     with pytest.raises(RuntimeError, match="in the middle"):
         asyncio.run(made.needs_one())
-    assert proxy.told == ["start", "stop"]
+    assert proxy.calls == ["start", "stop"]

@@ -35,7 +35,7 @@ name = "verl"
 """
 
 
-def test_what_is_given_lies_over_the_defaults_of_its_device() -> None:
+def test_given_keys_override_the_devices_defaults() -> None:
     cpu = with_defaults({"trainer": {"device": "cpu", "save_freq": 7}}, model_dir="/models/a")
     assert (get(cpu, "trainer.save_freq"), get(cpu, "actor_rollout_ref.actor.strategy")) == (7, "fsdp2")
     assert get(cpu, "actor_rollout_ref.model.path") == "/models/a"
@@ -46,41 +46,41 @@ def test_what_is_given_lies_over_the_defaults_of_its_device() -> None:
     assert get(gpu, "actor_rollout_ref.actor.strategy") is None
 
 
-def test_what_this_package_stands_on_is_fixed(tmp_path: Path) -> None:
-    told = fixed(tmp_path, SPEC, {"trainer": {"logger": "console"}}, validate=False)
-    assert get(told, "trainer.logger") == ["console", "file"]
-    assert get(told, "trainer.v1.trainer_mode") == "agl_otel_sync"
-    assert get(told, "trainer.default_local_dir") == str(tmp_path / "checkpoints")
-    assert (get(told, "trainer.val_before_train"), get(told, "trainer.test_freq")) == (False, -1)
-    assert get(told, "actor_rollout_ref.rollout.calculate_log_probs") is True
-    arrived = Spec.of(json.loads(json.dumps(told["agl_otel"])))
+def test_required_keys_are_fixed(tmp_path: Path) -> None:
+    config = fixed(tmp_path, SPEC, {"trainer": {"logger": "console"}}, validate=False)
+    assert get(config, "trainer.logger") == ["console", "file"]
+    assert get(config, "trainer.v1.trainer_mode") == "agl_otel_sync"
+    assert get(config, "trainer.default_local_dir") == str(tmp_path / "checkpoints")
+    assert (get(config, "trainer.val_before_train"), get(config, "trainer.test_freq")) == (False, -1)
+    assert get(config, "actor_rollout_ref.rollout.calculate_log_probs") is True
+    arrived = Spec.of(json.loads(json.dumps(config["agl_otel"])))
     assert (arrived.sample_rules, arrived.config, arrived.start) == (Rules(), Spec.of(SPEC).config, 2)
 
 
-def test_only_a_run_on_the_cpu_gets_the_platform_of_the_cpu(tmp_path: Path) -> None:
+def test_only_runs_on_the_cpu_use_the_cpu_platform(tmp_path: Path) -> None:
     assert environment({"trainer": {"device": "cpu"}}, tmp_path)["VERL_PLATFORM"] == "cpu"
     assert "VERL_PLATFORM" not in environment({}, tmp_path)
 
 
-def test_replicas_are_one_pool_that_samples_as_verl_would() -> None:
+def test_replicas_form_a_pool_with_verls_sampling_parameters() -> None:
     val = SimpleNamespace(temperature=0, top_p=1.0, top_k=-1)
     rollout: Any = SimpleNamespace(response_length=64, temperature=0.7, top_p=0.9, top_k=20, val_kwargs=val)
-    told = sampling_by_mode(rollout)
-    assert told["train"] == {**NEUTRAL, "temperature": 0.7, "max_tokens": 64, "top_p": 0.9, "top_k": 20}
-    assert told["val"] == {**NEUTRAL, "temperature": 0.0, "max_tokens": 64}
-    made: Any = resources(["a:1", "b:2"], "policy", told["val"])
+    sampling = sampling_by_mode(rollout)
+    assert sampling["train"] == {**NEUTRAL, "temperature": 0.7, "max_tokens": 64, "top_p": 0.9, "top_k": 20}
+    assert sampling["val"] == {**NEUTRAL, "temperature": 0.0, "max_tokens": 64}
+    made: Any = resources(["a:1", "b:2"], "policy", sampling["val"])
     assert {name: llm.endpoint for name, llm in made.items()} == {"main_llm": "http://a:1/v1", "main_llm_2": "http://b:2/v1"}
     assert {(llm.model, llm.api_key) for llm in made.values()} == {("policy", None)}
-    shown: Any = resources(["a:1"], "policy", told["val"], "their-key")
+    shown: Any = resources(["a:1"], "policy", sampling["val"], "their-key")
     assert shown["main_llm"].api_key == "their-key"
 
 
-def test_a_line_of_metrics_says_what_was_scored() -> None:
+def test_scores_are_read_from_a_line_of_metrics() -> None:
     assert scores({"step": 0, "val-core/agl_otel/reward/mean@1": 0.25}) == {"validation": 0.25}
     assert scores({"step": 1, "agl/reward_mean": 0.5, "val-aux/x/reward/mean@1": 1}) == {"reward": 0.5}
 
 
-def test_the_lines_of_a_run_come_to_its_scores_steps_and_samples() -> None:
+def test_the_outcome_has_scores_steps_and_samples() -> None:
     score = "val-core/agl_otel/reward/mean@1"
     lines = [{"step": 0, score: 0.25}, {"step": 1, "agl/samples": 9}, {"step": 2, "agl/samples": 7, score: 0.5}]
     assert outcome(lines) == {"score_before": 0.25, "score_after": 0.5, "steps": 2, "samples": 16}
@@ -95,20 +95,20 @@ def test_the_lines_of_a_run_come_to_its_scores_steps_and_samples() -> None:
         ({"config": {}, "daemon_cls": object}, "VERL takes no daemon_cls: verl's own trainers run"),
     ],
 )
-def test_what_has_no_place_is_named(given: dict[str, Any], says: str) -> None:
+def test_unsupported_arguments_are_refused_by_name(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as refused:
         VERL(**given)
     assert says in str(refused.value)
 
 
-def test_a_step_is_shown_under_the_names_of_other_trainers_and_verls_own() -> None:
+def test_sinks_get_common_names_and_verls_names() -> None:
     line = {"step": 3, "agl/reward_mean": 0.5, "agl/refused/no_reward": 2, "agl/refused/late": 1, "critic/score/max": 1.0, "told": "x"}
     step = sink_step("verl-1", line, 7.0)
     assert (step.run_id, step.step, step.refused, step.end_time) == ("verl-1", 3, 3, 7.0)
     assert step.metrics == {"reward_mean": 0.5, "refused.no_reward": 2, "refused.late": 1, "critic/score/max": 1.0}
 
 
-def test_one_rollout_a_task_is_refused_for_what_compares_groups() -> None:
+def test_one_rollout_per_task_is_refused_for_group_estimators() -> None:
     with pytest.raises(UsageError, match=r"rollout\.n is 1, and algorithm\.adv_estimator = 'grpo'"):
         VERL({}).check()
     VERL({"actor_rollout_ref.rollout.n": 2}).check()
@@ -117,22 +117,20 @@ def test_one_rollout_a_task_is_refused_for_what_compares_groups() -> None:
         VERL({}, metrics=["paper"])
 
 
-def test_the_level_of_old_and_the_option_mean_the_same() -> None:
+def test_the_old_aggregation_level_equals_the_option() -> None:
     assert VERL({"agentlightning.trace_aggregator.level": "transition"}).rules.by_call
     assert not VERL({"agentlightning.trace_aggregator.level": "transition"}, by_call=False).rules.by_call
     assert VERL({"data.max_prompt_length": 9}).rules.max_prompt_tokens == 9
 
 
 @pytest.mark.skipif(find_spec("verl") is not None, reason="verl is here")
-def test_without_the_extra_the_error_says_what_to_install() -> None:
+def test_without_the_extra_the_error_names_it() -> None:
     with pytest.raises(SettingsError, match=r"pip install 'agl-otel\[verl\]'"):
         asyncio.run(VERL({}).run(["task"]))
 
 
 @pytest.mark.skipif(find_spec("verl") is not None, reason="verl is here")
-def test_a_job_for_a_missing_extra_says_what_to_install_before_anything_is_started(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_names_a_missing_extra_before_it_starts_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.toml").write_text(JOB + "[algorithm.config]\n")
     with pytest.raises(SystemExit) as ended:
         main(["train", str(tmp_path / "job.toml"), "--data-dir", str(tmp_path / "data")])
@@ -141,8 +139,8 @@ def test_a_job_for_a_missing_extra_says_what_to_install_before_anything_is_start
     assert not (tmp_path / "data").exists()
 
 
-def test_a_run_whose_model_is_another_one_now_is_refused(tmp_path: Path) -> None:
-    """The course of a run has the model's fingerprint, which run.json holds."""
+def test_a_run_whose_model_has_changed_is_refused(tmp_path: Path) -> None:
+    """The run's fingerprint in run.json includes the model's."""
     (tmp_path / "config.json").write_text("{}")
     verl = VERL({"actor_rollout_ref.rollout.n": 2}, model_dir=tmp_path)
     RunFolder(tmp_path / "run", algorithm="verl", options=verl.run_fingerprint(["task"], []), seed=1).close()
@@ -152,7 +150,7 @@ def test_a_run_whose_model_is_another_one_now_is_refused(tmp_path: Path) -> None
         RunFolder(tmp_path / "run", algorithm="verl", options=verl.run_fingerprint(["task"], []), seed=1)
 
 
-def test_a_job_names_options_that_verl_does_not_have(tmp_path: Path) -> None:
+def test_a_job_with_unknown_verl_options_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB + "nonsense = 1\n[algorithm.config]\n")
     with pytest.raises(SettingsError, match=r"unknown key 'algorithm\.nonsense'"):
         Job.load(tmp_path / "job.toml")

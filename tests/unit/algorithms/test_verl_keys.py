@@ -24,31 +24,31 @@ OLD_CONFIG: dict[str, Any] = {
     "ray_init": {"num_cpus": 8},
     "reward_model": {"enable": False},
 }
-"""As Agent Lightning 0.3's users write it, for verl 0.5."""
+"""A config for verl 0.5, in the form of Agent Lightning 0.3."""
 
 
-def test_old_keys_find_their_places_and_all_others_stay() -> None:
-    told = translate(OLD_CONFIG).config
-    assert get(told, "actor_rollout_ref.rollout.mode") == "async"
-    assert get(told, "actor_rollout_ref.actor.optim") == {"lr": 1e-6, "lr_scheduler_type": "cosine"}
-    assert get(told, "actor_rollout_ref.actor.checkpoint") == {"save_contents": ["model"]}
-    assert get(told, "ray_kwargs.ray_init.num_cpus") == 8
-    assert get(told, "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser") == "hermes"
-    assert not has(told, "reward_model")
-    assert not has(told, "ray_init")
+def test_old_keys_are_translated_and_others_unchanged() -> None:
+    config = translate(OLD_CONFIG).config
+    assert get(config, "actor_rollout_ref.rollout.mode") == "async"
+    assert get(config, "actor_rollout_ref.actor.optim") == {"lr": 1e-6, "lr_scheduler_type": "cosine"}
+    assert get(config, "actor_rollout_ref.actor.checkpoint") == {"save_contents": ["model"]}
+    assert get(config, "ray_kwargs.ray_init.num_cpus") == 8
+    assert get(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser") == "hermes"
+    assert not has(config, "reward_model")
+    assert not has(config, "ray_init")
 
 
-def test_dotted_keys_mean_the_same_as_nested_ones() -> None:
+def test_dotted_keys_equal_nested_ones() -> None:
     assert translate({"data.train_batch_size": 2, "data": {"seed": 1}}).config == {"data": {"train_batch_size": 2, "seed": 1}}
 
 
 @pytest.mark.parametrize("old", MOVED)
-def test_each_moved_key_arrives(old: str) -> None:
+def test_each_moved_key_is_translated(old: str) -> None:
     given: dict[str, Any] = {}
     put(given, old, {"num_cpus": 3} if old == "ray_init" else 3)
-    told = translate(given).config
-    assert get(told, MOVED[old]) in (3, {"num_cpus": 3})
-    assert not has(told, old)
+    config = translate(given).config
+    assert get(config, MOVED[old]) in (3, {"num_cpus": 3})
+    assert not has(config, old)
 
 
 def test_a_key_given_in_both_places_with_two_values_is_refused() -> None:
@@ -57,29 +57,29 @@ def test_a_key_given_in_both_places_with_two_values_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", NO_PLACE)
-def test_a_key_without_a_place_is_named_with_what_to_do(key: str) -> None:
+def test_an_unsupported_key_is_refused_with_the_alternative(key: str) -> None:
     with pytest.raises(UsageError) as refused:
         translate({key: {"enable": True} if "." not in key else "anything"})
     assert f"the key {key} has no place here: {NO_PLACE[key]}" in str(refused.value)
 
 
 @pytest.mark.parametrize("key", NO_EFFECT)
-def test_a_key_that_is_gone_may_say_that_it_asks_for_nothing(key: str) -> None:
+def test_a_removed_key_is_ignored_with_its_neutral_value(key: str) -> None:
     assert translate({key: NO_EFFECT[key]}).config == {}
 
 
 @pytest.mark.parametrize("key", VALUES)
-def test_values_of_old_become_those_of_today(key: str) -> None:
+def test_old_values_are_translated(key: str) -> None:
     for old, new in VALUES[key].items():
         assert get(translate({key: old}).config, key) == new
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_aggregation_level_of_old_is_an_option(level: str) -> None:
+def test_the_old_aggregation_level_becomes_an_option(level: str) -> None:
     assert translate({"agentlightning": {"trace_aggregator": {"level": level}}}).options == {"by_call": LEVELS[level]}
 
 
-def test_unknown_old_options_are_named() -> None:
+def test_unknown_old_options_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"agentlightning\.nonsense"):
         translate({"agentlightning": {"nonsense": 1}})
     with pytest.raises(UsageError, match="is 'turn': write transition"):
@@ -103,7 +103,7 @@ def fields_of(target: str) -> frozenset[str]:
     return frozenset({"mixed_precision"}) if target == "verl.workers.config.FSDPEngineConfig" else frozenset()
 
 
-def test_what_is_given_lies_over_what_is_there_and_leaves_that_as_it_was() -> None:
+def test_an_overlay_overrides_keys_and_does_not_change_its_base() -> None:
     over = overlay(BASE, {"trainer": {"n_gpus_per_node": 1}})
     assert over["trainer"] == {"n_gpus_per_node": 1, "logger": ["console"]}
     assert BASE["trainer"]["n_gpus_per_node"] == 8
@@ -117,7 +117,7 @@ def test_what_is_given_lies_over_what_is_there_and_leaves_that_as_it_was() -> No
         {"nonsense": {"a": 1}},
     ],
 )
-def test_a_key_that_verl_does_not_have_is_named(given: dict[str, Any]) -> None:
+def test_an_unknown_key_is_refused_by_name(given: dict[str, Any]) -> None:
     (path, _), *_ = leaves(given)
     with pytest.raises(UsageError) as refused:
         overlay(BASE, translate(given).config, fields_of=fields_of)
@@ -125,7 +125,7 @@ def test_a_key_that_verl_does_not_have_is_named(given: dict[str, Any]) -> None:
     assert "no place in verl 0.9.1" in str(refused.value)
 
 
-def test_fields_of_a_sections_class_and_sections_left_open_take_their_keys() -> None:
+def test_fields_of_a_sections_class_and_keys_of_open_sections_are_accepted() -> None:
     given = {
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
         "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -137,10 +137,10 @@ def test_fields_of_a_sections_class_and_sections_left_open_take_their_keys() -> 
     assert all(get(over, path) == value for path, value in given.items())
 
 
-def test_a_value_where_verl_has_a_section_is_named() -> None:
+def test_a_value_in_place_of_a_section_is_refused() -> None:
     with pytest.raises(UsageError, match=r"trainer is 3, and verl 0\.9\.1 has a section there"):
         overlay(BASE, {"trainer": 3})
 
 
-def test_the_last_of_merged_trees_is_on_top() -> None:
+def test_later_trees_take_precedence_in_a_merge() -> None:
     assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}

@@ -20,7 +20,7 @@ class Rows:
 
 
 class Replay:
-    """Gives the rows as they came in."""
+    """A replay buffer that returns rows in the order of arrival."""
 
     def __init__(self, seed: int) -> None:
         self.prompt_global_steps = {"val": {"another": 1}, "train": dict.fromkeys([*TASKS, "not finished"], 4)}
@@ -32,7 +32,7 @@ class Replay:
         return Rows(list(self._keys), [f"of {key}" for key in self._keys]), {"kept": 1}
 
 
-def test_rows_have_one_order_however_rollouts_ended() -> None:
+def test_the_order_of_rows_is_independent_of_when_rollouts_ended() -> None:
     for seed in range(3):
         rows, metrics = in_order(Replay(seed))(global_steps=4, partition_id="train", batch_size=3)
         assert rows.keys == ["{}_{}_{}".format(*row) for row in ROWS]

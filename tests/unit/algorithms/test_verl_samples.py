@@ -13,7 +13,7 @@ from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, r
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
 
 
-def test_calls_that_do_not_go_on_from_each_other_are_samples_of_one_rollout_with_its_reward() -> None:
+def test_separate_calls_are_samples_with_the_rollouts_reward() -> None:
     found, counts = to_samples(TracesBuilder().build(LEFT, RIGHT), Rules())
     first, second = found["ro-1"]
     assert (first.prompt_ids, first.response_ids, first.response_mask, first.calls) == ([1, 2], [3], [1], 1)
@@ -24,7 +24,7 @@ def test_calls_that_do_not_go_on_from_each_other_are_samples_of_one_rollout_with
     assert sum(counts.breaks.values()) == 1
 
 
-def test_a_conversation_is_one_sample_whose_mask_leaves_out_what_came_between() -> None:
+def test_a_conversation_is_one_sample_with_a_mask_on_the_models_tokens() -> None:
     rows = CallRow(call=1, prompt=[1, 2], response=[3], logprobs=[-0.25]), CallRow(call=2, prompt=[1, 2, 3, 8, 8], response=[4, 5])
     (sample,) = to_samples(TracesBuilder().build(*rows), Rules())[0]["ro-1"]
     assert sample.response_ids == [3, 8, 8, 4, 5]
@@ -33,7 +33,7 @@ def test_a_conversation_is_one_sample_whose_mask_leaves_out_what_came_between() 
     assert len(to_samples(TracesBuilder().build(*rows), Rules(by_call=True))[0]["ro-1"]) == 2
 
 
-def test_what_is_refused_is_counted_and_leaves_its_rollout_without_a_sample() -> None:
+def test_a_rollout_with_a_refused_attempt_has_no_sample_and_is_counted() -> None:
     rows = [CallRow(rollout=f"ro-{n}", logprobs=[math.nan, -1.0] if n == 2 else None) for n in range(4)]
     built = TracesBuilder(status={"ro-1": "failed"}, rewards={("ro-3", "at-1"): []}).build(*rows)
     found, counts = to_samples(built, Rules())
@@ -43,12 +43,12 @@ def test_what_is_refused_is_counted_and_leaves_its_rollout_without_a_sample() ->
     assert counts.metrics["agl/refused/no_reward"] == 1
 
 
-def test_a_fill_value_stands_for_a_missing_reward_only_where_it_is_asked_for() -> None:
+def test_fill_reward_replaces_a_missing_reward_only_if_set() -> None:
     built = TracesBuilder(rewards={("ro-1", "at-1"): []}).build(LEFT)
     assert to_samples(built, Rules(fill_reward=-1.0))[0]["ro-1"][0].reward == -1.0
 
 
-def test_prompts_that_are_too_long_are_refused_and_responses_cut_with_mask_and_logprobs() -> None:
+def test_long_prompts_are_refused_and_long_responses_cut() -> None:
     rows = CallRow(call=1, prompt=[1] * 9, response=[3]), CallRow(call=2, prompt=[2], response=[4, 5, 6], logprobs=[-0.1, -0.2, -0.3])
     found, counts = to_samples(TracesBuilder().build(*rows), Rules(max_prompt_tokens=8, max_response_tokens=2))
     (sample,) = found["ro-1"]
@@ -57,20 +57,20 @@ def test_prompts_that_are_too_long_are_refused_and_responses_cut_with_mask_and_l
     assert (counts.refused, counts.cut) == ({"prompt_too_long": 1}, 1)
 
 
-def test_a_response_that_is_cut_between_two_calls_ends_with_the_models_last_token() -> None:
+def test_a_cut_response_ends_with_a_token_of_the_model() -> None:
     rows = CallRow(call=1, prompt=[1], response=[3]), CallRow(call=2, prompt=[1, 3, 8, 8], response=[4])
     (sample,) = to_samples(TracesBuilder().build(*rows), Rules(max_response_tokens=2))[0]["ro-1"]
     assert (sample.response_ids, sample.response_mask, sample.logprobs) == ([3], [1], [-0.5])
 
 
-def test_only_agents_that_match_are_trained_on() -> None:
+def test_only_matching_agents_are_trained_on() -> None:
     rows = CallRow(call=1, prompt=[1], agent="writer"), CallRow(call=2, prompt=[2], agent="checker")
     found, counts = to_samples(TracesBuilder().build(*rows), Rules(agent_match="write"))
     assert [sample.prompt_ids for sample in found["ro-1"]] == [[1]]
     assert counts.refused == {"other_agent": 1}
 
 
-def test_the_reward_may_be_a_dimension_by_name() -> None:
+def test_the_reward_may_be_a_named_dimension() -> None:
     built = TracesBuilder(rewards={("ro-1", "at-1"): [reward(0.0), reward(0.5)]}).build(LEFT)
     assert to_samples(built, Rules())[0]["ro-1"][0].reward == 0.5
 
@@ -83,7 +83,7 @@ def test_counts_add_up() -> None:
     assert Counts().metrics == dict.fromkeys(Counts().metrics, 0)
 
 
-def test_figures_tell_of_what_was_left_out_by_the_names_of_all_trainers() -> None:
+def test_bias_figures_have_the_names_common_to_all_trainers() -> None:
     rows = LEFT, RIGHT, CallRow(rollout="ro-2"), CallRow(call=1, rollout="ro-3", prompt=[1], response=[4, 5, 6], logprobs=[-0.1] * 3)
     counts = to_samples(TracesBuilder(rewards={("ro-2", "at-1"): []}).build(*rows), Rules(max_response_tokens=2))[1]
     assert figures_of(counts, trained=4, stale=1) == {
@@ -100,14 +100,14 @@ def test_figures_tell_of_what_was_left_out_by_the_names_of_all_trainers() -> Non
     assert set(figures_of(Counts(), trained=0, stale=0).values()) == {0}
 
 
-def test_choices_of_one_call_count_as_one_call_and_are_named_where_they_are_trained_on() -> None:
+def test_choices_of_one_call_are_counted_as_one_call() -> None:
     rows = [CallRow(call=1, prompt=[1], choice=choice, response=[choice + 2]) for choice in range(3)] + [CallRow(call=2, prompt=[9])]
     counts = to_samples(TracesBuilder().build(*rows), Rules())[1]
     assert (counts.calls, counts.sampled_calls, counts.several_choices, counts.breaks["choice"]) == (2, 4, 3, 2)
     assert several_choices_words(3, 4).startswith("3 of 4 sampled replies (75 %) are choices beside others of the same request (n > 1)")
 
 
-def test_calls_of_other_processes_attempts_and_rollouts_are_no_choices_of_each_other() -> None:
+def test_calls_of_different_processes_or_attempts_are_not_choices() -> None:
     others = [CallRow(choice=1), CallRow(choice=2, process="m2"), CallRow(choice=3, attempt="at-2"), CallRow(choice=4, rollout="ro-2")]
     unnumbered = [CallRow(rollout="ro-3", call=0), CallRow(rollout="ro-3", call=0, choice=1)]
     calls = call_columns([*others, *unnumbered])
@@ -115,7 +115,7 @@ def test_calls_of_other_processes_attempts_and_rollouts_are_no_choices_of_each_o
     assert (call_columns([]).count, call_columns([]).several_choices.tolist()) == (0, [])
 
 
-def test_calls_that_their_agent_sampled_by_itself_are_counted_but_not_those_of_a_validation() -> None:
+def test_calls_with_the_agents_own_sampling_are_counted_in_training_only() -> None:
     rows = [
         CallRow(call=1, prompt=[1], temperature=0.7, top_p=0.9),
         CallRow(call=2, prompt=[2], temperature=0.2, top_p=0.9),
@@ -131,7 +131,7 @@ def test_calls_that_their_agent_sampled_by_itself_are_counted_but_not_those_of_a
     assert "step 3: 2 of 4 model calls trained on (50 %)" in own_sampling_warning(3, 2, 4)
 
 
-def test_a_step_knows_whom_it_is_trained_on_and_whether_their_rewards_differ() -> None:
+def test_counts_have_the_trained_attempts_and_the_range_of_rewards() -> None:
     built = TracesBuilder(status={"ro-3": "failed"}, rewards={("ro-2", "at-1"): [reward(0.25)]})
     counts = to_samples(built.build(LEFT, RIGHT, CallRow(rollout="ro-2"), CallRow(rollout="ro-3")), Rules())[1]
     assert counts.attempts == [("ro-1", "at-1"), ("ro-2", "at-1")]
@@ -143,29 +143,29 @@ def test_a_step_knows_whom_it_is_trained_on_and_whether_their_rewards_differ() -
     assert all_refused(counts, "step 1") is None
 
 
-def test_where_nothing_is_left_the_reasons_are_told() -> None:
+def test_the_error_without_any_sample_names_the_reasons() -> None:
     built = TracesBuilder(status={"ro-1": "failed"}, rewards={("ro-2", "at-1"): []}).build(LEFT, CallRow(rollout="ro-2"))
-    told = all_refused(to_samples(built, Rules())[1], "the validation after step 0")
-    assert told is not None
-    assert told.startswith(
+    message = all_refused(to_samples(built, Rules())[1], "the validation after step 0")
+    assert message is not None
+    assert message.startswith(
         "none of the 2 rollouts of the validation after step 0 can be used: refused {'not_succeeded': 1, 'no_reward': 1}."
     )
-    assert "What failed: 1 × failed." in told
+    assert "What failed: 1 × failed." in message
     assert all_refused(Counts(), "step 1") is None
 
 
-def test_ids_that_the_trained_model_does_not_have_are_refused() -> None:
+def test_token_ids_beyond_the_vocabulary_are_refused() -> None:
     found, counts = to_samples(TracesBuilder().build(CallRow(prompt=[1, 2], response=[300])), Rules(vocabulary=300))
     assert (found["ro-1"], counts.refused) == ([], {"beyond_vocabulary": 1})
 
 
-def test_every_sample_has_a_number_for_its_weights_because_verls_metrics_take_no_none() -> None:
+def test_samples_without_a_version_have_a_number() -> None:
     (sample,) = to_samples(TracesBuilder().build(LEFT), Rules())[0]["ro-1"]
-    assert [replace(sample, model_version=said).version for said in ("12", "", "v3", "²")] == [12, NO_VERSION, NO_VERSION, NO_VERSION]
+    assert [replace(sample, model_version=text).version for text in ("12", "", "v3", "²")] == [12, NO_VERSION, NO_VERSION, NO_VERSION]
 
 
-def test_a_reward_that_is_no_number_is_none_and_a_rollout_alone_in_its_group_still_gives_its_sample() -> None:
-    """The trainer leaves the lone one out (test_verl_lone.py): here nothing is lost."""
+def test_a_reward_that_is_not_finite_is_refused_and_a_singleton_keeps_its_sample() -> None:
+    """Singletons are dropped by the trainer, not here."""
     rows = [CallRow(rollout=f"ro-{n}") for n in range(2)]
     found, counts = to_samples(TracesBuilder(rewards={("ro-1", "at-1"): [reward(math.nan)]}).build(*rows), Rules())
     assert ([len(found[f"ro-{n}"]) for n in range(2)], counts.refused) == ([1, 0], {"no_reward": 1})

@@ -1,4 +1,4 @@
-"""The gradient that reaches the weights, against the losses of the papers in float64: batches with odd masks, and rows that say nothing."""
+"""The gradient of the weights compared with the reference loss in float64, for batches with special masks and empty rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LENGTHS = (0, 1, 1, 2, 3, 5)
 
 
 def random_batch(source: random.Random) -> TrajectoryBatch:
-    """Nine trajectories of four rollouts, of which three are dropped: empty responses, single tokens, masks with holes or all of 0."""
+    """Make nine trajectories of four rollouts, of which three are dropped: empty responses, single tokens, masks with gaps or all 0."""
     sizes = [source.choice(LENGTHS) for _ in range(8)] + [5]
     masks = [[source.randrange(2) for _ in range(size)] for size in sizes[:-1]] + [[1, 0, 0, 1, 1]]
     batch = TrajectoryBatch(
@@ -61,7 +61,7 @@ def random_batch(source: random.Random) -> TrajectoryBatch:
 
 
 def reference_rows(model: Any, batch: TrajectoryBatch, advantages: Any, options: Objective) -> list[Row]:
-    """Each trajectory alone through a model in float64."""
+    """Compute each trajectory's row separately with a model in float64."""
     rows: list[Row] = []
     columns: Any = zip(batch.prompt, batch.response, batch.response_mask, batch.logprobs, batch.rollout_id, advantages, strict=True)
     for prompt, response, mask, captured, rollout_id, advantage in columns:
@@ -75,7 +75,7 @@ def reference_rows(model: Any, batch: TrajectoryBatch, advantages: Any, options:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_gradient_of_the_weights_is_that_of_the_reference(policy: Policy, name: str) -> None:
+def test_the_gradient_equals_that_of_the_reference_loss(policy: Policy, name: str) -> None:
     options = OPTIONS[name]
     for seed in range(2):
         source = random.Random(f"{name}/{seed}")

@@ -19,19 +19,19 @@ MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "digit 7"}]
 CALLING = 'I ask.<tool_call>\n{"name": "calculate", "arguments": {"expression": "3 * 4"}}\n</tool_call>'
 
 
-def test_defaults_are_openais() -> None:
+def test_defaults_are_those_of_openai() -> None:
     request = parse({"model": "policy", "messages": MESSAGES, "user": "somebody", "stop": None, "presence_penalty": 0})
     assert (request.n, request.temperature, request.top_p, request.max_tokens, request.stream) == (1, 1.0, 1.0, None, False)
     assert request.sampling(10) == Sampling(10)
 
 
-def test_every_field_that_draws_is_one_that_algorithms_send() -> None:
+def test_all_sampling_fields_are_sent_by_algorithms() -> None:
     numbers = {name for name, values in wire.NEUTRAL.items() if any(isinstance(value, int) for value in values)}
     assert numbers | {"temperature", "top_p", "max_tokens"} == set(all_parameters(1.0, 64))
     assert parse({"messages": MESSAGES, **all_parameters(0.5, 64)}).sampling(100) == Sampling(64, temperature=0.5)
 
 
-def test_newer_name_of_the_token_limit_wins_and_the_context_bounds_it() -> None:
+def test_the_newer_token_limit_takes_precedence_and_is_bounded() -> None:
     request = parse({"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 9})
     assert request.sampling(100).max_tokens == 9
     assert request.sampling(4).max_tokens == 4
@@ -60,17 +60,17 @@ def test_text_parts_are_joined() -> None:
         ({"stream": "yes"}, "stream"),
     ],
 )
-def test_what_is_wrong_or_not_supported_is_named(change: dict[str, Any], named: str) -> None:
+def test_invalid_or_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         parse({"messages": MESSAGES, **change})
 
 
-def test_body_that_is_no_object_is_refused() -> None:
+def test_a_body_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(UsageError, match="JSON object"):
         parse([1])
 
 
-def test_chunks_add_up_to_the_whole_answer(policy: Policy) -> None:
+def test_chunks_add_up_to_the_response(policy: Policy) -> None:
     body = {"messages": MESSAGES, "n": 2, "logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
     request = parse(body)
     rows = [Row([1, 2], Sampling(3), random.Random(0), tokens=[10, 11, 12], logprobs=[-1.0, -2.0, -3.0], finish_reason="length")] * 2
@@ -107,7 +107,7 @@ def finished_row(policy: Policy, prompt: list[int], text: str) -> Row:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_reply_that_calls_a_tool_is_one_in_openais_form_and_the_next_prompt_goes_on_from_it(policy: Policy, stream: bool) -> None:
+def test_a_tool_call_has_openais_format_and_the_next_prompt_continues_it(policy: Policy, stream: bool) -> None:
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.chat_template = QWEN
     knowing = dataclasses.replace(policy, tokenizer=tokenizer)
@@ -116,20 +116,20 @@ def test_a_reply_that_calls_a_tool_is_one_in_openais_form_and_the_next_prompt_go
     reply = Reply(request, [row], "policy", knowing.decode)
     if stream:
         chunks = [chunk for ready in (3, len(row.tokens)) for chunk in reply.next_chunks([ready])]
-        choice, said = chunks[-1]["choices"][0], chunks[-1]["choices"][0]["delta"]
-        assert chunks[0]["choices"][0]["delta"] == {"content": ""} and said["tool_calls"][0].pop("index") == 0
+        choice, message = chunks[-1]["choices"][0], chunks[-1]["choices"][0]["delta"]
+        assert chunks[0]["choices"][0]["delta"] == {"content": ""} and message["tool_calls"][0].pop("index") == 0
     else:
         choice = reply.whole()["choices"][0]
-        said = choice["message"]
-    assert (choice["finish_reason"], said["content"]) == ("tool_calls", "I ask.")
-    [call] = said["tool_calls"]
+        message = choice["message"]
+    assert (choice["finish_reason"], message["content"]) == ("tool_calls", "I ask.")
+    [call] = message["tool_calls"]
     assert call["function"] == {"name": "calculate", "arguments": '{"expression": "3 * 4"}'}
-    told = [{"role": "assistant", **said}, {"role": "tool", "tool_call_id": call["id"], "content": "12"}]
-    again = parse({"messages": [*MESSAGES, *told], "tools": [TOOL]})
+    replies = [{"role": "assistant", **message}, {"role": "tool", "tool_call_id": call["id"], "content": "12"}]
+    again = parse({"messages": [*MESSAGES, *replies], "tools": [TOOL]})
     assert knowing.prompt_ids(again.messages, again.tools)[: len(row.prompt) + len(row.tokens)] == row.prompt + row.tokens
 
 
-def test_a_reply_calls_nothing_where_no_tool_was_offered_or_its_call_cannot_be_read(policy: Policy) -> None:
+def test_a_reply_has_no_tool_call_without_tools_or_if_it_is_malformed(policy: Policy) -> None:
     row = finished_row(policy, [1], CALLING)
     for asked in ({}, {"tools": [TOOL], "tool_choice": "none"}):
         message = Reply(parse({"messages": MESSAGES, **asked}), [row], "policy", policy.decode).whole()["choices"][0]["message"]
@@ -139,6 +139,6 @@ def test_a_reply_calls_nothing_where_no_tool_was_offered_or_its_call_cannot_be_r
     assert read_calls('<tool_call>{"name": 3}</tool_call>', "call") == ('<tool_call>{"name": 3}</tool_call>', [])
 
 
-def test_tools_are_refused_where_the_chat_template_would_leave_them_out(policy: Policy) -> None:
+def test_tools_are_refused_if_the_chat_template_ignores_them(policy: Policy) -> None:
     with pytest.raises(UsageError, match="does not support tools"):
         policy.prompt_ids(MESSAGES, [TOOL])
