@@ -49,7 +49,7 @@ def test_flipped_bits_do_not_change_a_resumed_run(tmp_path: Path, name: str) -> 
             assert load_run(tmp_path) == whole, damaged
         except DataError:
             refused += 1
-            assert path.read_bytes() == damaged, "it is left for whoever mends it"
+            assert path.read_bytes() == damaged, "the damaged file is left unchanged"
             for aside in tmp_path.glob("*.damaged"):
                 assert aside.read_bytes() == damaged
                 aside.unlink()
@@ -65,7 +65,7 @@ def test_a_damaged_line_is_named_and_copied_once(tmp_path: Path) -> None:
             load_run(tmp_path)
     assert [copy.read_bytes() for copy in tmp_path.glob("*.damaged*")] == [damaged]
     run = RunFolder(tmp_path, algorithm="grpo", options=OPTIONS)
-    assert repr(run.metrics(1)) == repr(ROWS[:1]), "what is done again is not read"
+    assert repr(run.metrics(1)) == repr(ROWS[:1]), "lines of repeated steps are not read"
     run.close()
 
 
