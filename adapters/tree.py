@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from agl_otel.errors import UsageError
 from agl_otel.spans.agents import agent_name
@@ -104,25 +104,32 @@ class TraceTree:
     def repair_hierarchy(self) -> None:
         """Move spans that hang too high under the shortest span around them in time; only the topmost level with several children.
 
-        Instrumentations that lose the context put calls beside the agent that made them.
+        Instrumentations that lose the context put calls beside the agent that made them. A child only goes below what began before it.
         """
         top = self
         while len(top.children) == 1:
             top = top.children[0]
-        nodes = top.traverse()[1:]
-        starts, ends = (np.array([getattr(node, name) for node in nodes], np.float64) for name in ("start_time", "end_time"))
-        for child in list(top.children):
-            if len(top.children) == 1:
-                return
-            slack = (child.start_time - starts) + (ends - child.end_time)
-            fits = (starts <= child.start_time) & (ends >= child.end_time) & (slack > 0)
-            below = set(map(id, child._walk()))
-            places = sorted(np.flatnonzero(fits).tolist(), key=slack.__getitem__)
-            target = next((nodes[place] for place in places if id(nodes[place]) not in below), None)
-            if target is not None and all(child is not beside for beside in target.children):
-                top.children.remove(child)
+        known = sorted(((max(child._place(), node._place()), node) for child in top.children for node in child._walk()), key=lambda n: n[0])
+        around = _Around()
+        moved: set[int] = set()
+        grown: dict[int, TraceTree] = {}
+        added = 0
+        for child in sorted(top.children, key=TraceTree._place):
+            place = child._place()
+            while known[added][0] < place:
+                around.add(known[added][1])
+                added += 1
+            if (target := around.shortest(child.end_time)) is not None:
                 target.children.append(child)
-                target.children.sort(key=lambda node: node.start_time)
+                moved.add(id(child))
+                grown[id(target)] = target
+        top.children[:] = [child for child in top.children if id(child) not in moved]
+        for target in grown.values():
+            target.children.sort(key=lambda node: node.start_time)
+
+    def _place(self) -> tuple[float, float]:
+        """Sorts spans in time: each after all that are around it."""
+        return self.start_time, -self.end_time
 
     def is_reward_span(self) -> bool:
         """Whether the span holds a reward, or is the operation that computed one."""
@@ -166,15 +173,19 @@ class TraceTree:
         groups = [self.traverse()] if policy == RewardMatchPolicy.FIRST_OCCURRENCE else [node.children for node in self._walk()]
         rewards: dict[str, float] = {}
         for group in groups:
-            waiting: list[TraceTree] = []
-            for node in sorted(group, key=lambda node: node.start_time):
+            begun: list[tuple[float, int, str]] = []
+            """A heap of (end, place, id) of calls."""
+            ended: list[tuple[int, str]] = []
+            """A heap of (-place, id) of those that have ended and have no reward."""
+            for place, node in enumerate(sorted(group, key=lambda node: node.start_time)):
                 if node.id in own:
-                    waiting.append(node)
+                    heappush(begun, (node.end_time, place, node.id))
                 elif (value := get_reward_value(node.span)) is not None:
-                    ended = next((call for call in reversed(waiting) if call.end_time <= node.start_time), None)
-                    if ended is not None:
-                        rewards[ended.id] = value
-                        waiting.remove(ended)
+                    while begun and begun[0][0] <= node.start_time:
+                        _, before, name = heappop(begun)
+                        heappush(ended, (-before, name))
+                    if ended:
+                        rewards[heappop(ended)[1]] = value
         return rewards
 
     def visualize(self, filename: str, interested_span_match: str | None = None) -> None:
@@ -190,6 +201,33 @@ class TraceTree:
             for child in node.children:
                 graph.edge(node.id, child.id)
         graph.render(filename, format="png", cleanup=True)
+
+
+class _Around:
+    """Finds the shortest of some spans that ends no earlier than another one; all of them began before it."""
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+        self._shortest: list[tuple[float, TraceTree]] = []
+        """For each of the ends, in order, the shortest span that ends there or later, and its duration, which therefore rises, too."""
+
+    def add(self, node: TraceTree) -> None:
+        """Add one more. Those that it replaces are never looked at again."""
+        end, duration = node.end_time, node.end_time - node.start_time
+        place = bisect_left(self._ends, end)
+        if place < len(self._ends) and self._shortest[place][0] <= duration:
+            return
+        first = place
+        while first and self._shortest[first - 1][0] >= duration:
+            first -= 1
+        last = place + (place < len(self._ends) and self._ends[place] == end)
+        self._ends[first:last] = [end]
+        self._shortest[first:last] = [(duration, node)]
+
+    def shortest(self, end: float) -> TraceTree | None:
+        """The shortest that ends then or later."""
+        place = bisect_left(self._ends, end)
+        return self._shortest[place][1] if place < len(self._ends) else None
 
 
 def _selected(name: str, agent_match: str | None) -> str | None:
