@@ -35,9 +35,9 @@ class Pin:
     """SHA-256 of the rows."""
 
     @classmethod
-    def of(cls, reading: Reading, rules: Sequence[MaskRule], traces: Traces, lines: Sequence[str]) -> Pin:
-        """The pin of what was just read; `lines` are its rows by `line_of`."""
-        return cls(reading, list(rules), read_of(traces), traces.digest, len(lines), content_hash(lines))
+    def of(cls, reading: Reading, rules: Sequence[MaskRule], traces: Traces, rows: Sequence[Row]) -> Pin:
+        """The pin of what was just read. No more than one row is text at a time."""
+        return cls(reading, list(rules), read_of(traces), traces.digest, len(rows), content_hash(map(line_of, rows)))
 
     def dumps(self) -> str:
         """As JSON. The salt of a rule is a secret and is left out."""

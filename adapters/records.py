@@ -29,7 +29,7 @@ from agl_otel.adapters.triplets import TracerTraceToTriplet
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
-from agl_otel.types.columns import AttemptKey, Reward, Traces
+from agl_otel.types.columns import AttemptKey, Reward, Traces, shared
 from agl_otel.types.spans import in_json
 
 Row = dict[str, Any]
@@ -250,8 +250,8 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
         "images": image_urls(said.prompt),
         "messages": [*said.prompt, *said.reply[:1]],
         "tools": said.tools,
-        "prompt_ids": batch.prompt[place].tolist(),
-        "response_ids": batch.response[place].tolist(),
+        "prompt_ids": shared(batch.prompt[place].tolist()),
+        "response_ids": shared(batch.response[place].tolist()),
         "response_mask": batch.response_mask[place].tolist(),
         "logprobs": batch.logprobs[place].tolist(),
     }

@@ -13,7 +13,7 @@ from agl_otel.adapters.bias import bias_of_attempts
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.own_sampling import several_choices_words
-from agl_otel.adapters.pins import Pin, differences, line_of
+from agl_otel.adapters.pins import Pin, differences
 from agl_otel.adapters.records import FORMS, Functions, Reading, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollout_ids_of
@@ -148,8 +148,7 @@ async def _write(
     store: Store, target: Path, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str], pin: Pin | None
 ) -> dict[str, Any]:
     traces, found = await read(store, reading, rules, ids)
-    lines = list(map(line_of, found.rows))
-    made = Pin.of(reading, rules, traces, lines)
+    made = Pin.of(reading, rules, traces, found.rows)
     if pin is not None and (changes := pin.changes(traces)):
         raise ConflictError(f"the batch cannot be made again, {len(changes)} things have changed: {'; '.join(changes[:5])}")
     if pin is not None and made.content != pin.content:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import io
 import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -164,7 +163,7 @@ class TraceReader:
 
         `own`: a query of the program, which those that people write (Grafana's, the dashboard's SQL page) do not hold up.
         """
-        return await self._read(sql, params, _rows, own=own)
+        return await self._read(sql, params, lambda body: list(_rows(body)), own=own)
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
         """The same as an Arrow table."""
@@ -258,7 +257,7 @@ class TraceReader:
         """Spans, and what their rows say of how many there are in all."""
         return await self._read(sql, params, _spans_in)
 
-    async def _read(self, sql: str, params: Mapping[str, object] | None, made_of: Callable[[bytes], T], *, own: bool = True) -> T:
+    async def _read(self, sql: str, params: Mapping[str, object] | None, made_of: Callable[[bytearray], T], *, own: bool = True) -> T:
         """What `made_of` makes of the rows (JSON, one a line): of many it takes seconds, and others do not wait."""
         body = await self._http.fetch(sql, "JSONEachRow", params, own=own)
         return await asyncio.to_thread(made_of, body) if len(body) > LARGE_BYTES else made_of(body)
@@ -392,6 +391,7 @@ class TraceReader:
             late = (rollout_id for (rollout_id, _), verdict in verdicts.items() if verdict.kind == "incomplete")
             if time.monotonic() >= deadline or not any(rollout_id not in unread for rollout_id in late):
                 break
+            del table, facts  # what is read again would be there twice
             await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
         if silent:
             _log.warning("read without what these collectors acked last: %s", "; ".join(silent.values()))
@@ -490,16 +490,20 @@ class TraceReader:
         return [*first, *second], unread | more
 
 
-def _rows(body: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in body.splitlines()]
+def _rows(body: bytearray) -> Iterator[dict[str, Any]]:
+    """The rows of an answer in JSONEachRow, which is emptied as they are read: what is made of them takes its room."""
+    while body:
+        end = body.index(b"\n") + 1
+        row = json.loads(body[:end])
+        del body[:end]
+        yield row
 
 
-def _spans_in(body: bytes) -> tuple[list[Span], int]:
+def _spans_in(body: bytearray) -> tuple[list[Span], int]:
     """Row by row: as dictionaries the rows of a large rollout take more room than as spans."""
     spans: list[Span] = []
     total = 0
-    for line in io.BytesIO(body):
-        row = json.loads(line)
+    for row in _rows(body):
         total = int(row.get("Total", 0))
         spans.append(span_of(row))
     return spans, total

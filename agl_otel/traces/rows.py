@@ -8,7 +8,7 @@ from typing import Any, Final
 from agl_otel.spans.rewards import dimensions_of
 from agl_otel.traces.attributes import typed
 from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, StatusCode, TraceStatus
-from agl_otel.types.columns import AttemptKey, Reward
+from agl_otel.types.columns import AttemptKey, Reward, shared
 from agl_otel_hook import conventions
 
 _COLUMNS: Final = {
@@ -25,7 +25,7 @@ def span_of(row: Mapping[str, Any]) -> Span:
     attributes = typed(row["SpanAttributes"], types)
     for key, column in _COLUMNS.items():
         if types.get(key) == "column":
-            attributes[key] = row[column]
+            attributes[key] = row[column] if key == conventions.LLM_RESPONSE_LOGPROBS else shared(row[column])
     start = int(row["StartNano"])
     end = start + int(row["Duration"])
     trace, parent = row["TraceId"], row["ParentSpanId"]

@@ -30,13 +30,36 @@ def once_in_order(table: Table) -> Table:
     from pyarrow import compute
 
     pc: Any = compute  # makes its functions when it is imported
-    identities = column(table, "Identity")
-    order = np.lexsort((column(table, "SequenceId"), identities))
+    narrow = table.drop_columns(_TOKEN_COLUMNS)
+    identities = column(narrow, "Identity")
+    order = np.lexsort((column(narrow, "SequenceId"), identities))
     again = np.flatnonzero(identities[order][1:] == identities[order][:-1]) + 1
-    if len(again):
-        table = table.take(np.sort(np.delete(order, again)))
-    rows = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in _ORDER]).to_numpy()
-    return table if np.array_equal(rows, np.arange(len(rows))) else table.take(rows)
+    once = np.sort(np.delete(order, again)) if len(again) else np.arange(len(order))
+    rows = once[pc.sort_indices(narrow.take(once), sort_keys=[(name, "ascending") for name in _ORDER]).to_numpy()]
+    if np.array_equal(rows, np.arange(len(order))):
+        return table
+    narrow = narrow.take(rows)
+    for name in _TOKEN_COLUMNS:
+        narrow = narrow.append_column(name, _taken(table.column(name), rows))
+    return narrow
+
+
+def _taken(lists: Any, rows: NDArray[np.int64]) -> Any:
+    """These rows of a column of arrays, copied once; pyarrow's `take` first makes one piece of the whole column."""
+    import pyarrow as pa
+
+    values = [chunk.values.to_numpy() for chunk in lists.chunks]
+    bounds = [chunk.offsets.to_numpy().astype(np.int64) for chunk in lists.chunks]
+    starts, ends = (np.concatenate([each[part] for each in bounds])[rows] for part in (slice(-1), slice(1, None)))
+    chunks = np.repeat(np.arange(len(bounds)), [len(each) - 1 for each in bounds])[rows]
+    offsets = np.append(0, np.cumsum(ends - starts))
+    filled = np.flatnonzero(ends > starts)
+    apart = (chunks[filled][1:] != chunks[filled][:-1]) | (starts[filled][1:] != ends[filled][:-1])
+    taken = np.empty(offsets[-1], values[0].dtype)
+    for run in np.split(filled, np.flatnonzero(apart) + 1):  # rows that lie side by side
+        if len(run):
+            taken[offsets[run[0]] : offsets[run[-1] + 1]] = values[chunks[run[0]]][starts[run[0]] : ends[run[-1]]]
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(taken))
 
 
 def reward_rows(table: Table) -> list[dict[str, Any]]:
@@ -159,7 +182,8 @@ def column(table: Table, name: str) -> NDArray[Any]:
 
 
 def _chunk(table: Table, name: str) -> Any:
-    return table.column(name).combine_chunks()
+    found = table.column(name)
+    return found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()  # which copies one, too
 
 
 def strings(table: Table, name: str) -> list[str]:

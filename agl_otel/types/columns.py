@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,21 @@ from agl_otel.types import AttemptedRollout, Rollout, Verdict
 
 AttemptKey = tuple[str, str]
 """(rollout id, attempt id)."""
+VOCABULARY: Final = 1 << 18
+"""Token ids below are shared; the largest vocabularies of models have about so many."""
+
+
+def shared(ids: list[int]) -> list[int]:
+    """The same token ids; each takes 8 bytes of the list, and not 28 more for a number of its own."""
+    try:
+        return list(map(_numbers().__getitem__, ids))
+    except IndexError:  # no ids of a model
+        return ids
+
+
+@functools.cache
+def _numbers() -> tuple[int, ...]:
+    return tuple(range(VOCABULARY))
 
 
 @dataclass(frozen=True)

@@ -183,8 +183,8 @@ def numbers(value: Any) -> list[Any]:
     value = loads(value) if isinstance(value, str) else value
     if not isinstance(value, (list, tuple)):
         return []
-    items = cast("list[Any]", list(value))
+    items = cast("Sequence[Any]", value)
     if items and isinstance(items[0], (list, tuple)):  # one list for each choice
-        items = cast("list[Any]", list(items[0]))
+        items = cast("Sequence[Any]", items[0])
     read = [item.get("logprob") if isinstance(item, Mapping) else item for item in items]
     return read if all(isinstance(item, (int, float)) or item is None for item in read) else []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,24 @@ def test_trajectories_and_transitions_carry_ids_and_messages(conversation: Any) 
     ]
     batch = to_transitions(conversation, agent_match="solver")
     assert (len(batch), batch.calls.tolist(), dict(batch.breaks), dict(batch.refused)) == (3, [1, 1, 1], {}, {"other_agent": 1})
+
+
+def test_rows_share_their_token_ids_and_are_text_one_by_one(traces: Any, row: Any) -> None:
+    """Each call's whole prompt is in its row: an id takes the 8 bytes of a list there, and its text is not kept."""
+    ids = list(range(1000, 21_000))
+    built = traces.build(*(row(rollout=f"ro-{number}", prompt=ids, response=[1]) for number in range(20)))
+    made(built)  # what is made once
+    tracemalloc.start()
+    rows = made(built)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    Pin.of(Reading(), [], built, rows)
+    text_bytes = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert len(rows) == 20
+    assert held < 20 * len(ids) * 20
+    assert text_bytes < 20 * len(line_of(rows[0]))
 
 
 def test_a_row_says_what_each_of_its_calls_was_sampled_at(traces: Any, row: Any) -> None:
@@ -146,9 +165,9 @@ def test_rules_drop_or_hash_text_and_keep_ids_or_drop_ids_and_mask_the_loss(conv
 
 def test_pin_knows_what_changed_since(conversation: Any) -> None:
     traces = replace(conversation, digest="abc-4", highest_sequence={"ro-1": 2, "ro-2": 3, "ro-3": 4})
-    lines = list(map(line_of, made(traces)))
-    pin = Pin.loads(Pin.of(Reading(), [MaskRule("drop_text", salt="secret")], traces, lines).dumps(), "here")
-    assert (pin.rows, pin.content, pin.rules[0].salt) == (3, content_hash(lines), "")
+    rows = made(traces)
+    pin = Pin.loads(Pin.of(Reading(), [MaskRule("drop_text", salt="secret")], traces, rows).dumps(), "here")
+    assert (pin.rows, pin.content, pin.rules[0].salt) == (3, content_hash(map(line_of, rows)), "")
     assert pin.changes(traces) == []
     assert pin.changes(replace(traces, digest="abd-5")) == ["spans came late with sequence numbers below the highest, or are gone"]
     later = replace(traces, rollouts=traces.rollouts[1:], highest_sequence={"ro-2": 9, "ro-3": 4})
