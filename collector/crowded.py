@@ -73,6 +73,8 @@ def check_parts(signal: Signal, raw: bytes) -> None:
 
 def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
     """`found`, the messages in it. Raises DataError where more than `most` of them are outside of lists, or too many values in lists."""
+    if found > most + MAX_VALUES:  # too many of the one or of the other: which of them is not worth a second count
+        raise DataError(f"it has {found} attributes, events, points, values and the like in {len(raw)} bytes: send smaller batches")
     outside = merged.messages(signal, raw, lists=False) if found > most else found
     if outside > most:
         raise DataError(f"it has more than {most} attributes, events, points and the like in {len(raw)} bytes: send smaller batches")

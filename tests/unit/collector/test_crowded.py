@@ -20,6 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from agl_otel.collector import crowded, merged
 from agl_otel.collector.crowded import FEW_PARTS, MAX_MESSAGES, MAX_OTHERS, MAX_PARTS, MAX_VALUES, check, check_json, check_parts
+from agl_otel.collector.journal import Signal
 from agl_otel.collector.otlpjson import to_protobuf
 from agl_otel.collector.unreadable import take_out
 from agl_otel.errors import DataError
@@ -160,6 +161,24 @@ def test_many_attributes_are_refused_however_many_bytes_they_take() -> None:
     short = [KeyValue(key="a", value=AnyValue(int_value=1))] * (MAX_MESSAGES // 2 + 1)
     with pytest.raises(DataError, match=f"more than {MAX_MESSAGES} attributes, events, points and the like"):
         check("traces", request(Span(attributes=short)))
+
+
+def test_a_request_of_far_too_many_attributes_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than both bounds together allow are refused before those in lists are told from the others, which takes as long again."""
+    counted: list[bool] = []
+    real = merged.messages
+
+    def messages(signal: Signal, raw: bytes, *, lists: bool = True) -> int:
+        counted.append(lists)
+        return real(signal, raw, lists=lists)
+
+    monkeypatch.setattr(merged, "messages", messages)
+    short = KeyValue(key="a", value=AnyValue(int_value=1)).SerializeToString()
+    place = next(each for each in repeated_fields() if each.name == "traces: resource_spans.scope_spans.spans.attributes")
+    raw = place.request(enclosed(place.field, short) * ((MAX_MESSAGES + MAX_VALUES) // 2 + 1))
+    with pytest.raises(DataError, match=r"^it has 104857\d\d attributes, events, points, values and the like"):
+        check("traces", raw)
+    assert counted == [True]
 
 
 @given(st.binary(max_size=200))
