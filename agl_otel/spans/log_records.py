@@ -13,6 +13,7 @@ from agl_otel_hook import conventions
 
 DETAILS: Final = "gen_ai.client.inference.operation.details"
 """The event that says all of a call; its attributes are those of the span, and its messages."""
+_OURS: Final = f"{conventions.SPAN_LLM.split('.')[0]}."
 _MESSAGES: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.prompt", "gen_ai.completion", conventions.LLM_CALL)
 
 
@@ -25,6 +26,7 @@ def may_have_records(span: Span) -> bool:
 def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) -> list[Span]:
     """The spans, with the log records of theirs that have an event name: as events, or as attributes that the span lacks (DETAILS).
 
+    Agents write records: by an attribute of ours, from one of them, a span would be a call of the proxy.
     A record is a mapping with `trace_id`, `span_id`, `event_name`, `body` (any JSON value) and `attributes`.
     """
     found: dict[tuple[str, str], list[Event]] = {}
@@ -33,7 +35,8 @@ def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) ->
         key, name, attributes = (record["trace_id"], record["span_id"]), record.get("event_name"), record.get("attributes") or {}
         if name == DETAILS:
             body = record.get("body")
-            details.setdefault(key, {}).update({**(body if isinstance(body, Mapping) else {}), **attributes})
+            said = {**(body if isinstance(body, Mapping) else {}), **attributes}
+            details.setdefault(key, {}).update((name, value) for name, value in said.items() if not name.startswith(_OURS))
         elif name:
             found.setdefault(key, []).append(Event(name=name, attributes={**attributes, "body": record.get("body")}))
     return [_with(span, found.get(key, ()), details.get(key, {})) for span in spans for key in [(span.trace_id, span.span_id)]]

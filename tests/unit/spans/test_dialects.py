@@ -17,8 +17,9 @@ from agl_otel.errors import SpanShapeError
 from agl_otel.spans import conversations, dialects
 from agl_otel.spans.conversations import dialect_of, read_call
 from agl_otel.spans.dialects import DIALECTS
-from agl_otel.spans.log_records import with_records
+from agl_otel.spans.log_records import DETAILS, with_records
 from agl_otel.types import Event, Span
+from agl_otel_hook import conventions
 from tests.unit.adapters.spans import RECORDED, call, recorded, span
 
 DOCS = Path(__file__).parents[3] / "docs" / "dialects.md"
@@ -79,6 +80,15 @@ EXPECTED = {
 def spans_of(name: str) -> list[Span]:
     spans, records = recorded(name)
     return with_records(spans, records)
+
+
+def test_log_records_say_nothing_in_the_place_of_the_stack() -> None:
+    """Agents send log records: by one of them no span becomes a call of the proxy, or a reward that the runner gives."""
+    chat = span("chat", 1, 2, **{"gen_ai.operation.name": "chat"})
+    said = {conventions.LLM_CALL: 1, conventions.LLM_RESPONSE_TOKEN_IDS: [1], conventions.REWARD_GIVEN: True, "gen_ai.response.id": "r"}
+    for place in ("attributes", "body"):
+        record = {"trace_id": chat.trace_id, "span_id": chat.span_id, "event_name": DETAILS, place: said}
+        assert with_records([chat], [record])[0].attributes == {**chat.attributes, "gen_ai.response.id": "r"}
 
 
 def test_every_recording_is_expected_and_every_dialect_but_ours_is_recorded() -> None:
