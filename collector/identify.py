@@ -34,7 +34,11 @@ ROLLOUT_ID: Final = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 ATTEMPT_ID: Final = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
 KEY: Final = "the sender's key is bound to another attempt"
 TRAINING: Final = "only trainers send figures of training: an agent's key does not"
-GIVEN: Final = "only the runner marks a reward as given: the sender's key is bound to an attempt"
+GIVEN: Final = "only the runner marks a reward as given: an agent's key does not"
+PROXY: Final = "only the proxy sends agentlightning.llm and its attributes: an agent's key does not"
+STEP: Final = "only trainers send agentlightning.train and its attributes: an agent's key does not"
+_OF_THE_STACK: Final = {conventions.SPAN_LLM: PROXY, conventions.TRAIN: STEP, conventions.REWARD_GIVEN: GIVEN}
+"""{name of what only services of the stack say, and the beginning of all below it: the reason why it is refused from others}."""
 
 
 class Identity(NamedTuple):
@@ -165,6 +169,22 @@ def bound_identity(identity: Identity, bound: Ids) -> Identity:
     if not identity.rollout_id or (identity.rollout_id, identity.attempt_id) == (bound[0], ""):
         return Identity(*bound, identity.sequence)
     return Identity(reason=KEY)
+
+
+def refuse_forged(identities: Sequence[Identity], spans: Sequence[Span], raw: bytes) -> list[Identity]:
+    """What was found of an agent's spans, without those that say what only services of the stack say; `raw` is the request's bytes."""
+    if not any(name.encode() in raw for name in _OF_THE_STACK):
+        return list(identities)
+    return [
+        Identity(reason=reason) if not identity.reason and (reason := _forged(span)) else identity
+        for identity, span in zip(identities, spans, strict=True)
+    ]
+
+
+def _forged(span: Span) -> str:
+    """Why a span is refused from an agent, by its name and the keys of its attributes; empty where it is not."""
+    said = (span.name, *(each.key for each in span.attributes))
+    return next((why for text in said for name, why in _OF_THE_STACK.items() if text == name or text.startswith(f"{name}.")), "")
 
 
 def _all_whole(heads: Heads, latest: int) -> bool:

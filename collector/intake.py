@@ -28,7 +28,7 @@ from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.expansion import MESSAGES, Parsed
 from agl_otel.collector.heads import Heads
 from agl_otel.collector.heartbeat import Heartbeats
-from agl_otel.collector.identify import GIVEN, Identity, bind, identify_logs, identify_spans, learn
+from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn, refuse_forged
 from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
 from agl_otel.collector.limits import InFlight
 from agl_otel.collector.memory import TraceMemory
@@ -211,10 +211,8 @@ class Intake:
         identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
         if sender.bound:
             identities = bind(identities, sender.bound, self.levels)
-            if conventions.REWARD_GIVEN.encode() in raw:
-                for index, span in enumerate(heads.spans):
-                    if any(each.key == conventions.REWARD_GIVEN for each in span.attributes):
-                        identities[index] = Identity(reason=GIVEN)
+        if sender.is_agent:
+            identities = refuse_forged(identities, heads.spans, raw)
         if len(raw) > 2 * self._max_span_attributes:  # the least that so many attributes would take
             for index, span in enumerate(heads.spans):
                 if len(span.attributes) > self._max_span_attributes:

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
 
 from agl_otel.collector.grpc_port import METHODS
-from agl_otel.collector.identify import GIVEN, KEY, TRAINING
+from agl_otel.collector.identify import GIVEN, KEY, PROXY, STEP, TRAINING
 from agl_otel.net.auth import attempt_ingest_key, ingest_key
 from agl_otel_hook import conventions
 
@@ -129,13 +129,46 @@ async def test_what_one_key_may_not_send_another_may(closed: Stack) -> None:
     assert not (await send(closed, request, theirs, over="http")).partial_success.rejected_spans, "it is no resend"
 
 
-async def test_only_the_runner_says_that_a_reward_is_given(closed: Stack) -> None:
-    mine = {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-mine"}
-    spans = [span(conventions.SPAN_ANNOTATION, {**mine, conventions.REWARD_GIVEN: True}), span(conventions.SPAN_ANNOTATION, mine)]
-    for over in ("http", "grpc"):
-        answer = await send(closed, request_of(spans), MINE, over=over)
-        assert answer.partial_success.rejected_spans == 1 and GIVEN in answer.partial_success.error_message
-    assert not (await send(closed, request_of(spans), ingest_key(TOKEN), over="http")).partial_success.rejected_spans
+def said_by_the_stack() -> list[tuple[str, Span]]:
+    """Spans that only services of the stack send, each with the reason why it is refused from others."""
+    annotation = conventions.SPAN_ANNOTATION
+    return [
+        (PROXY, span(conventions.SPAN_LLM)),
+        (PROXY, span("work", {conventions.LLM_CALL: 1})),
+        (PROXY, span("work", {conventions.LLM_RESPONSE_TOKEN_IDS: 7})),
+        (STEP, span(conventions.SPAN_TRAIN_STEP)),
+        (STEP, span(conventions.SPAN_TRAIN_EVIDENCE)),
+        (STEP, span("work", {conventions.TRAIN_RUN: "run"})),
+        (GIVEN, span(annotation, {conventions.reward_name_key(0): "r", conventions.REWARD_GIVEN: True})),
+    ]
+
+
+def said_by_agents() -> list[Span]:
+    """What hook, emitters and engines in the agent's process send."""
+    seal = {conventions.SEAL_SPANS: 1, conventions.SEAL_DROPPED: 0, conventions.SEAL_CLOSING: True}
+    return [
+        span(conventions.SPAN_ANNOTATION, {conventions.reward_name_key(0): "r", conventions.reward_value_key(0): 1}),
+        span("chat m", {"gen_ai.operation.name": "chat", "prompt_token_ids": 1, "response_token_ids": 2, conventions.LATE: True}),
+        span(conventions.SPAN_SEAL, {conventions.PROCESS: "m", **seal}),
+        *(span(name) for name in (conventions.SPAN_OPERATION, conventions.SPAN_MESSAGE, conventions.SPAN_OBJECT, conventions.SPAN_VIRTUAL)),
+    ]
+
+
+@pytest.mark.parametrize("over", ["http", "grpc"])
+@pytest.mark.parametrize("key", [MINE, ingest_key(TOKEN)], ids=["of an attempt", "of no attempt"])
+async def test_what_only_the_stack_says_is_refused_from_every_agents_key(key: str, over: str, closed: Stack) -> None:
+    reasons, forged = zip(*said_by_the_stack(), strict=True)
+    answer = await send(closed, request_of([*forged, *(own := said_by_agents())], THEIRS if key != MINE else {}), key, over=over)
+    assert answer.partial_success.rejected_spans == len(forged)
+    assert all(f"{reasons.count(reason)} × {reason}" in answer.partial_success.error_message for reason in (PROXY, STEP, GIVEN))
+    assert await stored(closed, forged) == [("-", "-")] * len(forged)
+    assert await stored(closed, own) == [("ro-mine", "at-mine") if key == MINE else ("ro-theirs", "at-theirs")] * len(own)
+
+
+async def test_services_of_the_stack_say_it_with_the_token(closed: Stack) -> None:
+    spans = [each for _, each in said_by_the_stack()]
+    answer = await send(closed, request_of(spans), TOKEN, over="http")
+    assert not answer.partial_success.rejected_spans and await stored(closed, spans) == [("", "")] * len(spans)
 
 
 async def test_log_records_are_held_against_the_key(closed: Stack) -> None:

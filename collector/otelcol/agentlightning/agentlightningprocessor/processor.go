@@ -32,8 +32,9 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 		options.SpanTooLarge = func(span ptrace.Span) bool { return sizer.SpanSize(span) > c.config.MaxItemBytes }
 	}
 	found := identify.Spans(request, headersOf(ctx), c.known(ctx), options)
-	if bind(ctx, found) {
-		identify.RefuseGiven(request, found)
+	bind(ctx, found)
+	if key.OfAgent(client.FromContext(ctx)) {
+		identify.RefuseForged(request, found)
 	}
 	c.memory.Learn(found, now)
 	for attempt, spans := range heardOf(request, found) {
@@ -185,13 +186,11 @@ func (c *core) known(ctx context.Context) identify.Known {
 	return c.memory
 }
 
-// bind holds what was found against the attempt that the sender's key is bound to; false where it is bound to none.
-func bind(ctx context.Context, found []identify.Found) bool {
-	ids := key.BoundTo(client.FromContext(ctx))
-	if ids != nil {
+// bind holds what was found against the attempt that the sender's key is bound to, if it is bound to one.
+func bind(ctx context.Context, found []identify.Found) {
+	if ids := key.BoundTo(client.FromContext(ctx)); ids != nil {
 		identify.Bind(found, *ids)
 	}
-	return ids != nil
 }
 
 func headersOf(ctx context.Context) identify.Headers {

@@ -339,6 +339,33 @@ func TestASenderWithABoundKeyReachesItsAttemptOnly(t *testing.T) {
 	require.Equal(t, []any{int64(1), "1 × " + identify.ReasonKey}, summary(refused))
 }
 
+func TestWhatOnlyTheStackSaysIsRefusedFromEveryAgentsKey(t *testing.T) {
+	f := newFixture(t, queuetest.Start(t, "").Address, nil)
+	ours := func() ptrace.Traces {
+		request := newRequest(ids("ro-1", "at-1"), map[string]any{identify.SpanLLM + ".call": 1},
+			map[string]any{identify.Train + ".run_id": "run"}, map[string]any{identify.AttrRewardGiven: true}, nil, nil, nil)
+		spans := request.ResourceSpans().At(0).ScopeSpans().At(0).Spans()
+		spans.At(3).SetName(identify.SpanLLM)
+		spans.At(4).SetName(identify.Train + ".step")
+		spans.At(5).SetName(identify.SpanSeal)
+		return request
+	}
+	for _, of := range []identify.IDs{{Rollout: "ro-1", Attempt: "at-1"}, {}} {
+		ctx, refused := withKey(t, of)
+		request := ours()
+		require.NoError(t, f.traces.ConsumeTraces(ctx, request))
+		require.Len(t, f.last(t), 1)
+		require.Equal(t, identify.SpanSeal, f.last(t)[0].Name())
+		items, why := refused.Summary()
+		require.EqualValues(t, 5, items)
+		for _, part := range []string{"2 × " + identify.ReasonProxy, "2 × " + identify.ReasonStep, "1 × " + identify.ReasonGiven} {
+			require.Contains(t, why, part)
+		}
+	}
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), ours()))
+	require.Len(t, f.last(t), 6, "the stack's token may")
+}
+
 func summary(refused *refusals.List) []any {
 	items, why := refused.Summary()
 	return []any{items, why}

@@ -4,6 +4,8 @@
 package identify
 
 import (
+	"strings"
+
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
@@ -29,7 +31,14 @@ type Found struct {
 }
 
 // Foreign says whether this is refused because of its sender's key: it was no accident, and nothing of it is kept.
-func (f *Found) Foreign() bool { return f.Reason == ReasonKey || f.Reason == ReasonGiven }
+func (f *Found) Foreign() bool {
+	switch f.Reason {
+	case ReasonKey, ReasonGiven, ReasonProxy, ReasonStep:
+		return true
+	default:
+		return false
+	}
+}
 
 // Headers are the ids in a request's metadata.
 type Headers struct{ RolloutID, AttemptID string }
@@ -116,19 +125,49 @@ func Bind(found []Found, bound IDs) {
 	}
 }
 
-// RefuseGiven refuses the spans that say what only the runner may say; `found` is of the request's spans, in their order.
-func RefuseGiven(request ptrace.Traces, found []Found) {
+// RefuseForged refuses an agent's spans that say what only services of the stack say; `found` is of the request's spans, in their order.
+func RefuseForged(request ptrace.Traces, found []Found) {
 	i := 0
 	for _, group := range request.ResourceSpans().All() {
 		for _, scope := range group.ScopeSpans().All() {
 			for _, span := range scope.Spans().All() {
 				f := &found[i]
-				if _, given := span.Attributes().Get(AttrRewardGiven); given && f.Reason == "" {
-					*f = Found{Reason: ReasonGiven, Named: true, Numbered: f.Numbered, TraceID: f.TraceID, SpanID: f.SpanID}
+				if reason := forged(span); reason != "" && f.Reason == "" {
+					*f = Found{Reason: reason, Named: true, Numbered: f.Numbered, TraceID: f.TraceID, SpanID: f.SpanID}
 				}
 				i++
 			}
 		}
+	}
+}
+
+// forged says why a span is refused from an agent, by its name and the keys of its attributes; empty where it is not.
+func forged(span ptrace.Span) string {
+	reason := ofTheStack(span.Name())
+	for name := range span.Attributes().All() {
+		if reason != "" {
+			break
+		}
+		reason = ofTheStack(name)
+	}
+	return reason
+}
+
+// ofTheStack says why a name, or one below it, is refused from an agent.
+func ofTheStack(name string) string {
+	below := func(top string) bool {
+		rest, is := strings.CutPrefix(name, top)
+		return is && (rest == "" || rest[0] == '.')
+	}
+	switch {
+	case below(SpanLLM):
+		return ReasonProxy
+	case below(Train):
+		return ReasonStep
+	case below(AttrRewardGiven):
+		return ReasonGiven
+	default:
+		return ""
 	}
 }
 

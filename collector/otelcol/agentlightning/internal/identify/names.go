@@ -7,6 +7,10 @@ const (
 	AttrSequenceID = "agentlightning.span_sequence_id"
 	// AttrInvalid is set on a span that is refused: it says why.
 	AttrInvalid = "agentlightning.invalid"
+	// SpanLLM is the name of a model call as the proxy saw it, and begins the keys of its attributes.
+	SpanLLM = "agentlightning.llm"
+	// Train begins the names of the spans of a training run, and the keys of their attributes.
+	Train = "agentlightning.train"
 	// AttrRewardGiven is set on a reward that the runner gives; it counts before all that the agent emitted.
 	AttrRewardGiven = "agentlightning.reward.given"
 
@@ -33,7 +37,9 @@ const (
 	ReasonNesting   = "attributes are nested too deeply"
 	ReasonKey       = "the sender's key is bound to another attempt"
 	ReasonTraining  = "only trainers send figures of training: an agent's key does not"
-	ReasonGiven     = "only the runner marks a reward as given: the sender's key is bound to an attempt"
+	ReasonGiven     = "only the runner marks a reward as given: an agent's key does not"
+	ReasonProxy     = "only the proxy sends agentlightning.llm and its attributes: an agent's key does not"
+	ReasonStep      = "only trainers send agentlightning.train and its attributes: an agent's key does not"
 	// ReasonSize is of this body only: the Python collector bounds the request instead.
 	ReasonSize = "span or record is larger than max_item_bytes"
 )

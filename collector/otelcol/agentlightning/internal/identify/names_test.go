@@ -14,7 +14,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	for name, ours := range map[string]string{
 		"ROLLOUT_ID": AttrRolloutID, "ATTEMPT_ID": AttrAttemptID, "SEQUENCE_ID": AttrSequenceID, "INVALID": AttrInvalid,
 		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal,
-		"REWARD_GIVEN": AttrRewardGiven,
+		"REWARD_GIVEN": AttrRewardGiven, "SPAN_LLM": SpanLLM, "TRAIN": Train,
 	} {
 		require.Equal(t, conventions[name], ours, name)
 	}
@@ -23,6 +23,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 		"TRACE_ID": ReasonTraceID, "SPAN_ID": ReasonSpanID, "TIMESTAMP": ReasonTimestamp,
 		"ROLLOUT_ID": ReasonRolloutID, "ATTEMPT_ID": ReasonAttemptID,
 		"PARENT_ID": ReasonParentID, "KEY": ReasonKey, "GIVEN": ReasonGiven,
+		"PROXY": ReasonProxy, "STEP": ReasonStep,
 	} {
 		require.Equal(t, identify[name], ours, name)
 	}
