@@ -17,10 +17,12 @@ from agl_otel.spans.tolerant import json_of
 
 Row = dict[str, Any]
 CHAT_REFUSALS: Final = {
+    "incomplete_reply": "the reply was cut off, or the call failed",
     "no_reply": "no reply was captured with the call",
+    "unreadable_messages": "the messages do not have the shape of their dialect",
     "shortened": "messages of the prompt were left out when it was stored, because they were too long",
 }
-"""Why the conversation of a call is refused; counted once for each call."""
+"""Why a call is refused in a form that is read from spans; counted once for each call."""
 _KEPT: Final = ("name", "tool_calls", "tool_call_id")
 
 

@@ -7,6 +7,7 @@ training token by token.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -47,6 +48,28 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
     of a reply that has none of its own come from the span's children with `tool.*` attributes. A call whose messages were not
     captured is left out; one whose messages cannot be read, too, with a line in the log.
     """
+    read = map(_read, _calls(spans, llm_call_match, agent_match))
+    return [_row(each) for each in read if isinstance(each, Conversation)]
+
+
+def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match: str | None = None) -> list[dict[str, Any]]:
+    """`to_messages` of the calls that have a whole reply; `refused` counts the others by chats.CHAT_REFUSALS."""
+    rows: list[dict[str, Any]] = []
+    for call in _calls(spans, None, agent_match):
+        found = _read(call)
+        if isinstance(found, str):
+            refused[found] += 1
+        elif call.is_cut_off:
+            refused["incomplete_reply"] += 1
+        elif not found.reply:
+            refused["no_reply"] += 1
+        else:
+            rows.append(_row(found))
+    return rows
+
+
+def _calls(spans: Sequence[Span], llm_call_match: str | None, agent_match: str | None) -> list[JoinedCall]:
+    """The model calls, in the order of their spans."""
     if not spans:
         return []
     spans = expand_spans(spans)
@@ -54,17 +77,21 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
     calls = TraceTree.from_spans(spans).find_llm_calls(
         llm_call_match=llm_call_match, agent_match=agent_match, exclude_llm_call_in_reward=False
     )
-    read = (_read(call) for call in sorted(calls, key=lambda call: place[id(call.span)]))
-    return [{"messages": [*each.prompt, *each.reply], "tools": each.tools} for each in read if each is not None]
+    return sorted(calls, key=lambda call: place[id(call.span)])
 
 
-def _read(call: JoinedCall) -> Conversation | None:
+def _row(said: Conversation) -> dict[str, Any]:
+    return {"messages": [*said.prompt, *said.reply], "tools": said.tools}
+
+
+def _read(call: JoinedCall) -> Conversation | str:
+    """The conversation, or a key of chats.CHAT_REFUSALS where there is none."""
     try:
         found = call.conversation
-        return None if found is None else found._replace(reply=_with_calls(call, found.reply))
+        return "no_reply" if found is None else found._replace(reply=_with_calls(call, found.reply))
     except MALFORMED as error:
         _log.warning("a model call is left out: %s", error)
-        return None
+        return "unreadable_messages"
 
 
 def _with_calls(call: JoinedCall, reply: list[Message]) -> list[Message]:

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from agl_otel.adapters.call_rewards import call_rewards
 from agl_otel.adapters.chats import conversations
 from agl_otel.adapters.lengths import limit_lengths, pick
-from agl_otel.adapters.messages import image_urls, to_messages
+from agl_otel.adapters.messages import image_urls, whole_messages
 from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
 from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
-from agl_otel.adapters.triplets import TracerTraceToTriplet
+from agl_otel.adapters.triplets import whole_triplets
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
@@ -128,7 +128,7 @@ def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = (), functi
         traces = replace(traces, rewards=_rewards(functions.reward, spans))
     if functions.adapter is not None:
         own = functions.adapter
-        found = _of_spans(reading, traces, spans, lambda some: [_as_row(row) for row in _called(own, reading.adapter, some)], ours=False)
+        found = _of_spans(reading, traces, spans, lambda some, _: map(_as_row, _called(own, reading.adapter, some)), ours=False)
     else:
         found = FORMS[reading.form](reading, traces, spans)
     if functions.keep is None:
@@ -319,9 +319,17 @@ def _pair(best: Row, worst: Row) -> Row:
 
 
 def _of_spans(
-    reading: Reading, traces: Traces, spans: Sequence[Span], adapt: Callable[[list[Span]], Iterable[Row]], *, ours: bool = True
+    reading: Reading,
+    traces: Traces,
+    spans: Sequence[Span],
+    adapt: Callable[[list[Span], Counter[str]], Iterable[Row]],
+    *,
+    ours: bool = True,
 ) -> Rows:
-    """The rows of each attempt; one whose spans have a shape that our adapters cannot read is counted, and harms no other."""
+    """The rows of each attempt; `adapt` is given a counter of what it refuses.
+
+    An attempt whose spans have a shape that our adapters cannot read is counted, and harms no other.
+    """
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType]
     rows: list[Row] = []
@@ -333,7 +341,7 @@ def _of_spans(
             refused[out[key]] += 1
             continue
         try:
-            made = list(adapt(own))
+            made = list(adapt(own, refused))
         except MALFORMED as error:
             if not ours:
                 raise
@@ -345,29 +353,28 @@ def _of_spans(
 
 
 def _messages(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
-    def adapt(own: list[Span]) -> Iterable[Row]:
-        return ({**each, "images": image_urls(each["messages"])} for each in to_messages(own, agent_match=reading.agent_match))
+    def adapt(own: list[Span], refused: Counter[str]) -> Iterable[Row]:
+        found = whole_messages(own, refused, agent_match=reading.agent_match)
+        return ({**each, "images": image_urls(each["messages"])} for each in found)
 
     return _of_spans(reading, traces, spans, adapt)
 
 
 def _triplets(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
-    adapter = TracerTraceToTriplet(agent_match=reading.agent_match)
-    return _of_spans(
-        reading, traces, spans, lambda own: ({"call_reward": t.reward, **in_json(t.model_dump(exclude={"reward"}))} for t in adapter(own))
-    )
+    def adapt(own: list[Span], refused: Counter[str]) -> Iterable[Row]:
+        found = whole_triplets(own, refused, agent_match=reading.agent_match)
+        return ({"call_reward": t.reward, **in_json(t.model_dump(exclude={"reward"}))} for t in found)
+
+    return _of_spans(reading, traces, spans, adapt)
 
 
 def _openai(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
     """Whole conversations as OpenAI's fine-tuning takes them; see chats.py."""
-    refused: Counter[str] = Counter()
 
-    def adapt(own: list[Span]) -> Iterable[Row]:
-        return conversations(to_messages(own, agent_match=reading.agent_match), refused, by_call=reading.by_call)
+    def adapt(own: list[Span], refused: Counter[str]) -> Iterable[Row]:
+        return conversations(whole_messages(own, refused, agent_match=reading.agent_match), refused, by_call=reading.by_call)
 
-    found = _of_spans(reading, traces, spans, adapt)
-    found.refused.update(refused)
-    return found
+    return _of_spans(reading, traces, spans, adapt)
 
 
 def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:

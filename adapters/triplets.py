@@ -6,6 +6,7 @@ For training at scale use trajectories.py, which reads columns; this is for thos
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -77,6 +78,13 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
     def to_trajectory(self, tree: TraceTree, *, final_reward: float | None = None) -> list[Triplet]:
         """The triplets of a trace; `final_reward` becomes the reward of the last one."""
+        triplets = [triplet for _, triplet in self.calls(tree)]
+        if final_reward is not None and triplets:
+            triplets[-1] = triplets[-1].model_copy(update={"reward": final_reward})
+        return triplets
+
+    def calls(self, tree: TraceTree) -> list[tuple[JoinedCall, Triplet]]:
+        """The model calls of a trace, each with its triplet."""
         calls = tree.find_llm_calls(
             llm_call_match=self.llm_call_match,
             agent_match=self.agent_match,
@@ -85,10 +93,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         rewards = tree.match_rewards(self.reward_match, calls)
         prompts = expand_prompts(node.span for node in tree.traverse())
         kept = [call for call in calls if call.tokens is not None] if self._skip_empty_token_spans else calls
-        triplets = [_triplet(call, rewards.get(call.node.id), prompts) for call in kept]
-        if final_reward is not None and triplets:
-            triplets[-1] = triplets[-1].model_copy(update={"reward": final_reward})
-        return triplets
+        return [(call, _triplet(call, rewards.get(call.node.id), prompts)) for call in kept]
 
     def visualize(
         self, source: Sequence[Span | ReadableSpan], /, filename: str = "trace_tree", interested_span_match: str | None = None
@@ -97,6 +102,23 @@ class TracerTraceToTriplet(TraceToTripletBase):
         tree = self.tree(source)
         tree.visualize(filename, interested_span_match)
         return tree
+
+
+def whole_triplets(spans: Sequence[Span], refused: Counter[str], *, agent_match: str | None = None) -> list[Triplet]:
+    """The triplets of the calls that have a whole reply; `refused` counts the others by chats.CHAT_REFUSALS.
+
+    Raises as TracerTraceToTriplet.
+    """
+    adapter = TracerTraceToTriplet(agent_match=agent_match)
+    whole: list[Triplet] = []
+    for call, triplet in adapter.calls(adapter.tree(spans)):
+        if call.is_cut_off:
+            refused["incomplete_reply"] += 1
+        elif not triplet.response["token_ids"] and not triplet.response["raw_content"]:
+            refused["no_reply"] += 1
+        else:
+            whole.append(triplet)
+    return whole
 
 
 def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey, list[int]]) -> Triplet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from agl_otel.spans.conversations import ModelCall
 from agl_otel.spans.dialects.dialect import Conversation
@@ -17,6 +17,7 @@ from agl_otel.types import Span
 from agl_otel_hook import conventions
 
 HTTP_SPANS: Final = 3  # between an agent's model call and the proxy's, at most
+_STREAMED: Final = ("gen_ai.is_streaming", "llm.is_streaming")  # by OpenLLMetry
 AGENT_SPANS: Final = ("invoke_agent", "create_agent")  # by OpenTelemetry's conventions: around calls, and no call
 
 
@@ -48,6 +49,15 @@ class JoinedCall:
         Raises SpanShapeError (also a ValueError) that names a span which does not have its dialect's shape.
         """
         return next((found for each in self.calls if (found := each.conversation).prompt or found.reply), None)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the reply is known not to be whole: as our proxy recorded it or, for a call that it did not see, the agent's own spans.
+
+        Raises as `conversation`.
+        """
+        proxied = [call for call in self.calls if _is_proxied(call)]
+        return any(map(_is_cut_off, proxied)) if proxied else any(map(_looks_cut_off, self.calls))
 
 
 class Joiner:
@@ -89,6 +99,29 @@ def _is_another(call: ModelCall, known: JoinedCall, outer: JoinedCall | None) ->
 
 def _is_proxied(call: ModelCall) -> bool:
     return conventions.LLM_CALL in (call.span.attributes or {})
+
+
+def _is_cut_off(call: ModelCall) -> bool:
+    why = (call.span.attributes or {}).get(conventions.LLM_INCOMPLETE)
+    return bool(why) and (why != conventions.LLM_MASKED or _has_error(call))
+
+
+def _looks_cut_off(call: ModelCall) -> bool:
+    """An error, or a streamed reply without a finish reason, which OpenLLMetry writes with status OK where the stream was closed."""
+    attributes = call.span.attributes or {}
+    if _has_error(call):
+        return True
+    streamed = any(attributes.get(key) for key in _STREAMED)
+    return streamed and bool(call.conversation.reply) and not any(map(_is_finish_reason, attributes.items()))
+
+
+def _is_finish_reason(attribute: tuple[str, Any]) -> bool:
+    key, value = attribute
+    return bool(value) and key.endswith(("finish_reason", "finish_reasons"))
+
+
+def _has_error(call: ModelCall) -> bool:
+    return cast("Span", call.span).status.status_code == "ERROR"
 
 
 def _further_choice(call: ModelCall) -> bool:
