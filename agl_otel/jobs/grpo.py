@@ -52,6 +52,7 @@ class Training(ServedRun):
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
         """Train until the algorithm is content; `on_step` gets every step that is done now, the report those before, too."""
         algorithm = self.algorithm(run=self.run, on_step=on_step)
+        self.resources_id = self.run.run_id  # of later evaluations: what the algorithm publishes
         steps = await unless(self.failed, algorithm.train(self.store, tasks))
         return Report(steps, "the target score is reached" if len(steps) < algorithm.schedule.max_steps else "max_steps are done")
 

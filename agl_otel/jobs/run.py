@@ -75,6 +75,8 @@ class JobRun:
         """Fails when a process of the run ends by itself."""
         if stack_failed is not None:
             stack_failed.add_done_callback(self._stack_is_gone)
+        self.resources_id: str | None = None
+        """Of the rollouts of `evaluate`; None: the latest resources."""
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -138,6 +140,7 @@ class JobRun:
             EnqueueRolloutRequest(
                 input=task,
                 mode=mode,
+                resources_id=self.resources_id,
                 config=config,
                 rollout_id=f"ro-{run_id}-{name}-{place:04d}" if name is not None else None,
                 metadata={**run, "evaluation": name, "sampling_seed": sampling_seed(seed, name, place)}

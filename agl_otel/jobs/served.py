@@ -155,9 +155,11 @@ class ServedRun(JobRun):
         return ModelServerError if process is self._server else super()._ended(process)
 
     async def publish_policy(self) -> None:
-        """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
+        """Publish where the policy is served, for the run's rollouts before the training; the algorithm publishes its own versions."""
         sampling = self.algorithm().sampling_parameters
-        await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
+        served = {RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)}
+        self.resources_id = f"{self.run.run_id}-before"
+        await self.store.publish(served, resources_id=self.resources_id, aside=True)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Tuning(ServedRun):
 
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[RoundReport], object] | None = None) -> list[RoundReport]:
         """Tune until the algorithm is content; `on_step` gets every round that is done now. Raises what SFT.train raises."""
+        self.resources_id = self.run.run_id  # of later evaluations: what the algorithm publishes
         return await unless(self.failed, self.algorithm(run=self.run, on_step=on_step).train(self.store, tasks))
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:

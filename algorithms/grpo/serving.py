@@ -29,8 +29,8 @@ PROBE_SECONDS: Final = 60.0
 class RolloutStore(GroupStore, StepStore, Protocol):
     """The part of `agl_otel.store.Store` that algorithms use to train weights."""
 
-    async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
-        """Publish resources as the next version of `resources_id`."""
+    async def publish(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
+        """Publish resources as the next version of `resources_id`; `aside`: only for rollouts that name it."""
         ...
 
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
@@ -98,7 +98,7 @@ class Serving:
         if stored is not None and stored.version >= version and stored.resources == self.resources:
             self._current = stored.model_copy(update={"version": version})
         else:
-            self._current = await self._store.publish(self.resources, resources_id=self._run_id)
+            self._current = await self._store.publish(self.resources, resources_id=self._run_id, aside=True)
         return self._current.version
 
     async def push(self, folder: Path) -> None:

@@ -136,7 +136,7 @@ class Evaluator:
         resources_id, wanted = self.resources_id(candidate), self._resources_of(candidate)
         known = await self.store.resources(resources_id)
         if known is None or known.resources != wanted:
-            await self.store.publish(wanted, resources_id=resources_id)
+            await self.store.publish(wanted, resources_id=resources_id, aside=True)
         return resources_id
 
     async def _result(self, rollout_ids: list[str], candidate: Candidate) -> Evaluation:

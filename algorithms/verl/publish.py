@@ -38,7 +38,8 @@ class Publisher:
             model = await _served_model(session, addresses[0], key)
             versions: dict[RolloutMode, int] = {}
             for mode, sampling in self.sampling.items():
-                update = await self.store.publish(resources(addresses, model, sampling, key), resources_id=self.spec.resources_id(mode))
+                served, own_id = resources(addresses, model, sampling, key), self.spec.resources_id(mode)
+                update = await self.store.publish(served, resources_id=own_id, aside=True)
                 versions[mode] = update.version
             if not self.spec.says_version:
                 known = self.store.description

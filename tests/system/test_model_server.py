@@ -206,7 +206,7 @@ class CallingStore:
         self.steps += steps
         return len(steps)
 
-    async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
+    async def publish(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
         self.version += 1
         self.published.append(resources)
         self.endpoint = resources["main_llm"].endpoint  # type: ignore[union-attr]  # GRPO publishes an LLM

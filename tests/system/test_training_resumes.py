@@ -20,7 +20,7 @@ from agl_otel.jobs.job import Job
 from agl_otel.jobs.sft import Tuning
 from agl_otel.store import LightningStore
 from agl_otel.traces.steps import trace_id_of
-from agl_otel.types import EnqueueRolloutRequest, TrainingStep
+from agl_otel.types import EnqueueRolloutRequest, ResourcesUpdate, TrainingStep
 from tests.system.stack_process import Command, naming, run, until
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
@@ -118,6 +118,12 @@ async def attempts(address: str) -> dict[str, tuple[str, int]]:
     return {rollout.rollout_id: (str(rollout.status), count[rollout.rollout_id]) for rollout in found}
 
 
+async def defaults(address: str) -> ResourcesUpdate | None:
+    """What a rollout gets that names no resources."""
+    async with await LightningStore.connect(address) as store:
+        return await store.get_latest_resources()
+
+
 async def evidence(address: str, folder: Path, version: str) -> list[TrainingStep]:
     """What the store tells of the run's steps, each of which it has once."""
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
@@ -189,6 +195,7 @@ def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(place: Place,
 
     others = len(asyncio.run(attempts(place.address)))
     expected = trained(whole)
+    assert asyncio.run(defaults(place.address)) is None, "rollouts of others must not look for a model server that has ended"
     paid = len(asyncio.run(attempts(place.address))) - others
     assert paid == case.steps * case.prompts * case.members + 2 * VAL
 
