@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, get_args
@@ -43,10 +43,11 @@ from agl_otel.types import (
 from agl_otel.types.options import Finite, RunMode, Whole
 from agl_otel.types.strict import strict_json, why_no_json
 
+SHOWN_RESOURCES: Final = 10
+SHOWN_ROLLOUTS: Final = 5
 FIELDS: Final = frozenset(EnqueueRolloutRequest.model_fields)
 Statuses = tuple[RolloutStatus, ...]
 Modes = tuple[RolloutMode, ...]
-Change = Callable[[QueueClient, list[str]], Awaitable[int]]
 
 
 class _Rollouts(click.Group):
@@ -269,8 +270,8 @@ async def _selected(queue: QueueClient, ids: Sequence[str], statuses: Statuses, 
 
 def _change(
     what: str,
-    change: Change,
-    default: Statuses,
+    status: RolloutStatus,
+    only: Statuses,
     *,
     data_dir: Path | None,
     store: str | None,
@@ -279,15 +280,27 @@ def _change(
     statuses: Statuses,
     modes: Modes,
 ) -> None:
-    """Change the selected rollouts, CHUNK per call."""
+    """Set this status on the selected rollouts whose status is one of `only`, CHUNK per call; name those that are left as they are."""
     _check_named(rollout_ids, statuses, modes)
+    left: dict[str, str] = {}
 
     async def main() -> None:
         async with open_queue(data_dir, store) as queue:
-            ids = await _selected(queue, rollout_ids, statuses or default, modes)
-            await _in_chunks(what, ids, lambda some: change(queue, some), as_json=as_json)
+
+            async def change(ids: list[str]) -> int:
+                found = await queue.query_rollouts(rollout_id_in=ids)
+                left.update({item.rollout_id: item.status for item in found if item.status not in only})
+                updates = [RolloutUpdate(rollout_id=item.rollout_id, status=status) for item in found if item.status in only]
+                return len(await queue.update_rollouts(updates)) if updates else 0
+
+            ids = await _selected(queue, rollout_ids, statuses or only, modes)
+            await _in_chunks(what, ids, change, as_json=as_json, left=left)
 
     run_async(main)
+    if left and not as_json:
+        names = ", ".join(f"{rollout_id} ({was})" for rollout_id, was in [*left.items()][:SHOWN_ROLLOUTS])
+        more = f" and {len(left) - SHOWN_ROLLOUTS} more" if len(left) > SHOWN_ROLLOUTS else ""
+        click.echo(f"left as it is: {names}{more}: only rollouts that are {', '.join(only)} can be {what}", err=True)
 
 
 def _check_named(rollout_ids: Sequence[str], statuses: Statuses, modes: Modes) -> None:
@@ -295,7 +308,10 @@ def _check_named(rollout_ids: Sequence[str], statuses: Statuses, modes: Modes) -
         raise UsageError("select rollouts by their ids, --status or --mode")
 
 
-async def _in_chunks(what: str, ids: Sequence[str], change: Callable[[list[str]], Awaitable[int]], *, as_json: bool) -> None:
+async def _in_chunks(
+    what: str, ids: Sequence[str], change: Callable[[list[str]], Awaitable[int]], *, as_json: bool, left: Mapping[str, str] | None = None
+) -> None:
+    """Call `change` for CHUNK ids at a time, and print how many it changed; `left` is read then: {id: status} of those left as they are."""
     done = 0
     with progress(silent=as_json) as bar:
         task = bar.add_task(what, total=len(ids))
@@ -303,37 +319,23 @@ async def _in_chunks(what: str, ids: Sequence[str], change: Callable[[list[str]]
             done += await change([*ids[start : start + CHUNK]])
             bar.update(task, completed=start + CHUNK)
     if as_json:
-        print_json({what: done})
+        print_json({what: done, **({"left": left} if left else {})})
     else:
         click.echo(f"{what} {done} rollouts")
-
-
-def _to(status: RolloutStatus, *, only: frozenset[str]) -> Change:
-    """Return a change that sets this status on rollouts whose status is one of `only`."""
-
-    async def change(queue: QueueClient, ids: list[str]) -> int:
-        updates = [
-            RolloutUpdate(rollout_id=item.rollout_id, status=status)
-            for item in await queue.query_rollouts(rollout_id_in=ids)
-            if item.status in only
-        ]
-        return len(await queue.update_rollouts(updates)) if updates else 0
-
-    return change
 
 
 @rollouts.command()
 @selection
 def cancel(**selected: Any) -> None:
     """Cancel rollouts that have not ended; a running agent is stopped at its runner's next heartbeat."""
-    _change("cancelled", _to("cancelled", only=frozenset(_open())), _open(), **selected)
+    _change("cancelled", "cancelled", _open(), **selected)
 
 
 @rollouts.command()
 @selection
 def retry(**selected: Any) -> None:
     """Put rollouts that failed or were cancelled back into the queue, for one more attempt each."""
-    _change("requeued", _to("requeuing", only=frozenset({"failed", "cancelled"})), ("failed", "cancelled"), **selected)
+    _change("requeued", "requeuing", ("failed", "cancelled"), **selected)
 
 
 @rollouts.command()
@@ -429,6 +431,7 @@ def enqueue(
     async def main() -> None:
         ids: list[str] = []
         async with open_queue(data_dir, store) as queue:
+            await _must_have(queue, {request.resources_id for request in requests if request.resources_id is not None})
             with progress(silent=as_json) as bar:
                 task = bar.add_task("enqueuing", total=len(requests))
                 for start in range(0, len(requests), CHUNK):
@@ -441,6 +444,15 @@ def enqueue(
             click.echo(f"enqueued {len(ids)} rollouts" + (f", {ids[0]} to {ids[-1]}" if ids else ""))
 
     run_async(main)
+
+
+async def _must_have(queue: QueueClient, resources_ids: set[str]) -> None:
+    """Raise UsageError where the queue has no resources of one of these ids."""
+    found = await queue.query_resources(resources_id_in=sorted(resources_ids))
+    if missing := sorted(resources_ids - {update.resources_id for update in found}):
+        known = await queue.query_resources(sort_by="update_time", sort_order="desc", limit=SHOWN_RESOURCES)
+        names = ", ".join(update.resources_id for update in known) + (", …" if known.total > len(known) else "")
+        raise UsageError(f"the queue has no resources {missing[0]!r}; known: {names or 'none'}. `agl-otel resources ls` lists them")
 
 
 def request_of(line: bytes, where: str, defaults: dict[str, Any]) -> EnqueueRolloutRequest:

@@ -17,7 +17,7 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.errors import UsageError
-from agl_otel.queue.client import AttemptUpdate, QueueClient
+from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
 from agl_otel.settings import free_port
 from agl_otel.types import LLM, EnqueueRolloutRequest, PromptTemplate
 
@@ -157,6 +157,33 @@ def test_a_wrong_line_is_named_and_nothing_is_enqueued(stack: Stack, tmp_path: P
     assert stack.json("queue", "stats")["total_rollouts"] == 0
 
 
+@pytest.mark.parametrize(("options", "line"), [(["--resources-id", "none"], 1), ([], {"input": 1, "resources_id": "none"})])
+def test_unknown_resources_are_refused_and_the_known_ones_named(stack: Stack, tmp_path: Path, options: list[str], line: object) -> None:
+    stack.do(
+        lambda queue: queue.put_resources({"prompt": PromptTemplate(template="x", engine="f-string")}, resources_id="mine", aside=True)
+    )
+    output = stack.run("rollouts", "enqueue", "--file", tasks(tmp_path, 2, line), *options, code=2)
+    assert "no resources 'none'; known: " in output and "mine" in output
+    assert stack.json("rollouts", "ls")["items"] == []
+    assert stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1), "--resources-id", "mine")["rollout_ids"]
+
+
+def test_an_empty_resources_id_is_refused(stack: Stack, tmp_path: Path) -> None:
+    output = stack.run("rollouts", "enqueue", "--file", tasks(tmp_path, 1), "--resources-id", "", code=2)
+    assert "resources ''" in output and stack.json("rollouts", "ls")["items"] == []
+
+
+@pytest.mark.parametrize(("command", "what"), [("retry", "requeued"), ("cancel", "cancelled")])
+def test_what_cannot_be_changed_is_named_with_its_status(stack: Stack, tmp_path: Path, command: str, what: str) -> None:
+    done, open_one = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, 2))["rollout_ids"]
+    if command == "retry":
+        stack.run("rollouts", "cancel", open_one)
+    stack.do(lambda queue: queue.update_rollouts([RolloutUpdate(rollout_id=done, status="succeeded")]))
+    output = stack.run("rollouts", command, done, open_one)
+    assert f"{what} 1 rollouts" in output and f"left as it is: {done} (succeeded)" in output
+    assert f"{what} 0 rollouts" in stack.run("rollouts", command, done)
+
+
 def test_adopted_rollouts_are_refused_alike_by_enqueue_and_runner(stack: Stack, tmp_path: Path) -> None:
     enqueued = stack.run("rollouts", "enqueue", "--mode", "production", "--file", tasks(tmp_path, 1), code=2)
     served = stack.run("runner", "--mode", "production", code=2)
@@ -192,7 +219,7 @@ def test_failed_rollouts_are_listed_with_reasons_and_can_be_retried(stack: Stack
 def test_rollouts_are_cancelled_and_deleted_by_id_or_status(stack: Stack, tmp_path: Path) -> None:
     ids = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, 2, 3))["rollout_ids"]
     assert "cancelled 1 rollouts" in stack.run("rollouts", "cancel", ids[0])
-    assert stack.json("rollouts", "cancel", *ids) == {"cancelled": 2}
+    assert stack.json("rollouts", "cancel", *ids) == {"cancelled": 2, "left": {ids[0]: "cancelled"}}
     assert "nothing was deleted" in (text := stack.run("rollouts", "delete", "--yes", ids[1], code=1))
     assert "start one with `agl-otel up`" in text
     assert stack.json("rollouts", "delete", ids[1], "--keep-spans") == {"deleted": 1}
