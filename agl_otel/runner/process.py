@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NoReturn
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.net.tls import ambient
@@ -32,6 +32,7 @@ SERVICE_NAME: Final = "agl-runner"
 PROXY_SECONDS: Final = 5.0  # how long to wait for a proxy that may be starting
 _CHECKED_TASKS: Final = 100  # waiting rollouts that are checked at most
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def run_runner(
@@ -52,7 +53,7 @@ async def run_runner(
     claim: Claim | None = None,
     settings: Settings | None = None,
 ) -> Counter[str]:
-    """Run `agent` until told to stop. Returns Runner.counts.
+    """Run `agent` until told to stop. Returns Runner.counts, which are empty where it was told before a stack was found.
 
     Args:
         agent: an agent, or a factory that is called once this process's environment names the stack, so that user code which builds
@@ -71,8 +72,14 @@ async def run_runner(
     if stop is None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-    async with await retry_unavailable(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS) as connected:
-        addresses = await find_stack(connected.queue)
+    _log.info("looking for the stack at %s, for up to %d s", address, FIND_STACK_SECONDS)
+    found = await _unless_stopped(stop, retry_unavailable(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS))
+    if found is None:
+        return Counter()
+    async with found as connected:
+        addresses = await _unless_stopped(stop, find_stack(connected.queue))
+        if addresses is None:
+            return Counter()
         if not isinstance(agent, Agent):
             os.environ.update(shared_environment(os.environ, addresses, token=token))
             agent = agent()
@@ -96,6 +103,18 @@ async def run_runner(
             await asyncio.to_thread(telemetry.shutdown)
 
 
+async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await `work`; None where `stop` is set first: then `work` is cancelled."""
+    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopping.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
+
+
 async def check_waiting_tasks(
     agent: Agent, queue: QueueClient, modes: Sequence[RolloutMode], labels: Mapping[str, str] | None = None
 ) -> None:
@@ -117,7 +136,7 @@ def stop_on_signals(stop: asyncio.Event) -> None:
     """Set `stop` on the first SIGTERM or SIGINT; on the second, kill all agents and exit."""
 
     def first(number: signal.Signals) -> None:
-        _log.info("%s: finishing running attempts; a second signal kills them", number.name)
+        _log.info("%s: stopping, once no attempt is running; a second signal kills them", number.name)
         stop.set()
 
     def again(number: signal.Signals) -> NoReturn:
