@@ -1,7 +1,7 @@
 """Function agents: a Python function, sync or async. Many attempts share the runner's process.
 
 `attempt_scope` puts the attempt's ids into OpenTelemetry baggage, which attributes its spans, and its model calls at the proxy even
-though the base URL names no attempt. The function returns a reward (a number or a dict of numbers), or an answer for the grader; None
+though the base URL names no attempt. The function returns a reward (a number or a dict of numbers), or an answer for a grader; None
 means that it emitted its rewards itself or has none.
 """
 
@@ -74,5 +74,5 @@ class FunctionAgent:
             await grade(job, self._grader, answer)
         elif is_reward(answer):
             await reward(job, answer)
-        elif not isinstance(answer, str):
-            raise AgentError(f"{self._binding.name} returned a {type(answer).__name__}: return a number, text for a grader, or None")
+        else:
+            raise AgentError(f"{self._binding.name} returned a {type(answer).__name__}: return a number or None, or name a grader")
