@@ -83,7 +83,8 @@ class Server:
     def _handler(self, serve: Protocol) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
             request_body = json.loads(await request.read())
-            self.truth.calls += 1
+            own = "traceparent" not in request.headers  # a question of the proxy's own, which is nobody's call
+            self.truth.calls += not own
             fault = request.headers.get("x-fault", "")
             fault = "" if fault == "cut" and not request_body.get("stream") else fault
             if fault == "error":
@@ -91,7 +92,7 @@ class Server:
             name = f"{serve.prefix}{next(self._number)}"
             prompt = serve.prompt(self, request_body)
             replies = [self._reply(bool(request_body.get("tools"))) for _ in range(request_body.get("n") or 1)]
-            for choice, reply in enumerate(replies):
+            for choice, reply in enumerate(replies if not own else ()):
                 self.truth.sampled[name, choice] = Sampled(prompt, reply.ids, reply.logprobs, fault)
             if fault == "hold":
                 await asyncio.sleep(3600)
@@ -299,7 +300,8 @@ def _message_stream(name: str, prompt: list[int] | None, replies: list[Reply]) -
 
 def _responses_prompt(server: Server, request_body: Json) -> list[int]:
     ids = server.input_ids(request_body["instructions"]) if request_body.get("instructions") else []
-    for item in request_body["input"]:
+    asked = request_body["input"]
+    for item in [{"role": "user", "content": asked}] if isinstance(asked, str) else asked:
         if item.get("type") == "function_call":
             ids += server.sampled_ids("", [item["call_id"]])
         elif item.get("type") == "function_call_output":
