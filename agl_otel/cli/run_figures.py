@@ -12,7 +12,8 @@ from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingStep
 
 REWARDS: Final = ("reward", "val_reward")
-"""Metrics of every run with rewards: means over the rollouts of a step; val_reward is that of mode val."""
+"""Metrics of every run with rewards: means over the rollouts of a step with a reward; val_reward is that of mode val, over all that ended,
+where one without a reward counts as 0, as in a job's score."""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDEST: Final = 60  # characters of a sparkline
 
@@ -48,11 +49,12 @@ class RunReport:
         for name, validates in zip(REWARDS, (False, True), strict=True):
             of_step: dict[int, list[CurvePoint]] = {}
             for point in self.curve.points:
-                if (point.mode == "val") == validates and point.rewarded and point.reward_mean is not None:
+                if (point.mode == "val") == validates and (point.ended if validates else point.rewarded):
                     of_step.setdefault(point.step, []).append(point)
             for step, points in of_step.items():
-                weights = sum(point.rewarded for point in points)
-                found[name][step] = sum((point.reward_mean or 0.0) * point.rewarded for point in points) / weights
+                weights = [point.ended if validates else point.rewarded for point in points]
+                means = [(point.reward_mean or 0.0) * weight for point, weight in zip(points, weights, strict=True)]
+                found[name][step] = sum(means) / sum(weights)
         for point in self.curve.points:
             tokens = found.setdefault("tokens", {})
             tokens[point.step] = tokens.get(point.step, 0) + point.prompt_tokens + point.response_tokens
@@ -64,12 +66,15 @@ class RunReport:
 
     def totals(self) -> dict[str, Any]:
         """Return sums over the run, and the last and best step's mean reward."""
+        validation = [point for point in self.curve.points if point.mode == "val"]
         rewards = self.series().get("reward") or self.series().get("reward_mean") or {}
         return {
             "prompt_tokens": sum(point.prompt_tokens for point in self.curve.points),
             "response_tokens": sum(point.response_tokens for point in self.curve.points),
             "spans": sum(point.spans for point in self.curve.points),
             "errors": sum(point.errors for point in self.curve.points),
+            "validated": sum(point.ended for point in validation),
+            "validated_without_reward": sum(point.ended - point.rewarded for point in validation),
             "last_reward": round(rewards[max(rewards)], 6) if rewards else None,
             "best_reward": round(max(rewards.values()), 6) if rewards else None,
         }

@@ -204,6 +204,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("verdicts (ended last)", _counts(report.verdicts) + (f", {report.alarms} ALARMS" if report.alarms else "")),
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
+        ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),
         ("cost", None if cost is None else f"{cost:,.4g}"),

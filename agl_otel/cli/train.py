@@ -138,12 +138,12 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
         await tuning.publish_policy()
         async with tuning.runners():
             before = await tuning.evaluate_once(val_tasks, name="before")
-            console.print(f"score before: {before.score:.3f} on {len(val_tasks)} tasks")
+            console.print(f"score before: {before.described()}")
             rounds = await tuning.fit(
                 train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
             )
             after = await tuning.evaluate_once(val_tasks, name=f"after-{len(rounds)}")
-    console.print(f"score after: {after.score:.3f}  ({len(rounds)} rounds)\nkept in {folder}", soft_wrap=True)
+    console.print(f"score after: {after.described()}  ({len(rounds)} rounds)\nkept in {folder}", soft_wrap=True)
     return {
         "score_before": before.score,
         "score_after": after.score,
@@ -182,12 +182,12 @@ async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> 
         await training.publish_policy()
         async with training.runners():
             before = await training.evaluate_once(val_tasks, name="before")
-            console.print(f"score before: {before.score:.3f} on {len(val_tasks)} tasks")
+            console.print(f"score before: {before.described()}")
             with LiveSteps(console) as live:
                 report = await training.fit(train_tasks, on_step=live.add)
             after = await training.evaluate_once(val_tasks, name=f"after-{len(report.steps)}")
     console.print(
-        f"score after: {after.score:.3f}  ({len(report.steps)} steps: {report.stopped_because})\nkept in {folder}", soft_wrap=True
+        f"score after: {after.described()}  ({len(report.steps)} steps: {report.stopped_because})\nkept in {folder}", soft_wrap=True
     )
     return {
         "score_before": before.score,

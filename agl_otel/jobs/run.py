@@ -6,6 +6,7 @@ The stack is somebody else's (`agl-otel up`, or the command that started one).
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 from collections import Counter
@@ -35,16 +36,25 @@ T = TypeVar("T")
 class Evaluation:
     """How the agent did on a list of tasks, from what was stored."""
 
-    score: float
-    """Mean reward; an attempt that did not succeed counts 0."""
     rollout_ids: list[str]
     rewards: list[float | None]
-    """In the order of the tasks; None where the rollout has no reward."""
+    """In the order of the tasks; None where the rollout has no reward, or did not succeed."""
     verdicts: Counter[str]
     spans: int
     seconds: float
     alarms: int = 0
     """Attempts that are unproven though their agents ran under the hook."""
+
+    @property
+    def score(self) -> float:
+        """The mean reward; a rollout without one counts as 0."""
+        return sum(value or 0.0 for value in self.rewards) / max(1, len(self.rewards))
+
+    def described(self) -> str:
+        """Return the score, and how many rollouts it counts as 0 because they have no reward."""
+        missing = self.rewards.count(None)
+        without = f" ({missing} without a reward count{'' if missing > 1 else 's'} as 0)" if missing else ""
+        return f"{self.score:.3f} on {len(self.rewards)} tasks{without}"
 
 
 class JobRun:
@@ -153,15 +163,19 @@ class JobRun:
         await self.store.set_status([rollout.rollout_id for rollout in rollouts if is_retryable(rollout)], "requeuing")
         finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
         traces = await self.store.traces(finished)
-        rewards = {rollout_id: found[-1] for (rollout_id, _), found in traces.rewards.items() if found}
-        values = [rewards[r.rollout_id].value if r.status == "succeeded" and r.rollout_id in rewards else None for r in finished]
+        rewards = {  # the last primary one, as in the figures of runs
+            rollout_id: each.value
+            for (rollout_id, _), found in traces.rewards.items()
+            for each in found
+            if each.is_of(None) and math.isfinite(each.value)
+        }
+        values = [rewards.get(r.rollout_id) if r.status == "succeeded" else None for r in finished]
         if all(value is None for value in values):
             raise AgentError(
                 f"none of the {len(values)} {mode} rollouts has a reward: {failure_summary(finished) or 'agents and graders gave none'}"
             )
         verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
-        score = sum(value or 0.0 for value in values) / len(values)
-        return Evaluation(score, [r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
+        return Evaluation([r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
 
     async def until_done(self, rollout_ids: Sequence[str]) -> list[Any]:
         """Wait for the rollouts; ends early with the error of a process that is gone."""

@@ -46,7 +46,7 @@ class AttemptFigures(Model):
 
 
 class CurvePoint(Model):
-    """The rollouts of one step and mode."""
+    """The rollouts of one step and mode. `rewarded` have a reward: of mode val only those that succeeded."""
 
     step: int
     mode: str
@@ -54,6 +54,7 @@ class CurvePoint(Model):
     ended: int
     rewarded: int
     reward_mean: float | None
+    """Over those with a reward; of mode val over all that ended, and one without counts as 0, as in a job's score."""
     reward_std: float | None
     reward_min: float | None
     reward_max: float | None
@@ -125,6 +126,9 @@ def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Cur
     figures = table.drop_columns(["RolloutId"]).take(place)
     rewards = pc.cast(figures.column("Reward"), pa.float64())
     rewards = pc.if_else(pc.is_finite(rewards), rewards, pa.scalar(None, pa.float64()))
+    validates = pc.equal(pa.array(members.modes, pa.string()), "val")
+    succeeded = pc.equal(pa.array(members.statuses, pa.string()), "succeeded")
+    rewards = pc.if_else(pc.or_(pc.invert(validates), succeeded), rewards, pa.scalar(None, pa.float64()))
     ended = pc.is_in(pa.array(members.statuses, pa.string()), value_set=pa.array(sorted(finished)))
     columns = {
         "step": pa.array(steps),
@@ -134,7 +138,7 @@ def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Cur
         **{name: pc.fill_null(pc.cast(figures.column(name), pa.int64()), 0) for name in _SUMS},
     }
     grouped = pa.table(columns).group_by(["step", "mode"]).aggregate([
-        ("mode", "count"), ("ended", "sum"), *(("reward", how) for how in ("count", "mean", "stddev", "min", "max")),
+        ("mode", "count"), ("ended", "sum"), *(("reward", how) for how in ("count", "sum", "stddev", "min", "max")),
         *((name, "sum") for name in _SUMS),
     ]).sort_by([("step", "ascending"), ("mode", "ascending")])  # fmt: skip
     return Curve(by, [_point(row) for row in grouped.to_pylist()])
@@ -144,13 +148,14 @@ _SUMS: Final = ("Spans", "Errors", "PromptTokens", "ResponseTokens")
 
 
 def _point(row: Mapping[str, Any]) -> CurvePoint:
+    over = row["ended_sum"] if row["mode"] == "val" else row["reward_count"]
     return CurvePoint(
         step=row["step"],
         mode=row["mode"],
         rollouts=row["mode_count"],
         ended=row["ended_sum"],
         rewarded=row["reward_count"],
-        reward_mean=row["reward_mean"],
+        reward_mean=row["reward_sum"] / over if row["reward_count"] else None,
         reward_std=row["reward_stddev"],
         reward_min=row["reward_min"],
         reward_max=row["reward_max"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.errors import UsageError
+from agl_otel.jobs.run import Evaluation
 from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingStep
 
@@ -33,6 +35,18 @@ def test_rewards_are_means_over_rollouts_separate_for_validation() -> None:
     )
     assert found.series() == {"reward": {1: 0.75}, "val_reward": {1: 0.5}, "tokens": {1: 450, 2: 150}}
     assert (found.totals()["last_reward"], found.totals()["prompt_tokens"], found.totals()["errors"]) == (0.75, 400, 4)
+
+
+def test_a_validation_rollout_without_reward_counts_as_0_as_in_a_jobs_score() -> None:
+    """41 right of 128, of which 100 have a reward; in two points of one step."""
+    points = [point(0, "val", 40 / 120).model_copy(update={"ended": 120, "rewarded": 98}),
+              point(0, "val", 1 / 8).model_copy(update={"ended": 8, "rewarded": 2})]  # fmt: skip
+    found = report(points=points)
+    assert found.series()["val_reward"] == {0: pytest.approx(41 / 128)}
+    assert (found.totals()["validated"], found.totals()["validated_without_reward"]) == (128, 28)
+    assert Evaluation(["ro"] * 128, [1.0] * 41 + [0.0] * 59 + [None] * 28, Counter(), 0, 0.0).described() == (
+        "0.320 on 128 tasks (28 without a reward count as 0)"
+    )
 
 
 def test_only_finite_numbers_of_training_steps_become_metrics() -> None:
