@@ -109,7 +109,9 @@ def event_line(event: RunnerEvent) -> str:
     """Describe in one line how an attempt ended."""
     who = f"{event.outcome:<10} {event.rollout_id} {event.attempt_id}"
     if event.error:
-        return f"{who} Ended after {event.seconds:.2f}s: {printable(event.error.strip().splitlines()[-1])}"
+        lines = event.error.strip().splitlines()
+        error = lines[0] if any(line.startswith("Traceback ") for line in lines[1:]) else lines[-1]  # see Capture.error_lines
+        return f"{who} Ended after {event.seconds:.2f}s: {printable(error)}"
     reward = "none from the runner" if event.reward is None else f"{event.reward:g}" if event.reward % 1 else f"{event.reward:.1f}"
     collected = "" if event.spans is None else f" Collected {event.spans} span(s)."
     return f"{who} Completed in {event.seconds:.2f}s.{collected} Final reward: {reward}"

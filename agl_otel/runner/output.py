@@ -6,6 +6,7 @@ escapes are stored unchanged and not interpreted.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -90,6 +91,42 @@ class Capture:
         """Return the last `count` lines that are not empty, at most `characters` characters."""
         lines = [line.rstrip() for line in self.text().splitlines() if line.strip()]
         return "\n".join(lines[-count:])[-characters:]
+
+    def error_lines(self, count: int = 10, characters: int = 2000) -> str:
+        """Return why a process failed: the exception of its last traceback, and then the traceback; `last_lines` where there is none.
+
+        What OpenTelemetry's exporters log is left out.
+        """
+        lines = _without_exporter([line.rstrip() for line in self.text().splitlines() if line.strip()])
+        start = next((place for place in range(len(lines) - 1, -1, -1) if lines[place].startswith(_TRACEBACK)), None)
+        if start is None:
+            return "\n".join(lines[-count:])[-characters:]
+        end = next((place for place in range(start + 1, len(lines)) if not lines[place].startswith(" ")), len(lines))
+        return "\n".join([*lines[end:][:count], *lines[start:end][-count:]])[:characters]
+
+
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_CHAINED: Final = ("During handling of the above", "The above exception was")
+_EXPORTER: Final = re.compile(
+    r"Transient error .* encountered while exporting|Failed to export \w+ (batch|to)\b|Exception while exporting "
+)
+
+
+def _without_exporter(lines: Iterable[str]) -> list[str]:
+    """Leave out what OpenTelemetry's exporters log, with the tracebacks below it."""
+    kept: list[str] = []
+    expects: str | tuple[str, ...] = ""  # how a line begins that belongs to what was left out before it
+    for line in lines:
+        if _EXPORTER.search(line):
+            expects = _TRACEBACK
+        elif expects and line.startswith(expects):
+            expects = " " if line.startswith(_TRACEBACK) else _TRACEBACK if line.startswith(_CHAINED) else expects
+        elif expects == " ":  # the line that ends a traceback is the exception
+            expects = _CHAINED
+        else:
+            expects = ""
+            kept.append(line)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class CommandAgent:
         placeholders.check(self._command, task)
 
     async def run(self, job: Job) -> None:
-        """Run the command and grade its answer. Raises AgentError with the exit code and the last lines of output where it failed."""
+        """Run the command and grade its answer. Raises AgentError with the exit code and the error that it printed where it failed."""
         argv = placeholders.fill(self._command, job.rollout.input)
         env = process_environment(self._base, job.rollout, job.resources, job.addresses, traceparent=job.traceparent, token=job.token)
         if job.ledgers is not None:
@@ -100,7 +100,7 @@ class CommandAgent:
         with by_file(env) as env:
             code = await self._execute(*self.launch(argv, env), stdout, stderr, job)
         if code != 0:
-            raise AgentError(f"{self._ending(code)}{_quoted(stderr.last_lines() or stdout.last_lines())}")
+            raise AgentError(f"{self._ending(code)}{_quoted(stderr.error_lines() or stdout.error_lines())}")
         if self._grader is None:
             return
         if stdout.cut_bytes:

@@ -442,4 +442,4 @@ def _state(pod: Object) -> Object:
 
 
 def _quoted(output: Capture) -> str:
-    return f": {lines}" if (lines := output.last_lines()) else " and printed nothing"
+    return f": {lines}" if (lines := output.error_lines()) else " and printed nothing"

@@ -78,7 +78,7 @@ async def test_the_environment_names_the_attempt_the_model_and_the_collector(sta
     ("code", "message"),
     [
         ("import sys; print('wrong', file=sys.stderr); sys.exit(1)", "ended with exit code 1: wrong"),
-        ("raise ValueError('no gold')", "ended with exit code 1: Traceback"),
+        ("raise ValueError('no gold')", "ended with exit code 1: ValueError: no gold"),
         ("import sys; print('only this'); sys.exit(3)", "ended with exit code 3: only this"),
         ("import os; os._exit(7)", "ended with exit code 7 and printed nothing"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),

@@ -103,7 +103,10 @@ async def test_a_fork_has_its_attempts_keys_and_the_warm_parent_has_none(stack: 
     [
         ("import sys; sys.exit(3)", "ended with exit code 3"),
         ("import sys; sys.exit('no model')", "ended with exit code 1: no model"),
-        ("raise ValueError('no gold')", 'ended with exit code 1: Traceback (most recent call last):\n  File "agent.py", line 1'),
+        (
+            "raise ValueError('no gold')",
+            'ended with exit code 1: ValueError: no gold\nTraceback (most recent call last):\n  File "agent.py", line 1',
+        ),
         ("import os; os._exit(7)", "ended with exit code 7"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
         ("def broken(:", "SyntaxError"),

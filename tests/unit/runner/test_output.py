@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,53 @@ def test_output_is_stored_exactly_once_while_running_and_at_the_end(chunks: list
     text = capture.text()
     if not capture.cut_bytes and text.isascii():
         assert found.decode() + capture.pending(final=True).text == text
+
+
+NOISE = """Transient error HTTPConnectionPool(host='127.0.0.1', port=4318) encountered while exporting span batch, retrying in 1.07s.
+Failed to export traces to 127.0.0.1:4317, error code: StatusCode.UNAVAILABLE, error details: connection refused
+Exception while exporting Span.
+Traceback (most recent call last):
+  File "/x/opentelemetry/sdk/_shared_internal/__init__.py", line 179, in _export
+    self._exporter.export(
+requests.exceptions.ReadTimeout: HTTPConnectionPool(host='127.0.0.1', port=4318): Read timed out.
+"""
+TRACEBACK = """Traceback (most recent call last):
+  File "/tmp/agent.py", line 9, in <module>
+    answer()
+    ^^^^^^^^
+  File "/tmp/agent.py", line 5, in answer
+    raise RuntimeError("the server answered 502")
+    ^^^^^
+openai.InternalServerError: Error code: 502 - the model server is gone
+and a second line of it
+"""
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        pytest.param(TRACEBACK, id="alone"),
+        pytest.param(TRACEBACK + NOISE, id="and then the exporter's errors"),
+        pytest.param(NOISE + TRACEBACK + NOISE, id="between the exporter's errors"),
+        pytest.param(NOISE + TRACEBACK + "\n".join(NOISE.splitlines()[:2] * 20) + "\n", id="and then many of them"),
+    ],
+)
+def test_the_error_of_a_traceback_comes_first(printed: str) -> None:
+    capture = Capture("stderr")
+    capture.feed(printed.encode())
+    words = capture.error_lines()
+    assert words.splitlines()[:2] == ["openai.InternalServerError: Error code: 502 - the model server is gone", "and a second line of it"]
+    assert "4318" not in words and "4317" not in words
+    assert 'File "/tmp/agent.py", line 5, in answer' in words, "where it came from follows"
+
+
+def test_without_a_traceback_the_error_is_the_last_lines_but_the_exporters_if_there_are_others() -> None:
+    capture = Capture("stderr")
+    capture.feed(f"no such file: data.csv\n{NOISE}".encode())
+    assert capture.error_lines() == "no such file: data.csv"
+    alone = Capture("stderr")
+    alone.feed(NOISE.encode())
+    assert alone.error_lines() == ""
 
 
 def test_last_lines_omit_empty_lines() -> None:
