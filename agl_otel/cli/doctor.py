@@ -64,16 +64,26 @@ def _model_calls(once: FinishedAttempt) -> Finding:
     return Finding("its model calls pass through the proxy", bool(calls), f"{len(calls)} calls" if calls else "none", remedy)
 
 
+_UNANSWERED: Final = ("upstream_error", "upstream_timeout")
+_NO_ANSWER: Final = (
+    "the model server does not answer: is it up, and is its address right? That is OPENAI_BASE_URL of this command, else AGL_UPSTREAM_URL, "
+    "else OpenAI's, which needs OPENAI_API_KEY; in a training, the endpoint of the resource main_llm"
+)
+
+
 def _token_ids(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
     with_ids = _calls_with(calls, calls.response.lengths > 0)
-    failed = [
-        span.status.description or "" for span in once.spans if span.name == conventions.SPAN_LLM and span.status.status_code == "ERROR"
-    ]
-    detail = f"{with_ids} of {calls.count} calls" + (f"; {plain(failed[0], 120)}" if failed else "")
+    failed = [span for span in once.spans if span.name == conventions.SPAN_LLM and span.status.status_code == "ERROR"]
+    detail = f"{with_ids} of {calls.count} calls" + (f"; {plain(failed[0].status.description or '', 120)}" if failed else "")
+    unanswered = any(span.attributes.get(conventions.LLM_INCOMPLETE) in _UNANSWERED for span in failed)
     remedy = (
-        "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids. "
-        "Messages and Responses, which mostly come without, are asked by chat/completions where litellm is set up (AGL_LITELLM)"
+        _NO_ANSWER
+        if unanswered and not with_ids
+        else (
+            "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids. "
+            "Messages and Responses, which mostly come without, are asked by chat/completions where litellm is set up (AGL_LITELLM)"
+        )
     )
     return Finding("token ids come with them", with_ids > 0 and with_ids == calls.count, detail, remedy)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 from agl_otel.cli.doctor import examine
 from agl_otel.cli.once import FinishedAttempt
-from agl_otel.types import AttemptedRollout
+from agl_otel.types import AttemptedRollout, TraceStatus
 from agl_otel_hook import conventions
 from tests.unit.adapters.conftest import CallRow, TracesBuilder
 from tests.unit.adapters.spans import proxy_call
@@ -39,3 +40,15 @@ def test_a_call_with_one_choice_without_log_probs_counts_as_without() -> None:
 
 def test_calls_of_one_choice_get_no_advice_on_choices() -> None:
     assert "each call asks for one choice" not in details(once([CallRow(), CallRow(call=2)]))
+
+
+def test_a_model_server_that_does_not_answer_is_named_as_the_cause() -> None:
+    """Not that it gives no token ids, which cannot be known then."""
+    found = once([CallRow(prompt=[], response=[], incomplete="upstream_error")])
+    status = TraceStatus(status_code="ERROR", description="the model server http://127.0.0.1:8000 cannot be reached or broke off: refused")
+    attributes = {**found.spans[0].attributes, conventions.LLM_INCOMPLETE: "upstream_error"}
+    span = found.spans[0].model_copy(update={"status": status, "attributes": attributes})
+    (finding,) = [each for each in examine(replace(found, spans=[span])) if each.what == "token ids come with them"]
+    assert not finding.good
+    assert "does not answer" in finding.remedy and "OPENAI_BASE_URL" in finding.remedy and "AGL_UPSTREAM_URL" in finding.remedy
+    assert "return_token_ids" not in finding.remedy
