@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -11,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
 from agl_otel.cli.output import open_console
+from agl_otel.cli.progress_lines import counted, stepping
 from agl_otel.settings import Settings
+from agl_otel.store import Store
 from agl_otel.text import printable_lines
 
 if TYPE_CHECKING:
     from agl_otel.jobs.job import Job
+    from agl_otel.jobs.run import Evaluation
+    from agl_otel.jobs.served import ServedRun
 
 
 @click.command()
@@ -48,7 +54,15 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     if check:
         _check(job_file, settings, console, as_json=as_json)
         return
-    result = run_async(lambda: _train(job_file, settings, run_dir, console))
+    folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
+    try:
+        result = run_async(lambda: _train(job_file, settings, folder, console))
+    except KeyboardInterrupt:
+        where = ["--store", store] if store else ["--data-dir", str(data_dir)] if data_dir else []
+        again = shlex.join([own_command(), "train", str(job_file), "--run-dir", str(folder), *where])
+        if folder.exists():
+            click.echo(f"to resume this run: {again}", err=True)
+        raise
     if as_json:
         print_json(result)
 
@@ -72,7 +86,7 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
         raise SystemExit(2)
 
 
-async def _train(job_file: Path, settings: Settings, run_dir: Path | None, console: Console) -> dict[str, Any]:
+async def _train(job_file: Path, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.jobs.check import missing_extra
     from agl_otel.jobs.job import Job
 
@@ -80,11 +94,21 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
         job = Job.load(job_file)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
     for need in import_module(job.run_by).needs(job):
         need()
     run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _custom}[job.run_by.rpartition(".")[2]]
+    click.echo(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …", err=True)
     return await run(job, settings, folder, console)
+
+
+def _started(store: Store) -> None:
+    click.echo(f"the stack answers on {store.description.queue}", err=True)
+
+
+async def _scored(run: ServedRun, tasks: Sequence[Any], name: str) -> Evaluation:
+    when, prefix = name.partition("-")[0], f"ro-{run.run.run_id}-{name}-"
+    async with counted(run.store, f"scoring {when} the training", total=len(tasks), prefix=prefix):
+        return await run.evaluate_once(tasks, name=name)
 
 
 async def _custom(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
@@ -94,6 +118,7 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console) 
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val") if job.data.val else None
     async with stack_for(settings) as (store, failed), CustomRun(job, store, folder, stack_failed=failed, settings=settings) as run:
+        _started(store)
         algorithm = await run.fit(train_tasks, val_tasks)
     result: dict[str, Any] = {"folder": str(folder)}
     if isinstance(algorithm, Baseline):
@@ -114,6 +139,7 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console) 
         stack_for(settings) as (store, failed),
         PromptSearching(job, store, folder, stack_failed=failed, settings=settings) as searching,
     ):
+        _started(store)
         found = await searching.fit(train_tasks, val_tasks)
     best = {name: prompt.template for name, prompt in found.get_best_prompts().items()}
     console.print(f"best score: {found.best_score:.3f} on {len(val_tasks)} tasks  ({found.stopped_because})", soft_wrap=True)
@@ -135,14 +161,16 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
     async with stack_for(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed, settings=settings) as tuning:
+        _started(store)
         await tuning.publish_policy()
         async with tuning.runners():
-            before = await tuning.evaluate_once(val_tasks, name="before")
+            before = await _scored(tuning, val_tasks, "before")
             console.print(f"score before: {before.described()}")
-            rounds = await tuning.fit(
-                train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
-            )
-            after = await tuning.evaluate_once(val_tasks, name=f"after-{len(rounds)}")
+            async with stepping(store, tuning.run.run_id):
+                rounds = await tuning.fit(
+                    train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
+                )
+            after = await _scored(tuning, val_tasks, f"after-{len(rounds)}")
     console.print(f"score after: {after.described()}  ({len(rounds)} rounds)\nkept in {folder}", soft_wrap=True)
     return {
         "score_before": before.score,
@@ -168,6 +196,7 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console)
         VerlRun(job, store, folder, stack_failed=failed, settings=settings) as run,
         run.runners(),
     ):
+        _started(store)
         algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
     console.print(f"kept in {folder}", soft_wrap=True)
     return {**outcome(algorithm.metrics), "folder": str(folder)}
@@ -179,13 +208,15 @@ async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> 
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
     async with stack_for(settings) as (store, failed), Training(job, store, folder, stack_failed=failed, settings=settings) as training:
+        _started(store)
         await training.publish_policy()
         async with training.runners():
-            before = await training.evaluate_once(val_tasks, name="before")
+            before = await _scored(training, val_tasks, "before")
             console.print(f"score before: {before.described()}")
-            with LiveSteps(console) as live:
-                report = await training.fit(train_tasks, on_step=live.add)
-            after = await training.evaluate_once(val_tasks, name=f"after-{len(report.steps)}")
+            async with stepping(store, training.run.run_id):
+                with LiveSteps(console) as live:
+                    report = await training.fit(train_tasks, on_step=live.add)
+            after = await _scored(training, val_tasks, f"after-{len(report.steps)}")
     console.print(
         f"score after: {after.described()}  ({len(report.steps)} steps: {report.stopped_because})\nkept in {folder}", soft_wrap=True
     )

@@ -191,6 +191,8 @@ def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(place: Place,
             main(arguments(folder))  # in this process, which has torch already; the one that is killed has its own
         captured = capsys.readouterr()
         assert ended.value.code == 0, words + captured.err[-4000:]
+        assert f"the run's folder is {folder}" in captured.err and f"the stack answers on {place.address}" in captured.err
+        assert f"scoring before the training: 0/{VAL} rollouts have ended" in captured.err or folder.name.endswith("killed")
         return json.loads(captured.out)
 
     others = len(asyncio.run(attempts(place.address)))

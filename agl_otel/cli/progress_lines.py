@@ -1,0 +1,57 @@
+"""Lines on stderr about what a training run is waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import click
+
+from agl_otel.errors import AglError
+from agl_otel.store import Store
+from agl_otel.types import TERMINAL_STATUSES, RolloutQuery
+
+EVERY_SECONDS: Final = 15.0
+
+
+@asynccontextmanager
+async def counted(store: Store, what: str, *, total: int, prefix: str) -> AsyncGenerator[None]:
+    """While the block runs, print how many of `total` rollouts, whose ids contain `prefix`, have ended: at once and at intervals."""
+    query = RolloutQuery(rollout_id_contains=prefix, status_in=[*TERMINAL_STATUSES], limit=1)
+
+    async def tell() -> None:
+        while True:
+            with suppress(AglError):  # a stack that is gone ends the run itself
+                click.echo(f"{what}: {(await store.rollouts(query)).total}/{total} rollouts have ended", err=True)
+            await asyncio.sleep(EVERY_SECONDS)
+
+    async with _beside(tell()):
+        yield
+
+
+@asynccontextmanager
+async def stepping(store: Store, run_id: str) -> AsyncGenerator[None]:
+    """While the block trains, print how many rollouts of the run have ended and how many are open, at intervals."""
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            with suppress(AglError):
+                everything = (await store.rollouts(RolloutQuery(run=run_id, limit=1))).total
+                ended = (await store.rollouts(RolloutQuery(run=run_id, status_in=[*TERMINAL_STATUSES], limit=1))).total
+                click.echo(f"training: {ended} rollouts of the run have ended, {everything - ended} are open", err=True)
+
+    async with _beside(tell()):
+        yield
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
