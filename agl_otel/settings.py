@@ -6,6 +6,7 @@ A child process of ours gets what its parent resolved, whole: `Settings.environm
 from __future__ import annotations
 
 import atexit
+import difflib
 import math
 import os
 import random
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
@@ -48,6 +49,8 @@ PRIVATE: Final[Mapping[str, Any]] = {
 }
 """Settings of a stack that belongs to one data directory: it reaches no store or collector that the surroundings name, and is taken for no
 other."""
+MISTYPED: Final = 0.8  # similarity (difflib) from which a variable is taken for a setting's
+_warned: Final[set[str]] = set()
 _FILES: Final = ("mask", "models", "tls_cert", "tls_key", "tls_client_ca", "tls_ca", "tls_client_cert", "tls_client_key")
 
 
@@ -189,6 +192,14 @@ class Settings(BaseSettings):
     def _upper(cls, value: Any) -> Any:
         return value.upper() if isinstance(value, str) else value
 
+    @field_validator("upstream_url")
+    @classmethod
+    def _urls(cls, value: str) -> str:
+        for url in filter(None, (part.strip() for part in value.split(","))):
+            if not (url.startswith(("http://", "https://")) and urlsplit(url).hostname):
+                raise ValueError(f"{url[:100]!r} is no URL: write http://HOST:PORT/v1")
+        return value
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -217,6 +228,7 @@ class Settings(BaseSettings):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"{CONFIG_FILE} is not TOML: {error}") from None
         unknown = _unknown_toml_keys(cls)
+        _warn_of_mistyped(cls)
         if unknown:
             raise SettingsError(f"{CONFIG_FILE} has unknown keys: {', '.join(unknown)}. Known keys: {', '.join(cls.model_fields)}")
         return settings
@@ -328,6 +340,19 @@ def _unknown_toml_keys(cls: type[Settings]) -> list[str]:
     if RESOLVED in os.environ or not Path(CONFIG_FILE).exists():
         return []
     return sorted(set(TomlConfigSettingsSource(cls, CONFIG_FILE).toml_data) - set(cls.model_fields))
+
+
+def _warn_of_mistyped(cls: type[Settings]) -> None:
+    """Print a warning for each AGL_ variable that is nearly a setting. Others may belong to agents or to other parts of this project."""
+    if RESOLVED in os.environ or "AGL_ROLLOUT_ID" in os.environ:  # a child of ours: its parent has warned
+        return
+    settings = {name.upper(): f"{PREFIX}{name.upper()}" for name in cls.model_fields}
+    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        near = difflib.get_close_matches(variable.removeprefix(PREFIX), settings, n=1, cutoff=MISTYPED)
+        if near and settings[near[0]] != variable and variable not in _warned:
+            _warned.add(variable)
+            text = f"warning: {variable} is no setting of agl-otel and is ignored; did you mean {settings[near[0]]}?"
+            print(text, file=sys.stderr)  # noqa: T201 - logs are configured by settings
 
 
 def parse_headers(text: str, setting: str) -> Mapping[str, str]:

@@ -26,7 +26,21 @@ T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 INTERRUPTED: Final = 130
 
-data_dir_option: Decorator = click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl]")
+
+class Folder(click.Path):
+    """The path of a folder; an empty one, of a variable that is not set, is refused and not taken for the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("the path is empty: name a folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+data_dir_option: Decorator = click.option("--data-dir", type=Folder(), help="Where everything is kept.  [default: .agl]")
 store_option: Decorator = click.option("--store", metavar="ADDRESS", help="A running stack: host:4747 or http://host:4748.")
 clickhouse_option: Decorator = click.option(
     "--clickhouse", "clickhouse_url", metavar="URL", help="clickhouse://…  [default: embedded, in the data directory]"

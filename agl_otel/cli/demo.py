@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 
 from agl_otel.cli.common import (
+    Folder,
     clickhouse_option,
     collector_option,
     json_option,
@@ -44,7 +45,7 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
     "--shuffle-rewards", is_flag=True, help="Control experiment: shuffle the rewards within each step. Nothing should be learned."
 )
 @click.option("--max-steps", type=Whole(1), help="Stop after so many steps, whatever the score.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl/demo-<time>]")
+@click.option("--data-dir", type=Folder(), help="Where everything is kept.  [default: .agl/demo-<time>]")
 @clickhouse_option
 @collector_option
 @json_option

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from agl_otel.cli.common import data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import Folder, data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
 from agl_otel.cli.output import open_console
 from agl_otel.cli.progress_lines import counted, stepping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
 @data_dir_option
 @store_option
-@click.option("--run-dir", type=click.Path(path_type=Path), help="The run's folder.  [default: runs/<time> in the data directory]")
+@click.option("--run-dir", type=Folder(), help="The run's folder.  [default: runs/<time> in the data directory]")
 @click.option("--check", is_flag=True, help="List all errors in the job, and start nothing; exit code 2 if there are any.")
 @json_option
 def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, check: bool, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.cli import main
 from agl_otel.errors import SettingsError
 from agl_otel.service.ports import is_free
 from agl_otel.settings import PORTS, Settings, free_port
@@ -86,3 +87,36 @@ def test_environment_makes_a_child_load_the_same_settings(monkeypatch: pytest.Mo
 
 def test_a_token_is_not_shown() -> None:
     assert "secret" not in repr(Settings.load(token="secret"))
+
+
+def test_an_unknown_variable_is_warned_of_with_the_nearest_known_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AGL_QUEUE_PROT", "1")
+    Settings.load()
+    Settings.load()
+    assert capfd.readouterr().err == "warning: AGL_QUEUE_PROT is no setting of agl-otel and is ignored; did you mean AGL_QUEUE_PORT?\n"
+    monkeypatch.setenv("AGL_RESOLVED", "1")
+    monkeypatch.setenv("AGL_TOKNE", "x")
+    Settings.load()
+    assert capfd.readouterr().err == "", "a child is not told"
+
+
+def test_variables_of_other_parts_are_not_unknown(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("AGL_ROLLOUT_ID", "AGL_TASK_FILE", "AGL_OTELCOL_FLUSH", "AGL_CURRENT_ROLE", "AGL_SOMETHING_ELSE"):
+        monkeypatch.setenv(name, "1")
+    Settings.load()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("url", ["not-a-url", "localhost:8000", "http://", "http://a/v1,b"])
+def test_an_upstream_that_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("AGL_UPSTREAM_URL", url)
+    with pytest.raises(SettingsError, match=r"AGL_UPSTREAM_URL: .*http://HOST:PORT/v1"):
+        Settings.load()
+
+
+def test_an_empty_data_dir_flag_is_refused_by_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rollouts", "ls", "--data-dir", ""])
+    assert ended.value.code == 2 and "path is empty: name a folder" in capsys.readouterr().err
