@@ -300,8 +300,9 @@ def _message_stream(name: str, prompt: list[int] | None, replies: list[Reply]) -
 
 def _responses_prompt(server: Server, request_body: Json) -> list[int]:
     ids = server.input_ids(request_body["instructions"]) if request_body.get("instructions") else []
-    asked = request_body["input"]
-    for item in [{"role": "user", "content": asked}] if isinstance(asked, str) else asked:
+    asked: Any = request_body["input"]
+    items: list[Any] = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    for item in items:
         if item.get("type") == "function_call":
             ids += server.sampled_ids("", [item["call_id"]])
         elif item.get("type") == "function_call_output":
