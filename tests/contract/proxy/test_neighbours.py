@@ -113,10 +113,11 @@ async def test_what_an_agent_asks_for_and_is_not_there_takes_no_route_from_other
 @pytest.mark.parametrize("levels", [300, 900])
 async def test_a_body_that_cannot_be_recorded_is_its_own_calls_loss(stand: Stand, model: ModelServer, levels: int) -> None:
     model.prompt_tokens = [1]
+    before = (await stand.health())["failures"]  # of this process, in which other files' tests have run
     deep = b'{"model": "m", "messages": [{"role": "user", "content": "a", "x": ' + b"[" * levels + b"]" * levels + b"}]}"
     for path, body in ((SCOPE, deep), (OTHER, json.dumps({"model": "m", "messages": HELLO}).encode())):
         async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{path}/v1/chat/completions", data=body) as answer:
             assert answer.status in ((200, 400) if body is deep else (200,))
     (span,) = await spans_of(stand, "ro-2")
     assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
-    assert (await stand.health())["failures"] == {}
+    assert (await stand.health())["failures"] == before
