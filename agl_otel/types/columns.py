@@ -24,7 +24,7 @@ VOCABULARY: Final = 1 << 18
 def shared(ids: list[int]) -> list[int]:
     """The same token ids; each takes 8 bytes of the list, and not 28 more for a number of its own."""
     try:
-        return list(map(_numbers().__getitem__, ids))
+        return list(map(_numbers().__getitem__, ids)) if min(ids, default=0) >= 0 else ids  # below 0 a tuple counts from its end
     except IndexError:  # no ids of a model
         return ids
 

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestServer
 from agl_otel.traces.http import ClickHouseHttp
 from agl_otel.traces.reader import _spans_in  # pyright: ignore[reportPrivateUsage] - its memory is measured
 from agl_otel.traces.tokens import call_columns, once_in_order
+from agl_otel.types.columns import VOCABULARY, shared
 from agl_otel_hook import conventions
 
 MIB = 1 << 20
@@ -142,3 +143,8 @@ def test_the_spans_of_long_lists_share_their_token_ids() -> None:
     assert [len(span.attributes[conventions.LLM_PROMPT_TOKEN_IDS]) for span in spans] == [IDS] * CALLS
     assert len(body) < length // 2
     assert peak.bytes < CALLS * IDS * 10 + length // 2
+
+
+@pytest.mark.parametrize("ids", [[], [0, 7, VOCABULARY - 1], [5, VOCABULARY, 1 << 40], [-1, 0, 7], [-VOCABULARY]])
+def test_sharing_changes_no_number(ids: list[int]) -> None:
+    assert shared(ids) == ids
