@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -101,8 +103,14 @@ async def _train(job_file: Path, settings: Settings, folder: Path, console: Cons
     return await run(job, settings, folder, console)
 
 
-def _started(store: Store) -> None:
-    click.echo(f"the stack answers on {store.description.queue}", err=True)
+@asynccontextmanager
+async def _stack(settings: Settings) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
+    """As `stack_for`, with a line on stderr once the stack answers."""
+    from agl_otel.stack.supervisor import stack_for
+
+    async with stack_for(settings) as (store, failed):
+        click.echo(f"the stack answers on {store.description.queue}", err=True)
+        yield store, failed
 
 
 async def _scored(run: ServedRun, tasks: Sequence[Any], name: str) -> Evaluation:
@@ -114,11 +122,9 @@ async def _scored(run: ServedRun, tasks: Sequence[Any], name: str) -> Evaluation
 async def _custom(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.algorithms import Baseline
     from agl_otel.jobs.custom import CustomRun
-    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val") if job.data.val else None
-    async with stack_for(settings) as (store, failed), CustomRun(job, store, folder, stack_failed=failed, settings=settings) as run:
-        _started(store)
+    async with _stack(settings) as (store, failed), CustomRun(job, store, folder, stack_failed=failed, settings=settings) as run:
         algorithm = await run.fit(train_tasks, val_tasks)
     result: dict[str, Any] = {"folder": str(folder)}
     if isinstance(algorithm, Baseline):
@@ -132,14 +138,12 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console) 
 
 async def _search(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.jobs.prompts import PromptSearching
-    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
     async with (
-        stack_for(settings) as (store, failed),
+        _stack(settings) as (store, failed),
         PromptSearching(job, store, folder, stack_failed=failed, settings=settings) as searching,
     ):
-        _started(store)
         found = await searching.fit(train_tasks, val_tasks)
     best = {name: prompt.template for name, prompt in found.get_best_prompts().items()}
     console.print(f"best score: {found.best_score:.3f} on {len(val_tasks)} tasks  ({found.stopped_because})", soft_wrap=True)
@@ -157,11 +161,9 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console) 
 
 async def _tune(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.jobs.sft import Tuning
-    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with stack_for(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed, settings=settings) as tuning:
-        _started(store)
+    async with _stack(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed, settings=settings) as tuning:
         await tuning.publish_policy()
         async with tuning.runners():
             before = await _scored(tuning, val_tasks, "before")
@@ -184,7 +186,6 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.algorithms.verl.algorithm import outcome, scores
     from agl_otel.jobs.verl import VerlRun
-    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
 
@@ -192,11 +193,10 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console)
         console.print("  ".join([f"step {line['step']}:", *(f"{name} {value:.3f}" for name, value in scores(line).items())]))
 
     async with (
-        stack_for(settings) as (store, failed),
+        _stack(settings) as (store, failed),
         VerlRun(job, store, folder, stack_failed=failed, settings=settings) as run,
         run.runners(),
     ):
-        _started(store)
         algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
     console.print(f"kept in {folder}", soft_wrap=True)
     return {**outcome(algorithm.metrics), "folder": str(folder)}
@@ -204,11 +204,9 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console)
 
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.jobs.grpo import Training
-    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with stack_for(settings) as (store, failed), Training(job, store, folder, stack_failed=failed, settings=settings) as training:
-        _started(store)
+    async with _stack(settings) as (store, failed), Training(job, store, folder, stack_failed=failed, settings=settings) as training:
         await training.publish_policy()
         async with training.runners():
             before = await _scored(training, val_tasks, "before")
