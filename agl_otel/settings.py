@@ -347,9 +347,9 @@ def _warn_of_mistyped(cls: type[Settings]) -> None:
     if RESOLVED in os.environ or "AGL_ROLLOUT_ID" in os.environ:  # a child of ours: its parent has warned
         return
     settings = {name.upper(): f"{PREFIX}{name.upper()}" for name in cls.model_fields}
-    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
-        near = difflib.get_close_matches(variable.removeprefix(PREFIX), settings, n=1, cutoff=MISTYPED)
-        if near and settings[near[0]] != variable and variable not in _warned:
+    unknown = {name for name in os.environ if name.startswith(PREFIX)} - {*settings.values()} - _warned
+    for variable in sorted(unknown):
+        if near := difflib.get_close_matches(variable.removeprefix(PREFIX), settings, n=1, cutoff=MISTYPED):
             _warned.add(variable)
             text = f"warning: {variable} is no setting of agl-otel and is ignored; did you mean {settings[near[0]]}?"
             print(text, file=sys.stderr)  # noqa: T201 - logs are configured by settings
