@@ -167,7 +167,7 @@ class LightningStore(Store):
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | AttemptedRollout | None:
         """The rollout, with its latest attempt; None where there is none."""
-        return next(iter(await self.rollouts(RolloutQuery(rollout_id_in=[rollout_id]))), None)
+        return await self.rollout(rollout_id)
 
     async def query_attempts(
         self,
@@ -286,9 +286,8 @@ class LightningStore(Store):
 
         The root span of an attempt and seals, which no agent made, are left out unless `everything` is asked for.
         """
-        connection = await self._open()
         if attempt_id == LATEST:
-            latest = next(iter(await connection.queue.query_attempts([rollout_id], latest_only=True)), None)
+            latest = await self.get_latest_attempt(rollout_id)
             if latest is None:
                 return PaginatedResult([], limit, offset, 0)
             attempt_id = latest.attempt_id

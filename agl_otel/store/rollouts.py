@@ -48,6 +48,10 @@ class Rollouts(Connected):
         searched = len(looked) if looked.total > len(looked) else None
         return PaginatedResult(page, query.limit, query.offset, len(found), searched=searched)
 
+    async def rollout(self, rollout_id: str) -> Rollout | AttemptedRollout | None:
+        """The rollout, with its latest attempt; None where there is none."""
+        return next(iter(await self.rollouts(RolloutQuery(rollout_id_in=[rollout_id]))), None)
+
     async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> list[Rollout | AttemptedRollout]:
         """Wait until all of them have finished, or the time is up; the finished ones, in the order asked for. Unknown ids are left out."""
         done = {rollout.rollout_id: rollout async for rollout in self.watch(rollout_ids, timeout_seconds=timeout_seconds)}

@@ -20,7 +20,7 @@ from agl_otel.spans.history import expand_prompts, expand_spans
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, RolloutQuery, Run, Span
+from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
 from agl_otel.web.curves import Curves
 from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
 
@@ -228,9 +228,7 @@ async def _outline(store: Store, request: web.Request) -> Any:
 async def _must_exist(store: Store, rollout_id: str, attempt_id: str | None = None) -> None:
     """Raise NotFoundError if the queue does not know a rollout or attempt that has no spans."""
     if attempt_id is None:
-        require_found(
-            next(iter(await store.rollouts(RolloutQuery(rollout_id_in=[rollout_id]))), None), f"rollout {rollout_id!r}, and no span of it"
-        )
+        require_found(await store.rollout(rollout_id), f"rollout {rollout_id!r}, and no span of it")
         return
     attempts = await store.queue.query_attempts([rollout_id])
     what = f"attempt {attempt_id!r} of rollout {rollout_id!r}, and no span of it"
