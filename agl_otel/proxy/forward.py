@@ -321,7 +321,7 @@ class Forwarder:
                 if response.status in NO_ROUTE and dialect.via_chat and await self._native.lacks_route(place, dialect, question):
                     raise _NoRouteError
                 if body is not None and response.status in REFUSED and names_any(body, prepared.added):
-                    self._native.refused(place, dialect, question)
+                    self._native.look(place, dialect, question)
                     continue
                 answer = await pass_on(
                     request,

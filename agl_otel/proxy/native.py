@@ -93,15 +93,21 @@ class Native:
                 self._keep(place, learnt)
         return learnt.by_chat
 
-    def refused(self, place: Place, dialect: Dialect, ask: Ask) -> None:
-        """A call was refused that may go without the fields."""
-        self._look(place, dialect, ask)
+    def look(self, place: Place, dialect: Dialect, ask: Ask) -> None:
+        """Ask the server what it takes, unless that was done or is under way."""
+        learnt, now = self._known(place), self._clock()
+        if now >= learnt.again and len(place.model) <= MAX_MODEL:
+            learnt.again = now + AGAIN_SECONDS
+            self._keep(place, learnt)
+            task = asyncio.create_task(self._learn(learnt, place, dialect, ask))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
 
     def answered(self, place: Place, call: Call, upstream: Upstream, ask: Ask) -> None:
         """A call was answered."""
         useful = self._translate == "auto" or not self._can_translate
         if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_ids(call.reply):
-            self._look(place, call.dialect, ask)
+            self.look(place, call.dialect, ask)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -121,16 +127,6 @@ class Native:
             self._learnt[place] = learnt
             if len(self._learnt) > MAX_PLACES:
                 self._learnt.popitem(last=False)
-
-    def _look(self, place: Place, dialect: Dialect, ask: Ask) -> None:
-        """Ask the server, unless that was done or is under way."""
-        learnt, now = self._known(place), self._clock()
-        if now >= learnt.again and len(place.model) <= MAX_MODEL:
-            learnt.again = now + AGAIN_SECONDS
-            self._keep(place, learnt)
-            task = asyncio.create_task(self._learn(learnt, place, dialect, ask))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
 
     async def _learn(self, learnt: _Learnt, place: Place, dialect: Dialect, ask: Ask) -> None:
         status, answer = await _answer(dialect, place, ask)
@@ -158,12 +154,12 @@ class Native:
         status, answer = await _answer(CHAT, place, ask)
         reply = _reply(CHAT, answer) if status == 200 else Reply()
         learnt.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
-        told = (
+        message = (
             "%s gives token ids in chat/completions and not in /%s: that is asked by chat/completions from now on"
             if learnt.by_chat
             else "%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on"
         )
-        logger.warning(told, place.base_url, place.path)
+        logger.warning(message, place.base_url, place.path)
         if status != 200 and status not in REFUSED:  # a server that is away or busy has not said no
             learnt.again = self._clock() + AGAIN_SECONDS
 

@@ -60,7 +60,7 @@ async def settled() -> None:
 async def test_only_the_servers_own_answers_to_the_proxy_decide(native: Answer, chat: Answer, plain: bool, by_chat: bool) -> None:
     server = Server(lambda dialect, _: chat if dialect is CHAT else native)
     learner = Native("auto", can_translate=True)
-    learner.refused(place(), MESSAGES, server)
+    learner.look(place(), MESSAGES, server)
     await settled()
     assert (learner.is_plain(place()), learner.is_asked_by_chat(MESSAGES, SERVER, place())) == (plain, by_chat)
     for other in (place(model="of-another"), place(key=b"of-another"), place(DIALECTS["responses"])):
@@ -75,7 +75,7 @@ async def test_a_server_that_answers_only_without_the_fields_is_asked_without_th
     server = Server(lambda _, body: (400, refused) if "return_token_ids" in body else (200, answer))
     learner = Native("auto", can_translate=False)
     for _ in range(3):
-        learner.refused(place(dialect), dialect, server)
+        learner.look(place(dialect), dialect, server)
         await settled()
     assert learner.is_plain(place(dialect))
     assert all("return_token_ids" in body for _, body in server.asked[:-1]) and "return_token_ids" not in server.asked[-1][1]
@@ -88,7 +88,7 @@ async def test_a_model_that_knows_no_max_tokens_is_asked_without_them() -> None:
         return (400, {"error": "max_tokens: use max_completion_tokens"}) if "max_tokens" in body else (200, CHAT_ANSWER)
 
     learner, server = Native("auto", can_translate=True), Server(rule)
-    learner.refused(place(CHAT), CHAT, server)
+    learner.look(place(CHAT), CHAT, server)
     await settled()
     assert learner.is_plain(place(CHAT)) and [sorted(body) for _, body in server.asked][-1] == ["messages", "model"]
 
@@ -98,7 +98,7 @@ async def test_an_answer_that_tells_nothing_is_asked_for_again_after_a_minute_an
     learner = Native("auto", can_translate=True, clock=lambda: now[0])
     for moment, asked in ((0.0, 1), (AGAIN_SECONDS - 1, 1), (AGAIN_SECONDS, 2)):
         now[0] = moment
-        learner.refused(place(), MESSAGES, server)
+        learner.look(place(), MESSAGES, server)
         await settled()
         assert len(server.asked) == asked
 
@@ -115,7 +115,7 @@ async def test_a_route_is_missing_where_chat_is_there_and_an_empty_object_does_n
 @pytest.mark.parametrize("translate", ["missing", "always"])
 async def test_what_may_not_be_translated_stays(translate: Literal["missing", "always"]) -> None:
     learner = Native(translate, can_translate=True)
-    learner.refused(place(), MESSAGES, Server(lambda dialect, _: (200, CHAT_IDS if dialect is CHAT else MESSAGE)))
+    learner.look(place(), MESSAGES, Server(lambda dialect, _: (200, CHAT_IDS if dialect is CHAT else MESSAGE)))
     await settled()
     assert learner.is_asked_by_chat(MESSAGES, SERVER, place()) is (translate == "always")
 
