@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_words
 from agl_otel.adapters.trajectories import TrajectoryBatch
@@ -105,12 +106,7 @@ class TrainingReport:
             **more: tokens, loss, and the algorithm's own fields.
         """
         rows = trained_on.rows.values.astype(np.int64)
-        other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
-        if other:
-            _log.warning("%s", own_sampling_warning(step, other, len(rows)))
-        several = int(traces.calls.several_choices[rows].sum())
-        if several:
-            _log.warning("step %d: %s", step, several_choices_words(several, len(rows)))
+        other, several = _count_unusual(traces, rows, step, temperature)
         return cls(
             step=step,
             weights_version=versions[0],
@@ -211,6 +207,17 @@ class Clock:
         """Attribute the time since the last lap to `name`."""
         now = time.perf_counter()
         self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
+
+
+def _count_unusual(traces: Traces, rows: NDArray[np.int64], step: int, temperature: float | None) -> tuple[int, int]:
+    """Count the trained calls that were sampled at another temperature, and those with several choices; log a warning of each."""
+    other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
+    if other:
+        _log.warning("%s", own_sampling_warning(step, other, len(rows)))
+    several = int(traces.calls.several_choices[rows].sum())
+    if several:
+        _log.warning("step %d: %s", step, several_choices_words(several, len(rows)))
+    return other, several
 
 
 def own_sampling_warning(step: int, other: int, calls: int) -> str:

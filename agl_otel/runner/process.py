@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 from agl_otel.errors import UnavailableError, UsageError
@@ -72,14 +73,10 @@ async def run_runner(
     if stop is None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-    _log.info("looking for the stack at %s, for up to %d s", address, FIND_STACK_SECONDS)
-    found = await _unless_stopped(stop, retry_unavailable(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS))
-    if found is None:
-        return Counter()
-    async with found as connected:
-        addresses = await _unless_stopped(stop, find_stack(connected.queue))
-        if addresses is None:
+    async with _found(address, token, stop) as found:
+        if found is None:
             return Counter()
+        connected, addresses = found
         if not isinstance(agent, Agent):
             os.environ.update(shared_environment(os.environ, addresses, token=token))
             agent = agent()
@@ -101,6 +98,19 @@ async def run_runner(
                 return await runner.run(stop)
         finally:
             await asyncio.to_thread(telemetry.shutdown)
+
+
+@asynccontextmanager
+async def _found(address: str, token: str, stop: asyncio.Event) -> AsyncGenerator[tuple[Store, Addresses] | None]:
+    """Find the stack: yields a store that is connected to it, and its addresses; None where `stop` is set first."""
+    _log.info("looking for the stack at %s, for up to %d s", address, FIND_STACK_SECONDS)
+    store = await _unless_stopped(stop, retry_unavailable(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS))
+    if store is None:
+        yield None
+        return
+    async with store:
+        addresses = await _unless_stopped(stop, find_stack(store.queue))
+        yield (store, addresses) if addresses is not None else None
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
