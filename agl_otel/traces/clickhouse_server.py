@@ -59,6 +59,9 @@ CLUSTER_SESSION: Final[dict[str, str | int]] = {
 }
 _OURS: Final = re.compile(rf"\bFROM {DATABASE}\.(otel_\w+)")
 _CODE_HEADER: Final = "X-ClickHouse-Exception-Code"
+# How an answer ends whose query failed after its first rows: https://clickhouse.com/docs/interfaces/http#http_response_codes_caveats
+_EXCEPTION: Final = re.compile(rb"\r\n__exception__\r\n\w+\r\n(.+)\n\d+ \w+\r\n__exception__\r\n\Z", re.DOTALL)
+_TAIL_BYTES: Final = 64 << 10
 logging.getLogger("clickhouse_driver.connection").setLevel(logging.CRITICAL)  # it logs, with a traceback, what it raises
 
 
@@ -156,6 +159,8 @@ class ServerEngine:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             self._drop()
+            if isinstance(error, http.client.IncompleteRead) and (told := _EXCEPTION.search(error.partial[-_TAIL_BYTES:])):
+                raise ClickHouseError(_short(told[1].decode(errors="replace"))) from None
             raise self._away(self.address.http_port, error) from None
         self._http.used_at = time.monotonic()
         if response.status != 200 or response.headers.get(_CODE_HEADER):

@@ -25,13 +25,11 @@ FUNCTIONS = """
 import openai
 
 def by_environment(task):
-    answer = openai.OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": task["question"]}])
-    return answer.choices[0].message.content
+    openai.OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": task["question"]}])
 
 def by_parameter(task, llm):
     client = openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0)
-    answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["question"]}])
-    return answer.choices[0].message.content
+    client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["question"]}])
 """
 
 
