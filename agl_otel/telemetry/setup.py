@@ -281,17 +281,20 @@ class _Switch:
 
 
 _switched_on: Final[dict[str, _Switch]] = {}
+_switching: Final = threading.RLock()  # runners that share a process would each put a wrapper around the same function
 
 
 def instrument_all() -> None:
     """Switch on those of INSTRUMENTATIONS that are installed and not on yet. Never raises."""
     installed = {point.name for point in entry_points(group=_GROUP)}
-    for name in [name for name in INSTRUMENTATIONS if name in installed and name not in _switched_on]:
-        _switched_on[name] = _Switch(name)
-        _switched_on[name].on(quietly=True)
+    with _switching:
+        for name in [name for name in INSTRUMENTATIONS if name in installed and name not in _switched_on]:
+            _switched_on[name] = _Switch(name)
+            _switched_on[name].on(quietly=True)
 
 
 def uninstrument_all() -> None:
     """Switch off what `instrument_all` switched on."""
-    while _switched_on:
-        _switched_on.popitem()[1].off()
+    with _switching:
+        while _switched_on:
+            _switched_on.popitem()[1].off()
