@@ -1,6 +1,6 @@
-"""Whose span is it? The ids of the attempt, from the context's W3C baggage, else from the process's environment.
+"""The attempt that a span belongs to: its ids from the context's W3C baggage, else from the process's environment.
 
-Pure but for `attempt_scope`, which attaches to the current context.
+Pure but for `attempt_scope`, which attaches a context.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """The attempt that a piece of code works for, and the span that its spans hang under."""
+    """The attempt that code works for, and the parent of its spans."""
 
     rollout_id: str
     attempt_id: str
@@ -38,9 +38,9 @@ class AttemptContext:
 
 
 def from_environment(environ: Mapping[str, str]) -> AttemptContext | None:
-    """The attempt that the environment names, with the parent in its TRACEPARENT; None without a valid rollout id.
+    """Return the attempt that the environment names, with the parent from TRACEPARENT; None without a valid rollout id.
 
-    Named by AGL_ROLLOUT_ID and AGL_ATTEMPT_ID, else by BAGGAGE, else by OTEL_RESOURCE_ATTRIBUTES: agents hand their children a part of it.
+    Read from AGL_ROLLOUT_ID and AGL_ATTEMPT_ID, else BAGGAGE, else OTEL_RESOURCE_ATTRIBUTES: agents may pass only some of them to children.
     """
     carried = carried_context(environ)
     members = (member.partition("=") for member in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
@@ -57,15 +57,15 @@ def from_environment(environ: Mapping[str, str]) -> AttemptContext | None:
 
 
 def carried_context(environ: Mapping[str, str]) -> Context:
-    """The context in TRACEPARENT, TRACESTATE and BAGGAGE, as OpenTelemetry defines these variables."""
+    """Return the context in TRACEPARENT, TRACESTATE and BAGGAGE, as OpenTelemetry defines these variables."""
     carrier = {name.lower(): environ[name] for name in ("TRACEPARENT", "TRACESTATE", "BAGGAGE") if name in environ}
     return W3CBaggagePropagator().extract(carrier, TraceContextTextMapPropagator().extract(carrier, Context()))
 
 
 def key_of(context: Context | None, fallback: Key | None = None) -> Key | None:
-    """The attempt that `context` (None: the current one) names in its baggage, else `fallback`.
+    """Return the attempt that the baggage of `context` (None: the current one) names, else `fallback`.
 
-    A rollout id without an attempt id takes the fallback's attempt where that names the same rollout.
+    A rollout id without an attempt id gets the attempt id of `fallback` if that has the same rollout id.
     """
     members = baggage.get_all(context)
     key = _valid(members.get(conventions.ROLLOUT_ID), members.get(conventions.ATTEMPT_ID)) if members else None
@@ -75,25 +75,25 @@ def key_of(context: Context | None, fallback: Key | None = None) -> Key | None:
 
 
 def with_ids(key: Key, context: Context | None = None) -> Context:
-    """`context` (None: the current one) with the attempt's ids in its baggage."""
+    """Return `context` (None: the current one) with the attempt's ids in its baggage."""
     context = baggage.set_baggage(conventions.ROLLOUT_ID, key[0], context)
     return baggage.set_baggage(conventions.ATTEMPT_ID, key[1], context) if key[1] else context
 
 
 def parse_traceparent(traceparent: str) -> SpanContext | None:
-    """The span that a W3C traceparent names; None where it is malformed."""
+    """Return the span context of a W3C traceparent; None where it is malformed."""
     found = trace.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context())).get_span_context()
     return found if found.is_valid else None
 
 
 def format_traceparent(span: SpanContext) -> str:
-    """The W3C traceparent of a sampled span."""
+    """Return the W3C traceparent of a sampled span."""
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-01"
 
 
 @contextmanager
 def attempt_scope(rollout_id: str, attempt_id: str, *, traceparent: str | None = None) -> Generator[None]:
-    """Within it the current context belongs to the attempt: ids in baggage, and the attempt's span as parent."""
+    """Run the block in a context of the attempt: its ids in baggage, and the span of `traceparent` (if any) as parent."""
     context = with_ids((rollout_id, attempt_id))
     parent = parse_traceparent(traceparent) if traceparent else None
     if parent is not None:

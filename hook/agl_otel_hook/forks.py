@@ -1,4 +1,4 @@
-"""What a process does first when it is a fork: run by Python's own hooks, and by `notice` where a library forked without them."""
+"""Fork handlers: run by those of Python in a child, and by `notice` where a library forked outside Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(after_fork: Callable[[], None]) -> None:
 
 
 def notice() -> None:
-    """Do what a fork has to do, where this process is one and nobody told Python."""
+    """Run the fork handlers if this process is a fork made outside Python."""
     if os.getpid() != _pid:
         _run()
 

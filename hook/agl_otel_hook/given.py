@@ -1,8 +1,8 @@
-"""Keys that requests bring to a service which many attempts share: what it exports of an attempt goes out with that attempt's key.
+"""Keys that requests bring to a service shared by many attempts: spans and log records of an attempt are exported with its key.
 
-So a service needs no key of its own, and can write into the attempts that were given to it and into no others. A key goes to the address
-that the service's own environment names for telemetry, and nowhere else: it is never in baggage, which travels on, and nothing here writes
-into requests that the service makes. Where the environment has headers for that address, these are used and no key is.
+So the service needs no key of its own and can write to the attempts of its requests only. A key is sent to the telemetry address in the
+service's own environment and nowhere else: it is not in baggage, which propagates further, and nothing here adds it to outgoing requests.
+If the environment has headers for that address, they are used instead of any key.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from agl_otel_hook.ledger import Ledger
 
 MAX_KEYS: Final = 100_000  # some 40 MB
 KEPT_SECONDS: Final = 3600.0
-"""How long after its last use the key of an attempt without an open span is kept: spans may come after the answer."""
-MAX_EXPORTERS: Final = 128  # connections that are kept open
+"""How long after its last use the key of an attempt without open spans is kept: spans may follow the response."""
+MAX_EXPORTERS: Final = 128  # open connections, one for each key
 
 
 class GivenKeys(TextMapPropagator):
-    """Reads the key out of a request's headers where the instrumentation of a web framework reads its context."""
+    """Propagator that reads keys from request headers; instrumentations of web frameworks call it."""
 
     def __init__(self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
         self._keys: dict[Key, tuple[str, float]] = {}
-        """With the time of its latest use; the earliest first."""
+        """{attempt: (key, time of its latest use)}, least recently used first."""
         self._after_fork()
         forks.register(self._after_fork)
 
@@ -45,20 +45,20 @@ class GivenKeys(TextMapPropagator):
         self._lock = threading.Lock()
 
     def extract(self, carrier: CarrierT, context: Context | None = None, getter: Getter[CarrierT] = default_getter) -> Context:
-        """Keep the key, where there is one, and leave the context as it is."""
+        """Store the key, if the carrier has one. Return the context unchanged."""
         self._read(carrier, getter)
         return context if context is not None else otel_context.get_current()
 
     def inject(self, carrier: CarrierT, context: Context | None = None, setter: Setter[CarrierT] = default_setter) -> None:
-        """Write nothing."""
+        """Inject nothing."""
 
     @property
     def fields(self) -> set[str]:
-        """No header is written."""
+        """Empty: no header is written."""
         return set()
 
     def of(self, key: Key | None) -> str:
-        """The key that was given for an attempt; empty where none was."""
+        """Return the key that a request has brought for an attempt; empty if none has."""
         if key not in self._keys:
             return ""
         with self._lock:
@@ -74,7 +74,7 @@ class GivenKeys(TextMapPropagator):
         if given and key is not None:
             now = self._clock()
             with self._lock:
-                first, _ = self._keys.pop(key, (given[0], now))  # an attempt has one key: who calls later with another text changes nothing
+                first, _ = self._keys.pop(key, (given[0], now))  # the first key of an attempt stays: a later caller cannot replace it
                 self._keys[key] = first, now
                 self._forget(now)
 
@@ -89,9 +89,9 @@ class GivenKeys(TextMapPropagator):
 
 
 class KeyedExporter(SpanExporter):
-    """An OTLP exporter of spans or log records that sends each with the key that `key_of` gives; without one as `own` does.
+    """OTLP exporter of spans or log records that sends each with the key that `key_of` returns, or by `own` where that is empty.
 
-    `own` is configured by the environment. Used by one thread at a time.
+    `own` is configured by the environment. Not thread-safe.
     """
 
     def __init__(self, own: Any, key_of: Callable[[Any], str]) -> None:
@@ -102,11 +102,11 @@ class KeyedExporter(SpanExporter):
         forks.register(self._after_fork)
 
     def _after_fork(self) -> None:
-        self._abandoned.append(self._keyed)  # closing them would speak on the parent's connections
+        self._abandoned.append(self._keyed)  # never closed: that would write to the parent's connections
         self._keyed = {}
 
     def export(self, spans: Sequence[Any]) -> Any:
-        """One request for each key; a failure where one of them failed."""
+        """Send one request for each key. Return a failure if any of them failed."""
         parts: dict[str, list[Any]] = {}
         for each in spans:
             parts.setdefault(self._key_of(each), []).append(each)
@@ -127,10 +127,10 @@ class KeyedExporter(SpanExporter):
             exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is held here."""
+        """Return True: nothing is buffered here."""
         return True
 
 
 def headers_of_its_own() -> bool:
-    """Whether the environment has headers for telemetry: a key of the service's own, or what another receiver asks for."""
+    """Return whether the environment has headers for telemetry: a key of the service's own, or headers for another receiver."""
     return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}HEADERS") for signal in ("", "TRACES_", "LOGS_"))

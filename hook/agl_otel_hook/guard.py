@@ -1,4 +1,4 @@
-"""The boundary between our code and the agent's: nothing of ours may raise into it. Counted, logged once for each cause."""
+"""The boundary between our code and the agent's: errors in ours are counted, logged once for each place, and not raised."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final, ParamSpec
 
 logger = logging.getLogger("agl_otel.instrumentation")
 failures: Final[Counter[str]] = Counter()
-"""{where: how often something of ours failed inside the agent's process}."""
+"""{place: number of our failures in the agent's process}."""
 
 P = ParamSpec("P")
 
 
 def never_raises(function: Callable[P, None]) -> Callable[P, None]:
-    """Run `function`; an error is counted in `failures`, logged the first time, and goes no further."""
-    where, note, is_torn_down = function.__qualname__, note_failure, sys.is_finalizing  # globals are gone when the interpreter is torn down
+    """Wrap `function`: an error is counted in `failures`, logged the first time, and not raised."""
+    where, note, is_torn_down = function.__qualname__, note_failure, sys.is_finalizing  # globals are gone at interpreter shutdown
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -32,7 +32,7 @@ def never_raises(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def while_running(function: Callable[P, None]) -> Callable[P, None]:
-    """Run `function`, unless the interpreter is torn down: a thread that is started then never runs, and a lock may be held for ever."""
+    """Wrap `function`: skip it at interpreter shutdown, when a new thread never runs and a lock may be held for ever."""
     is_torn_down = sys.is_finalizing
 
     @wraps(function)

@@ -1,9 +1,9 @@
-"""The hook in an agent's process: what `opentelemetry-instrument python agent.py` loads through our entry points.
+"""The hook in an agent's process, which `opentelemetry-instrument python agent.py` loads through our entry points.
 
-Where a distribution has configured the SDK, its provider gets our processor; where none is installed (this package does not
-need one) and OTEL_TRACES_EXPORTER asks for exporters, the SDK is configured from the same OTEL_* variables with its own
-configurator. The agent's main thread starts in the attempt's context. At the end of the process (return, exception, sys.exit,
-os._exit, SIGTERM) everything is sealed and flushed. No error of ours reaches the agent.
+If a distribution has configured the SDK, its provider gets our processor. If none has (this package does not need one) and
+OTEL_TRACES_EXPORTER names exporters, the hook configures the SDK from the same OTEL_* variables with the SDK's own configurator.
+The agent's main thread starts in the attempt's context. At the end of the process (return, exception, sys.exit, os._exit, os.exec*,
+SIGTERM) everything is sealed and flushed. Errors of the hook never reach the agent.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from agl_otel_hook.records import Records, find_root
 from agl_otel_hook.seal import Sealer
 
 FINISH_SECONDS: Final = 10.0
-"""The longest that sealing and flushing may delay the end of the process."""
+"""Timeout of each seal and flush at the end of the process; os._exit and os.exec* wait no longer than this in all."""
 SETTLE_SECONDS: Final = 1.0
-"""How long spans that other threads end meanwhile are still sealed."""
+"""How long the end of the process waits for spans that other threads are ending, to seal them as well."""
 PAUSE_SECONDS: Final = (0.2, 5.0)
-"""Between two looks whether the process has ended by its SIGTERM: the first, and the longest; doubled each time."""
+"""Delay before SIGTERM is sent again to this process if it still runs: initial and maximum; doubled each time."""
 MAX_ATTRIBUTES: Final = "4096"
-"""The SDK's 128 would drop the oldest attributes of a span, which are the ids, in long conversations."""
+"""Limit on a span's attributes. The SDK's 128 would drop the oldest ones, which are the ids, in long conversations."""
 _ATTRIBUTE_LIMIT: Final = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
 
 
 class Hook:
-    """Everything that the hook keeps; one for each process."""
+    """State of the hook; one for each process."""
 
     def __init__(self, attempt: AttemptContext | None) -> None:
         self.ledger = Ledger(own_records, on_unrecorded=self._announce)
@@ -68,27 +68,27 @@ class Hook:
         self._sealer: Sealer | None = None
         self._previous_sigterm: Any = signal.SIG_DFL
         self._ending: Literal["", "finishing", "finished"] = ""
-        """How far the end is that a SIGTERM has begun."""
+        """Progress of the shutdown that a SIGTERM has begun; empty where there is none."""
         self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
-        """Whether another exporter of this process brings a span to its stack (compat/tracer/process.py): ours may then drop it."""
+        """Whether another exporter of this process sends the span to the stack (compat/tracer/process.py): our drops do not count then."""
         self.given = GivenKeys(self.ledger) if attempt is None and not headers_of_its_own() else None
-        """Keys of attempts that are given to this process by request; None where it has what it needs."""
+        """Keys of attempts that requests bring; None where the environment names the attempt or has headers for telemetry."""
         self.processor = AttemptProcessor(self.ledger, fallback=attempt.key if attempt else None, on_idle=self._idle)
 
     def adopt(self, provider: TracerProvider) -> None:
-        """Have `provider` mark and count its spans; a second call with the same one does nothing."""
+        """Mark and count the spans of `provider`; a second call with the same one does nothing."""
         if self.has(provider):
             return
         self.configured(provider)
-        provider.add_span_processor(self.processor)  # last: a kill before it counts leaves a span in flight, and finish() relies on it
+        provider.add_span_processor(self.processor)  # after exporters: a kill before the count leaves a span in flight; see finish()
         provider.add_span_processor(BackPressure(provider.force_flush))
 
     def has(self, provider: object) -> bool:
-        """Whether it marks and counts the spans of `provider`."""
+        """Return whether the spans of `provider` are marked and counted."""
         return any(known is provider for known in self._providers)
 
     def configured(self, provider: TracerProvider) -> None:
-        """`provider` has our processor; seal through it."""
+        """Register `provider`, which has our processor already, and send seals through it."""
         draw_from_system(provider)
         self._providers.append(provider)
         self._sealer = Sealer(
@@ -97,9 +97,9 @@ class Hook:
 
     @never_raises
     def share(self, provider: object) -> None:
-        """Have `provider`, which the agent wanted to be the global one, export to the stack as well, by our exporters, and count its spans.
+        """Add our exporters and span counting to `provider`, which the agent tried to set as the global one.
 
-        Its own exporters go on. A span that two of them send to the stack is read once.
+        Its own exporters stay. A span that reaches the stack through both is read once.
         """
         if not isinstance(provider, TracerProvider) or self.has(provider) or not self._exports:
             return
@@ -110,7 +110,7 @@ class Hook:
         provider.add_span_processor(self.processor)
 
     def configure_sdk(self) -> None:
-        """Configure the SDK from OTEL_* variables, as a distribution would, with exporters that lose nothing."""
+        """Configure the SDK from OTEL_CONFIG_FILE or the other OTEL_* variables, as a distribution would, but with our export processor."""
         if declared.named() and declared.set_up(int(MAX_ATTRIBUTES)):
             self.adopt_declared()
             return
@@ -130,11 +130,11 @@ class Hook:
         self.configured(provider)
 
     def adopt_declared(self) -> None:
-        """Adopt the provider that OTEL_CONFIG_FILE has set up, which exports where the file says, and have it export to the stack, too."""
+        """Adopt the provider that OTEL_CONFIG_FILE has set up, and add exporters to the stack to those of the file."""
         provider = trace.get_tracer_provider()
         if not isinstance(provider, TracerProvider) or self.has(provider):
             return
-        provider.sampler = ALWAYS_ON  # what is not sampled is neither exported nor counted
+        provider.sampler = ALWAYS_ON  # spans that are not sampled are neither exported nor counted
         for exporter in declared.otlp_exporters("traces"):
             provider.add_span_processor(self._export_processor(exporter))
         provider.add_span_processor(self.processor)
@@ -142,11 +142,11 @@ class Hook:
         self.configured(provider)
 
     def install_at_end(self) -> None:
-        """Finish at every end that a process can see coming, and start over in forked children."""
+        """Close at every foreseeable end of the process (atexit, os._exit, os.exec*, SIGTERM), and reset forked children."""
         atexit.register(self.close)
         forks.register(self._after_fork)
         finish_at_exit(self.close)
-        os.execv, os.execve = self._ends_with(os.execv), self._ends_with(os.execve)  # what all of os.exec* call
+        os.execv, os.execve = self._ends_with(os.execv), self._ends_with(os.execve)  # all of os.exec* call these two
         previous = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is threading.main_thread() and previous is not signal.SIG_IGN and previous is not None:
             self._previous_sigterm = previous
@@ -155,7 +155,7 @@ class Hook:
 
     @never_raises
     def finish(self) -> None:
-        """Seal and flush. A span that ends meanwhile arrives with a seal that counts it, or does not arrive and is not counted."""
+        """Seal and flush. A span that ends meanwhile is either exported and counted by a seal, or neither."""
         if self._sealer is None:
             return
         started = time.monotonic()
@@ -171,21 +171,21 @@ class Hook:
 
     @never_raises
     def close(self) -> None:
-        """Finish, and write down (or send, where there is no record) that this process ends: what is still open is abandoned.
+        """Finish, and record that this process ends: spans that are still open are abandoned.
 
-        One with open spans is sent in any case: there is no seal yet that counts what it has ended since.
+        A closing seal is sent for each attempt without a record, and for each with open spans that has ended others since its last seal.
         """
         self.finish()
         self.ledger.close(self.processor.ending())
         unproven = self.ledger.unproven()
         if unproven and self._sealer is not None:
             counts, acked = self._sealer.seal(unproven, timeout_seconds=FINISH_SECONDS, closing=True)
-            meanwhile = [key for key, count in counts.items() if self.ledger.count(key) != count]  # what ended then was exported, too
+            meanwhile = [key for key, count in counts.items() if self.ledger.count(key) != count]  # spans that ended then were exported
             if acked and meanwhile:
                 self._sealer.seal(meanwhile, timeout_seconds=FINISH_SECONDS, closing=True)
 
     def _ends_with(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-        """A call that replaces this process by another, and returns where it cannot."""
+        """Wrap a function of os.exec*: close before it, reopen if it fails."""
 
         @functools.wraps(execute)
         def close_and_execute(*args: Any) -> NoReturn:
@@ -198,7 +198,7 @@ class Hook:
         return close_and_execute
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if self._ending == "finishing":  # the kernel sends one for each thread of a parent that was killed (die_with_parent)
+        if self._ending == "finishing":  # the kernel sends one for each thread of a killed parent (die_with_parent)
             return
         if not self._ending:  # return at once: the interrupted code may hold any lock
             self._ending = "finishing"
@@ -206,7 +206,7 @@ class Hook:
             def end() -> None:
                 self.close()
                 self._ending, pause = "finished", PAUSE_SECONDS[0]
-                while self._ending == "finished":  # one that comes while the main thread is about to sleep does not wake it
+                while self._ending == "finished":  # a signal that comes just before the main thread blocks does not wake it
                     os.kill(os.getpid(), number)
                     time.sleep(pause)
                     pause = min(2 * pause, PAUSE_SECONDS[1])
@@ -275,7 +275,7 @@ class Hook:
 
 @while_running
 def finish_aside(close: Callable[[], None]) -> None:
-    """Call `close` in another thread, so that a lock that this one holds cannot keep the process from ending."""
+    """Run `close` in another thread and wait FINISH_SECONDS at most: a lock that this thread holds must not block the exit."""
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -286,12 +286,12 @@ def finish_aside(close: Callable[[], None]) -> None:
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError:
-        return  # the interpreter is ending: atexit has finished already
+        return  # the interpreter shuts down: the atexit handler has run
     done.acquire(timeout=FINISH_SECONDS)
 
 
 def finish_at_exit(close: Callable[[], None]) -> None:
-    """Have `close` called before os._exit, with which multiprocessing's children and pre-forking servers end."""
+    """Call `close` before os._exit, by which multiprocessing's children and pre-forking servers exit."""
     exit_now = os._exit  # pyright: ignore[reportPrivateUsage]  # a public function of os, despite its name
 
     def finish_and_exit(status: int) -> NoReturn:
@@ -307,7 +307,7 @@ def _is_otlp(exporter: object) -> bool:
 
 @contextlib.contextmanager
 def _in_environment(settings: Mapping[str, str]) -> Generator[None]:
-    """With what the agent has removed of these variables, or changed, for the block."""
+    """Set these environment variables for the block, then restore the values that the agent had set."""
     now = {name: os.environ.get(name) for name, value in settings.items() if os.environ.get(name) != value}
     os.environ.update({name: settings[name] for name in now})
     try:
@@ -321,10 +321,10 @@ def _in_environment(settings: Mapping[str, str]) -> Generator[None]:
 
 
 def keep_sigterm_for_forked_children() -> None:
-    """Have a SIGTERM wait until fork has returned: Python forgets those that arrive while a child is being made.
+    """Block SIGTERM until fork has returned: Python drops signals that arrive while it creates a child.
 
-    What is registered with os.register_at_fork would be too early to handle it: others that are registered have not run yet, so a lock may
-    be one of the parent's, and what a handler raises there is lost.
+    A fork handler (os.register_at_fork) would be too early to unblock it: later fork handlers have not run, so a lock may still be held
+    by a thread of the parent, and an exception that the signal handler raises there is lost.
     """
 
     def patiently(fork: Callable[..., Any]) -> Callable[..., Any]:
@@ -342,12 +342,12 @@ def keep_sigterm_for_forked_children() -> None:
 
 
 def is_own(ledger: Ledger, span: ReadableSpan) -> bool:
-    """Whether the span began in this process, and not before the fork that made it."""
+    """Return whether the span began in this process, after the fork that created it."""
     return not ledger.is_foreign(marker_of(span))
 
 
 def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:
-    """Tell the ledger about counted spans that were given up."""
+    """Count in the ledger those of the dropped spans that an attempt counts."""
     for span in spans:
         key, marker = key_of_attributes(span), marker_of(span)
         if key is not None and marker is not None and span.name not in UNCOUNTED:
@@ -355,9 +355,9 @@ def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:
 
 
 class MarkedBaggage(TextMapPropagator):
-    """Adds this process's marker to the W3C baggage that goes out, so that who is called knows of this process before it dies.
+    """Propagator that adds this process's marker to outgoing W3C baggage: the callee then knows of this process, even if it dies.
 
-    It comes after other propagators: the header is written anew, with all that the context's baggage holds. Nothing is read here.
+    Runs after the other propagators and writes the header anew, with the whole baggage of the context. Extracts nothing.
     """
 
     def __init__(self, ledger: Ledger, fallback: Key | None) -> None:
@@ -370,7 +370,7 @@ class MarkedBaggage(TextMapPropagator):
         return context if context is not None else otel_context.get_current()
 
     def inject(self, carrier: CarrierT, context: Context | None = None, setter: Setter[CarrierT] = default_setter) -> None:
-        """Write the header, where this process works for an attempt."""
+        """Write the header if the context belongs to an attempt that has spans in this process."""
         key = key_of(context, self._fallback)
         count = self._ledger.count(key) if key is not None else None
         if key is not None and count is not None:
@@ -379,19 +379,19 @@ class MarkedBaggage(TextMapPropagator):
 
     @property
     def fields(self) -> set[str]:
-        """The header that it writes."""
+        """The header that is written."""
         return self._baggage.fields
 
 
 class ProcessHeader(ResponsePropagator):
-    """Adds to an HTTP answer which process gave it and what it has counted: its runner, on another machine, knows of it by that."""
+    """Propagator that adds this process's marker and span counts to HTTP responses, for a runner on another machine."""
 
     def __init__(self, ledger: Ledger, before: ResponsePropagator | None) -> None:
         self._ledger = ledger
         self._before = before
 
     def inject(self, carrier: Any, context: Context | None = None, setter: Any = response_setter) -> None:
-        """Write the header, where the server's span belongs to an attempt."""
+        """Write the header if the server's span belongs to an attempt."""
         if self._before is not None:
             self._before.inject(carrier, context, setter)
         span = trace.get_current_span(context)
@@ -402,11 +402,11 @@ class ProcessHeader(ResponsePropagator):
 
 
 _known_root: str | Path | None = None
-"""Where this process, or one that it is a fork of, has found a place: it may have cleared its environment since then."""
+"""The root of ledgers that this process or an ancestor by fork has found: the environment may have been cleared since."""
 
 
 def own_records() -> Records | None:
-    """The record files of this process; None where there is no place for them."""
+    """Return the Records of this process; None where no root of ledgers is known."""
     global _known_root
     root: str | Path | None = os.environ.get(conventions.ENV_LEDGER)
     if not root and (attempt := from_environment(os.environ)) is not None and attempt.attempt_id:
@@ -420,7 +420,7 @@ _hook: Hook | None = None
 
 @never_raises
 def pre_instrument() -> None:
-    """Have instrumentations wait for their libraries, and install the hook, once."""
+    """Defer instrumentations until their libraries are imported, and install the hook, once."""
     global _hook
     autoload.begin()
     if _hook is not None:
@@ -448,7 +448,7 @@ def pre_instrument() -> None:
 
 @never_raises
 def post_instrument() -> None:
-    """Every instrumentation is loaded, or waits. Adopt the provider of one that brought its own."""
+    """End the deferral, now that every instrumentation is loaded or deferred; adopt a provider that one of them has set."""
     autoload.end()
     provider = trace.get_tracer_provider()
     if _hook is not None and isinstance(provider, TracerProvider):
@@ -456,7 +456,7 @@ def post_instrument() -> None:
 
 
 def share_with_providers_of_the_agent(hook: Hook) -> None:
-    """Share with each provider that the agent sets as the global one: OpenTelemetry keeps ours, and the agent makes spans with its own."""
+    """Call `share` with each provider that the agent sets as the global one: OpenTelemetry keeps ours, but the agent still uses its own."""
     set_tracer_provider = trace.set_tracer_provider
 
     @functools.wraps(set_tracer_provider)
@@ -468,12 +468,12 @@ def share_with_providers_of_the_agent(hook: Hook) -> None:
 
 
 def hook_of(provider: object) -> Hook | None:
-    """The hook that marks and counts the spans of `provider`; None where there is none."""
+    """Return the hook that marks and counts the spans of `provider`, or None."""
     return _hook if _hook is not None and _hook.has(provider) else None
 
 
 def ensure_propagators() -> None:
-    """Make sure that trace context and baggage travel, whatever else OTEL_PROPAGATORS asks for."""
+    """Add the propagators of trace context and baggage where OTEL_PROPAGATORS leaves them out."""
     active = propagate.get_global_textmap()
     missing = [p for p in (TraceContextTextMapPropagator(), W3CBaggagePropagator()) if not p.fields <= active.fields]
     if missing:

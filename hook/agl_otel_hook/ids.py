@@ -1,7 +1,7 @@
-"""Ids of traces and spans, drawn from the system and not from `random`.
+"""Ids of traces and spans, drawn from the operating system and not from `random`.
 
-An agent that seeds `random`, as training code does, would draw the same ids in every attempt and in each of its processes; so would a fork
-that Python was not told of. And drawing from `random` would change what an agent draws that is traced.
+With `random`, an agent that seeds it, as training code does, would get the same ids in every attempt and in each of its processes, and so
+would a fork made outside Python. Tracing would also change the agent's own random numbers.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from opentelemetry.trace import SpanContext, TraceFlags
 
 
 def trace_id() -> int:
-    """A new one: 128 bits."""
+    """Return a new trace id of 128 bits."""
     return _drawn(16)
 
 
 def span_id() -> int:
-    """A new one: 64 bits."""
+    """Return a new span id of 64 bits."""
     return _drawn(8)
 
 
 def new_root() -> SpanContext:
-    """The context of a sampled span that begins a trace."""
+    """Return the context of a sampled root span."""
     return SpanContext(trace_id(), span_id(), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def draw_from_system(provider: TracerProvider) -> None:
-    """Have `provider` draw ids so, for tracers that are made from now on, unless its user has chosen another way."""
+    """Set the id generator of `provider` for tracers made from now on, unless its user has chosen another than the SDK's default."""
     if type(provider.id_generator) is RandomIdGenerator:
         provider.id_generator = SystemIds()
 
 
 class SystemIds(RandomIdGenerator):
-    """Draws the ids of an SDK's spans."""
+    """Id generator for the SDK."""
 
     def generate_span_id(self) -> int:
-        """A new one."""
+        """Return a new span id."""
         return span_id()
 
     def generate_trace_id(self) -> int:
-        """A new one."""
+        """Return a new trace id."""
         return trace_id()
 
 
 def _drawn(length: int) -> int:
-    return int.from_bytes(os.urandom(length), "big") or 1  # 0 is no id
+    return int.from_bytes(os.urandom(length), "big") or 1  # 0 is not a valid id

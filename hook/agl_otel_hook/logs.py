@@ -1,4 +1,4 @@
-"""Log records of an agent's process. A module of its own because importing the SDK's logs takes a tenth of a second."""
+"""Processors of an agent's log records. A separate module because importing the SDK's logs takes a tenth of a second."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from agl_otel_hook.processor import key_of_attributes
 
 
 class Logs(BatchLogRecordProcessor):
-    """The SDK's, which starts anew in a fork when something is logged there, and before that is at its end without waiting for anything.
+    """The SDK's batch processor, except that its shutdown does nothing in a fork that has logged nothing.
 
-    Its own shutdown waits half a minute for a thread of the parent, where a library has forked without Python.
+    There, if a library forked outside Python, the SDK's shutdown would wait half a minute for a thread of the parent. The first record
+    that a fork logs makes the SDK's processor start anew.
     """
 
     def __init__(self, exporter: Any) -> None:
@@ -27,25 +28,25 @@ class Logs(BatchLogRecordProcessor):
         self._logged_in = os.getpid()
 
     def on_emit(self, log_record: ReadWriteLogRecord) -> None:
-        """Take a record (OpenTelemetry calls this)."""
+        """Queue a record (OpenTelemetry calls this)."""
         self._logged_in = os.getpid()
         super().on_emit(log_record)
 
     def shutdown(self) -> None:
-        """Export what is waiting; nothing is in a fork in which nothing was logged."""
+        """Export the queue; do nothing in a fork that has logged nothing."""
         if self._logged_in == os.getpid():
             super().shutdown()
 
 
 class AttemptLogs(Logs):
-    """Writes the ids of the context's attempt onto log records, which a batch forgets, and exports them with the attempt's key."""
+    """Processor that sets the ids of the context's attempt on log records and exports them with its key; a batch loses the context."""
 
     def __init__(self, exporter: Any, given: GivenKeys) -> None:
         keyed: Any = KeyedExporter(exporter, lambda record: given.of(key_of_attributes(record.log_record)))
         super().__init__(keyed)
 
     def on_emit(self, log_record: ReadWriteLogRecord) -> None:
-        """Mark the record (OpenTelemetry calls this)."""
+        """Set the ids and queue the record (OpenTelemetry calls this)."""
         _mark(log_record)
         super().on_emit(log_record)
 

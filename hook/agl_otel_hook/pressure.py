@@ -1,4 +1,4 @@
-"""Back-pressure for a tracer provider that is not ours: the SDK's batch processor drops what does not fit into its queue of 2048."""
+"""Back-pressure for a provider that is not ours: the SDK's batch processor drops spans beyond its queue of 2048."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agl_otel_hook.guard import never_raises, while_running
 
 EVERY_SPANS: Final = 1000  # half of the queue
 SLOW_SECONDS: Final = 2.0
-CALM_SECONDS: Final = 30.0  # a collector that is away must not hold the agent up
+CALM_SECONDS: Final = 30.0  # an unreachable collector must not delay the agent
 
 
 class BackPressure(SpanProcessor):
-    """Calls `flush` after every EVERY_SPANS ended spans, in the thread that ended the last; a slow flush calls it off for a while."""
+    """Call `flush` at every EVERY_SPANS-th ended span, in the thread that ends it; not for CALM_SECONDS after a slow flush."""
 
     def __init__(self, flush: Callable[[], object]) -> None:
         self._flush = flush
@@ -27,7 +27,7 @@ class BackPressure(SpanProcessor):
     @while_running
     @never_raises
     def on_end(self, span: ReadableSpan) -> None:
-        """Count, and flush when it is time (OpenTelemetry calls this)."""
+        """Count the span, and flush if due (OpenTelemetry calls this)."""
         self._ended += 1
         started = time.monotonic()
         if self._ended % EVERY_SPANS or started < self._calm_until or not is_instrumentation_enabled():  # not from within an export

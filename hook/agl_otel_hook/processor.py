@@ -1,6 +1,6 @@
-"""Ids and marker onto every span of an attempt, in the process that makes the span; and the count of those that ended.
+"""Set ids and marker on every span of an attempt, in the process that makes the span, and count the spans.
 
-A span that no attempt is known for is left exactly as it is.
+A span without a known attempt is left unchanged.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from agl_otel_hook.context import Key, key_of
 from agl_otel_hook.guard import never_raises, while_running
 from agl_otel_hook.ledger import Ledger
 
-if TYPE_CHECKING:  # costs what has no logs a tenth of a second
+if TYPE_CHECKING:  # a tenth of a second, wasted where there are no logs
     from opentelemetry._logs import LogRecord
 
 UNCOUNTED = frozenset({conventions.SPAN_SEAL, conventions.SPAN_ATTEMPT})
-"""Spans that say something about an attempt and are no part of it: their makers set what they carry."""
+"""Spans about an attempt that are not part of it; their makers set their attributes."""
 
 
 class AttemptProcessor(SpanProcessor):
-    """Writes the ids (from baggage, else `fallback`) and the marker onto spans as they start, and counts them as they end.
+    """Set ids (from attributes, else baggage, else `fallback`) and marker on starting spans, and count spans as they start and end.
 
-    `on_idle` is called with the attempt when its last open span has ended. Where it is a provider's last processor, a span that it has
-    counted is with the exporters already.
+    `on_idle` is called with the attempt when its last open span has ended. Added to a provider after the export processors, it counts a
+    span as ended only when they have it.
     """
 
     def __init__(self, ledger: Ledger, *, fallback: Key | None = None, on_idle: Callable[[Key], None] | None = None) -> None:
@@ -38,11 +38,11 @@ class AttemptProcessor(SpanProcessor):
         self._open: dict[int, tuple[Key, weakref.ref[Span]]] = {}
 
     def after_fork(self) -> None:
-        """Forget the spans that the parent process has open."""
+        """Forget the open spans of the parent process."""
         self._open.clear()
 
     def ending(self) -> set[int]:
-        """Ids of spans that have ended and are not counted yet: they may be with the exporters or not."""
+        """Return the ids of spans that have ended and are not counted yet; exporters may have them or not."""
         spans = ((span_id, weak()) for span_id, (_, weak) in list(self._open.items()))
         return {span_id for span_id, span in spans if span is not None and span.end_time is not None}
 
@@ -57,7 +57,7 @@ class AttemptProcessor(SpanProcessor):
         context = span.get_span_context()
         opened, span_id = self._open, context.span_id
         started = self._ledger.started(key, span_id, (context.trace_id, (span.parent or context).span_id))
-        opened[span_id] = key, weakref.ref(span, lambda _: opened.pop(span_id, None))  # a span may go and never have ended
+        opened[span_id] = key, weakref.ref(span, lambda _: opened.pop(span_id, None))  # a span may be collected without having ended
         ids: dict[str, str | bool] = {conventions.ROLLOUT_ID: key[0], conventions.PROCESS: started.marker}
         if key[1]:
             ids[conventions.ATTEMPT_ID] = key[1]
@@ -68,13 +68,13 @@ class AttemptProcessor(SpanProcessor):
     @while_running
     @never_raises
     def on_end(self, span: ReadableSpan) -> None:
-        """Count the span (OpenTelemetry calls this). One that ends when the interpreter is torn down stays open: it cannot be exported."""
+        """Count the span (OpenTelemetry calls this). One that ends at interpreter shutdown stays open: it cannot be exported."""
         context = span.get_span_context()
         known = self._open.pop(context.span_id, None) if context is not None else None
         if known is None or context is None:
             return
         key = known[0]
-        # As stored: a span that lost its marker to a limit on attributes is not counted by a reader either.
+        # Read back: a span that lost its marker to a limit on attributes is not counted by a reader either.
         marker = marker_of(span) if context.trace_flags.sampled and key_of_attributes(span) == key else None
         if self._ledger.ended(key, context.span_id, marker=marker) and self._on_idle is not None:
             self._on_idle(key)
@@ -83,41 +83,41 @@ class AttemptProcessor(SpanProcessor):
         """Nothing to do: seals are sent by the Sealer."""
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is held here."""
+        """Return True: this processor holds no spans."""
         return True
 
 
 class Shared(SpanProcessor):
-    """A processor that another provider has, too, whose end is not its end."""
+    """A processor of two providers: the shutdown of this one only flushes it."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         self._processor = processor
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Hand the span on (OpenTelemetry calls this)."""
+        """Pass the span on (OpenTelemetry calls this)."""
         self._processor.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Hand the span on (OpenTelemetry calls this)."""
+        """Pass the span on (OpenTelemetry calls this)."""
         self._processor.on_end(span)
 
     def shutdown(self) -> None:
-        """Wait for the spans so far."""
+        """Flush, and leave the processor running."""
         self._processor.force_flush()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Wait for the spans so far."""
+        """Flush the processor."""
         return self._processor.force_flush(timeout_millis)
 
 
 def key_of_attributes(span: ReadableSpan | LogRecord) -> Key | None:
-    """The attempt that the own attributes of a span or log record name."""
+    """Return the attempt that the attributes of a span or log record name."""
     attributes = span.attributes or {}
     rollout_id = attributes.get(conventions.ROLLOUT_ID)
     return (rollout_id, str(attributes.get(conventions.ATTEMPT_ID, ""))) if isinstance(rollout_id, str) else None
 
 
 def marker_of(span: ReadableSpan) -> str | None:
-    """The process marker that a span carries."""
+    """Return the process marker of a span."""
     marker = (span.attributes or {}).get(conventions.PROCESS)
     return marker if isinstance(marker, str) else None
