@@ -1,10 +1,10 @@
-"""How many spans each attempt has ended in this process: the numbers that seals carry.
+"""Span counts of each attempt in this process: the numbers that seals carry.
 
-Plain counting under one lock; no OpenTelemetry, no clock. A marker stands for one process (new after a fork) and never counts an
-attempt twice: when an attempt is forgotten, every attempt that is new from then on gets a new marker.
+Plain counting under one lock; makes no spans and reads no clock. A marker identifies one process (a fork gets a new one) and never counts
+an attempt twice: once an attempt is forgotten, every attempt first seen after that gets a new marker.
 
-Where the process has record files (records.py) the counts are in them, too: `begun` before a span is handed out, `ended` when it has
-ended. What has no record, because there is no folder for it, is announced instead.
+Where the process has record files (records.py), the counts are written there, too: `begun` before the agent gets its span, `ended` when the
+span has ended. An attempt without a record, e.g. because it has no folder, is announced instead.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from agl_otel_hook.guard import note_failure
 from agl_otel_hook.records import Records, Slot
 
 MAX_ATTEMPTS: Final = 100_000
-LOOKED_AT: Final = 4  # of the oldest attempts, with each new one
-"""More than these, and the idle one seen first is forgotten: some 40 MB."""
+"""Limit on attempts, some 40 MB; beyond it the oldest idle one is forgotten, or the oldest if none is idle."""
+LOOKED_AT: Final = 4  # oldest attempts that are checked with each new one
 Place = tuple[int, int]
 """(trace id, span id)."""
 
 
 def new_marker() -> str:
-    """A process marker: 16 random hex digits."""
+    """Return a process marker: 16 random hex digits."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What one attempt has ended so far under one marker."""
+    """Counts of one attempt under one marker: spans ended, and how many of them the exporter dropped."""
 
     marker: str
     spans: int
     dropped: int
     open: int = 0
-    """How many spans it has begun besides."""
+    """Spans begun and not ended."""
 
 
 class Started(NamedTuple):
-    """What a span carries that has started."""
+    """What a started span is marked with."""
 
     marker: str
     late: bool
-    """It began after the attempt's ledger was read."""
+    """Whether the span began after the attempt's ledger was read."""
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class _Entry:
     open: set[int] = field(default_factory=set[int])
     sealed: Count | None = None
     slot: Slot | None = None
-    """Where it is recorded, too; None: nowhere."""
+    """Its slot in a record file, if any."""
     begun: int = 0
-    """The numbers of the slot: without the spans that are late."""
+    """Like `ended` and `abandoned`, a number of the slot: without late spans."""
     ended: int = 0
     abandoned: int = 0
     given_up: set[int] = field(default_factory=set[int])
@@ -74,11 +74,11 @@ class _Entry:
     """Open spans that began after the slot was read."""
 
     def count(self) -> Count:
-        """The numbers of a seal."""
+        """Return the numbers for a seal."""
         return Count(self.marker, self.spans, self.dropped, len(self.open))
 
     def close(self, ending: Set[int] = frozenset()) -> None:
-        """What is open now will not be exported. Spans that are `ending` may be or not: they stay in flight."""
+        """Abandon the open spans and close the slot. Spans in `ending`, which may be exported or not, stay in flight."""
         if self.slot is not None:
             self.given_up |= self.open - self.late - ending
             self.record()
@@ -91,10 +91,10 @@ class _Entry:
 
 
 class Ledger:
-    """Counts by attempt. Every method may be called from any thread.
+    """Span counts by attempt. Every method may be called from any thread.
 
-    `records` makes the process's record files, in this process and again in each fork of it (None: it keeps none). `on_unrecorded` is
-    called with an attempt that begins without a record.
+    `records` makes the Records of this process, and again those of each fork of it (None: no records). `on_unrecorded` is called with
+    each new attempt that has no record.
     """
 
     def __init__(self, records: Callable[[], Records | None] | None = None, *, on_unrecorded: Callable[[Key], None] | None = None) -> None:
@@ -106,7 +106,7 @@ class Ledger:
         forks.register(self.after_fork)
 
     def _reset(self, foreign: frozenset[str] = frozenset()) -> None:
-        parents, self._records = self._records, None  # before anything else: after a fork it is mapped by the parent, too
+        parents, self._records = self._records, None  # first: after a fork, its file is mapped by the parent, too
         self._foreign = foreign
         self._lock = threading.Lock()
         self._entries: dict[Key, _Entry] = {}
@@ -118,7 +118,7 @@ class Ledger:
             self._records.forked_from(parents)
 
     def keep(self, root: str) -> None:
-        """Record the attempts of this process's own runner, whose folders are below `root`, here and in each fork of this process."""
+        """Record attempts of this process's own runner in their folders below `root`, in this process and in each fork of it."""
         with self._held():
             if root not in self._roots:
                 self._roots.append(root)
@@ -130,15 +130,15 @@ class Ledger:
         self._records.add(root, is_own=is_own)
 
     def _held(self) -> AbstractContextManager[object]:
-        """The lock, for every look at the counts: those of a process that this one is a fork of are left alone, however it was forked.
+        """Return the lock for all access to the counts, after resetting them if this process is a fork made outside Python.
 
-        A thread that holds it when the interpreter is torn down never runs again, and no other one does.
+        At interpreter shutdown no lock is taken: a thread that holds it never runs again, and no other thread runs.
         """
         forks.notice()
         return self._lock if not sys.is_finalizing() else nullcontext()
 
     def loaded(self, key: Key) -> None:
-        """Write down that the hook is loaded in this process, which was started for the attempt."""
+        """Record that the hook is loaded in this process, which was started for the attempt."""
         if self._records is not None:
             try:
                 self._records.loaded(*key)
@@ -147,20 +147,20 @@ class Ledger:
 
     @property
     def marker(self) -> str:
-        """The marker that an attempt gets which is seen for the first time now."""
+        """The marker for attempts that are first seen from now on."""
         return self._marker
 
     def after_fork(self) -> None:
-        """Forget everything, in a child process: new marker, no counts, a lock that nobody holds."""
+        """Reset in a child process: a new marker, no counts, a free lock."""
         self._reset(self._foreign | {entry.marker for entry in self._entries.values()})
 
     def is_foreign(self, marker: str | None) -> bool:
-        """Whether a span with this marker began before the fork that made this process: its parent exports it."""
+        """Return whether a span with this marker began before the fork that created this process; the parent exports it."""
         forks.notice()
         return marker in self._foreign
 
     def started(self, key: Key, span_id: int, place: Place) -> Started:
-        """A span of the attempt has started; returns what it carries. `place` is where a sibling of it hangs."""
+        """Count a started span of the attempt and return what to mark it with. `place`: ids of its trace and parent (a root: its own)."""
         failed: OSError | None = None
         with self._held():
             entry = self._entries.get(key)
@@ -190,19 +190,19 @@ class Ledger:
         return started
 
     def close(self, ending: Set[int] = frozenset()) -> None:
-        """The process ends: what is open now will not be exported. Spans that are `ending` may be or not: they stay in flight."""
+        """Close all attempts at the end of the process: open spans are abandoned. Spans in `ending`, exported or not, stay in flight."""
         with self._held():
             for entry in self._entries.values():
                 entry.close(ending)
 
     def over(self, key: Key) -> None:
-        """The process does nothing more for the attempt: what is open now will not be exported."""
+        """Close one attempt, for which this process does nothing more: its open spans are abandoned."""
         with self._held():
             if (entry := self._entries.get(key)) is not None:
                 entry.close()
 
     def reopen(self) -> None:
-        """It does not end after all."""
+        """Undo `close`: the process goes on."""
         with self._held():
             for entry in self._entries.values():
                 if entry.slot is not None:
@@ -211,9 +211,9 @@ class Ledger:
                     entry.record()
 
     def ended(self, key: Key, span_id: int, *, marker: str | None) -> bool:
-        """A span has ended; it counts if it carries the attempt's `marker` (None: it is not exported).
+        """Count an ended span: as ended if it has the attempt's `marker`, as abandoned if not (None: it is not exported).
 
-        True where it was the attempt's last open span. A span that began before a fork is not ours and counts nothing.
+        Return whether it was the attempt's last open span. A span that began before the fork of this process is ignored.
         """
         with self._held():
             entry = self._entries.get(key)
@@ -232,7 +232,7 @@ class Ledger:
             return not entry.open
 
     def dropped(self, key: Key, marker: str) -> None:
-        """The exporter gave a counted span up."""
+        """Count a span that was counted as ended and that the exporter has dropped."""
         with self._held():
             entry = self._entries.get(key)
             if entry is not None and entry.marker == marker:
@@ -240,68 +240,69 @@ class Ledger:
                 entry.record()
 
     def count(self, key: Key) -> Count | None:
-        """The attempt's numbers; None where this process has seen nothing of it."""
+        """Return the attempt's counts; None where no span of it began in this process."""
         with self._held():
             entry = self._entries.get(key)
             return entry.count() if entry is not None else None
 
     def sealed(self, key: Key, count: Count) -> None:
-        """A seal with these numbers was acked."""
+        """Record that a seal with these counts was acknowledged."""
         with self._held():
             entry = self._entries.get(key)
             if entry is not None and entry.marker == count.marker:
                 entry.sealed = count
 
     def is_sealed(self, key: Key, count: Count) -> bool:
-        """Whether the last acked seal said just that."""
+        """Return whether the last acknowledged seal has these counts."""
         with self._held():
             entry = self._entries.get(key)
             return entry is not None and entry.sealed == count
 
     def unsealed(self) -> list[Key]:
-        """Attempts without an open span whose numbers have changed since their last acked seal."""
+        """Return attempts without open spans whose counts have changed since their last acknowledged seal."""
         with self._held():
             return [key for key, entry in self._entries.items() if not entry.open and entry.sealed != entry.count()]
 
     def unproven(self) -> list[Key]:
-        """Attempts whose numbers are in no record, or in no acked seal because spans are open."""
+        """Return attempts without a record, and those with open spans whose counts no acknowledged seal has."""
         with self._held():
             return [key for key, entry in self._entries.items() if entry.slot is None or (entry.open and entry.sealed != entry.count())]
 
     def unrecorded(self) -> list[Key]:
-        """Attempts that are counted here and in no record."""
+        """Return attempts without a record."""
         with self._held():
             return [key for key, entry in self._entries.items() if entry.slot is None]
 
     def place(self, key: Key) -> Place | None:
-        """Where a span about the whole attempt hangs: beside the first span seen of it."""
+        """Return the parent for spans about the whole attempt: that of the first span counted here; None where there is none."""
         with self._held():
             entry = self._entries.get(key)
             return entry.place if entry is not None else None
 
     def is_idle(self, key: Key) -> bool:
-        """Whether the attempt is known and no span of it is open."""
+        """Return whether the attempt is known and has no open span."""
         with self._held():
             entry = self._entries.get(key)
             return entry is not None and not entry.open
 
     def is_open(self, key: Key) -> bool:
-        """Whether a span of the attempt is open."""
+        """Return whether the attempt has an open span."""
         with self._held():
             entry = self._entries.get(key)
             return entry is not None and bool(entry.open)
 
     def forget(self, key: Key) -> None:
-        """Drop the attempt's counts; should it come back, it comes under a marker that it never had."""
+        """Drop the attempt's counts; if it comes back, it gets a marker that it never had."""
         with self._held():
             entry = self._entries.pop(key, None)
             if entry is not None:
                 self._freed(entry)
 
     def _forget_read(self) -> None:
-        """Drop attempts that their runner has read and that are over here as well: a pool's worker lives on for thousands.
+        """Drop attempts that their runner has read and that have no open span: a pool's worker serves thousands of attempts.
 
-        The oldest few are looked at. One that is read and has an open span, which a leak may keep open for ever, is looked at again later.
+        Checks the LOOKED_AT oldest, up to the first one that is not read. One with an open span, perhaps leaked, or without a slot is moved
+        to the end, to be checked again later.
         """
         for key in list(islice(self._entries, LOOKED_AT)):
             entry = self._entries[key]
@@ -314,7 +315,7 @@ class Ledger:
                 self._freed(entry)
 
     def _forget_one(self) -> None:
-        """Drop the oldest attempt without an open span, else the oldest."""
+        """Drop the oldest attempt without open spans, else the oldest."""
         key = next((key for key, entry in self._entries.items() if not entry.open), next(iter(self._entries)))
         self._freed(self._entries.pop(key))
 

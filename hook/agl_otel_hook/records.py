@@ -1,19 +1,19 @@
-"""The files in which processes count their spans, so that what they did is known when they are gone (the ledger of an attempt).
+"""The files in which processes count their spans, readable after the processes have ended (the ledger of an attempt).
 
-A runner has a root folder; each attempt has a folder in it, made by the runner, named by a hash of its ids. A process that is hooked makes
-a file in its attempt's folder: one file for each process, with a slot for each attempt that it works for, linked into the folder of each.
-Counts are in memory that is mapped from the file, so they survive any end of the process. A file has 8,192 bytes (native byte order):
+A runner has a root folder, and in it makes a folder for each attempt, named by a hash of its ids. A process under the hook creates one file
+with a slot for each attempt that it works for, hard-linked into the folder of each of these attempts. The counts are in a memory mapping of
+the file, so they survive any end of the process. A file has 8,192 bytes (native byte order):
 
     0     magic "AGLLDGR1"; pid; start of the process in clock ticks (as in /proc/PID/stat); length of the command; the command (UTF-8)
-    3072  64 bytes: not 0 where the reader has read the slot of this number: what begins later is late
-    3136  64 bytes: not 0 where a fork of the process could make no file when it began a span of the slot's attempt: why (errno)
-    3200  1 byte: the same, of an attempt that had no slot
+    3072  64 bytes, one for each slot: not 0 once the reader has read the slot; spans that begin after that are late
+    3136  64 bytes, one for each slot: errno if a fork of the process began a span of the slot's attempt and could create no file, else 0
+    3200  1 byte: the same for attempts without a slot
     4096  64 slots of 8 words of 64 bits: key of the attempt (2), marker, begun, ended, abandoned, dropped, closed
 
-The file is allocated in full before it is mapped: a hole in it would be a SIGBUS in the agent on a full disk. It is never truncated.
+The file is allocated in full before it is mapped: on a full disk, a hole in it would be a SIGBUS in the agent. It is never truncated.
 
-A process that can make no file (no descriptor left, a limit on files) makes a folder in its place, PID-TICKS-MARKER-ERRNO.failed, which
-needs neither. Where it may not do that either, but is a fork, it sets a byte in its parent's file, which is mapped in it, too.
+A process that cannot create a file (no descriptor left, a limit on files) creates a folder instead, PID-TICKS-MARKER-ERRNO.failed, which
+needs neither. A fork that cannot do that either sets a byte in the mapped file of its parent (or nearest ancestor with one).
 Standard library only: this runs in the agent's process.
 """
 
@@ -36,10 +36,10 @@ from typing import Final, NamedTuple
 FILE_BYTES: Final = 8192
 SLOTS: Final = 64
 MAX_FILES: Final = 4096
-"""Of one attempt; a folder with more is not read."""
+"""Limit on the files of one attempt; a folder with more is not read."""
 MAX_COMMAND_BYTES: Final = 1000
 CONTAINER_ROOT: Final = "/run/agl-ledger"
-"""Where a container has its attempt's folder."""
+"""The root of ledgers in a container."""
 FILE_SUFFIX: Final = ".ledger"
 NO_RECORD_SUFFIX: Final = ".failed"
 _NO_RECORD: Final = re.compile(r"(\d{1,10})-(\d{1,19})-([0-9a-f]{16})-(\d{1,3})\.failed")
@@ -53,17 +53,17 @@ _KEY0, _KEY1, _MARKER, _BEGUN, _ENDED, _ABANDONED, _DROPPED, _CLOSED = range(_WO
 
 
 def key_of(rollout_id: str, attempt_id: str) -> bytes:
-    """16 bytes that stand for an attempt."""
+    """Return the 16 bytes that identify an attempt in files and folder names."""
     return sha256(f"{rollout_id}/{attempt_id}".encode()).digest()[:16]
 
 
 def folder_of(root: str | Path, rollout_id: str, attempt_id: str) -> Path:
-    """Where the processes of an attempt count."""
+    """Return the folder of an attempt's ledger."""
     return Path(root) / key_of(rollout_id, attempt_id).hex()
 
 
 def find_root(rollout_id: str, attempt_id: str) -> Path | None:
-    """The root that has a folder for the attempt, for a process whose environment has lost its name; None where there is none."""
+    """Find the root that has a folder for the attempt, for a process whose environment has lost AGL_LEDGER; None where none has."""
     name = key_of(rollout_id, attempt_id).hex()
     own = Path(os.environ.get("TMPDIR") or "/tmp", own_folder_name())
     with contextlib.suppress(OSError):
@@ -72,12 +72,12 @@ def find_root(rollout_id: str, attempt_id: str) -> Path | None:
 
 
 def own_folder_name() -> str:
-    """Of this user's folder of roots, in the folder for temporary files."""
+    """Return the name of this user's folder of roots in the folder for temporary files."""
     return f"agl-otel-{os.getuid()}"
 
 
 class Slot:
-    """The counts of one attempt in this process's file. Its owner writes it, under a lock of its own."""
+    """The counts of one attempt in this process's file. Not thread-safe: its owner, the ledger, holds a lock."""
 
     __slots__ = ("_base", "_file", "_number", "_words")
 
@@ -88,7 +88,7 @@ class Slot:
         self._base = _SLOTS // 8 + number * _WORDS
 
     def open(self, key: bytes, marker: str) -> None:
-        """Begin to count an attempt under a marker of 16 hex digits: the key last, which makes the slot valid."""
+        """Assign the slot to an attempt and a marker of 16 hex digits. The key is written last, which makes the slot valid."""
         words, base = self._words, self._base
         self._file.read_flags[self._number] = 0
         self._file.forks.errnos[self._number] = 0
@@ -99,7 +99,7 @@ class Slot:
         words[base + _KEY0] = int.from_bytes(key[:8], sys.byteorder)
 
     def write(self, begun: int, ended: int, abandoned: int, dropped: int) -> None:
-        """Write the counts so that at no moment more has ended than begun."""
+        """Write the counts, `begun` first: a reader never sees more spans ended than begun."""
         words, base = self._words, self._base
         words[base + _BEGUN] = begun
         words[base + _ENDED] = ended
@@ -107,51 +107,51 @@ class Slot:
         words[base + _DROPPED] = dropped
 
     def begun(self, count: int) -> bool:
-        """So many spans have begun, by a process that has not ended; True where the reader had read it before: the last one is late."""
+        """Write how many spans have begun, and that the slot is open. Return whether the slot was read: then the last span is late."""
         words, base = self._words, self._base
         words[base + _BEGUN] = count
         words[base + _CLOSED] = 0
-        return self.is_read  # looked at after it was counted: the reader has seen it, or it is late
+        return self.is_read  # checked after writing: the reader has seen the span, or it is late
 
     def closed(self, *, closed: bool) -> None:
-        """Whether the process has ended in order."""
+        """Write whether the process has closed the attempt in order."""
         self._words[self._base + _CLOSED] = int(closed)
 
     @property
     def is_read(self) -> bool:
-        """Whether the reader has read it: what begins from now on is late."""
+        """Whether the reader has read the slot; spans that begin after that are late."""
         return self._file.read_flags[self._number] != 0
 
     def free(self) -> None:
-        """Let another attempt have it."""
+        """Clear the key and release the slot for another attempt."""
         self._words[self._base + _KEY0] = 0
         self._words[self._base + _KEY1] = 0
         self._file.release(self._number)
 
 
 class Forks(NamedTuple):
-    """What forks of a process may touch in its file."""
+    """The parts of a process's file that its forks may use."""
 
     words: memoryview
-    """All of it, to read."""
+    """The whole file, read-only."""
     errnos: memoryview
 
     def set(self, key: bytes, number: int) -> None:
-        """Leave word that a fork counts the attempt nowhere. What one writes another one may write over."""
+        """Write the errno with which a fork failed to create a record of the attempt. Forks may overwrite each other's."""
         numbers = _numbers(self.words, key)
         self.errnos[numbers[0] if numbers else SLOTS] = number
 
 
 class RecordFile:
-    """A file of this process, mapped."""
+    """A memory-mapped file of this process."""
 
     def __init__(self, folder: Path) -> None:
-        """Make it in `folder`. Raises OSError where that is not possible."""
+        """Create the file in `folder`. Raises OSError."""
         self.name = f"{os.getpid()}-{secrets.token_hex(8)}{FILE_SUFFIX}"
         self.path = folder / self.name
         command = own_command().encode(errors="replace")[:MAX_COMMAND_BYTES]
         header = _HEADER.pack(_MAGIC, os.getpid(), start_ticks(os.getpid()), len(command)) + command
-        hidden = folder / f".{self.name}"  # renamed when it is whole: a reader never sees half a file
+        hidden = folder / f".{self.name}"  # renamed when complete: a reader never sees half a file
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             os.posix_fallocate(fd, 0, FILE_BYTES)
@@ -170,7 +170,7 @@ class RecordFile:
         self._free = list(range(SLOTS - 1, -1, -1))
 
     def slot(self, key: bytes, marker: str) -> Slot | None:
-        """A slot for an attempt; None where all are taken."""
+        """Return a slot for an attempt; None where all are taken."""
         if not self._free:
             return None
         slot = Slot(self, self._free.pop())
@@ -178,45 +178,49 @@ class RecordFile:
         return slot
 
     def link(self, folder: Path, *, stays: bool) -> None:
-        """Make it known in the folder of another attempt, too. `stays`: where it was made is not removed with one. Raises OSError."""
+        """Link the file into the folder of another attempt. `stays`: its own folder outlives attempts. Raises OSError."""
         if not (folder / self.name).exists():
             os.link(self.path, folder / self.name)
             if not stays:
                 self.path = folder / self.name
 
     def release(self, number: int) -> None:
-        """A slot is free again."""
+        """Mark a slot as free."""
         self._free.append(number)
 
 
 class Records:
-    """The files of this process below the roots of runners that it works for. Not thread-safe: one lock stands before it."""
+    """The files of this process below the roots of its runners. Not thread-safe: the ledger holds a lock."""
 
     def __init__(self, root: str) -> None:
         self._roots = [Path(root)]
         self._home: Path | None = None
         self._file: RecordFile | None = None
         self._forks: Forks | None = None
-        """Of the nearest process with a file that this one is a fork of; its own as soon as it has one."""
+        """That of this process's file; until it has one, that of its nearest ancestor (by fork) with a file."""
 
     def add(self, root: str, *, is_own: bool) -> None:
-        """Another root. `is_own`: of this process's runner; its file is kept there, and not made anew for each attempt."""
+        """Add a root. `is_own`: of this process's own runner; its file is kept there, as attempts' folders come and go."""
         if Path(root) not in self._roots:
             self._roots.append(Path(root))
         if is_own:
             self._home = Path(root)
 
     def forked_from(self, records: Records) -> None:
-        """These are of a fork of the process that had `records`."""
+        """Take over the `Forks` of the parent process's `records`."""
         self._forks = records._forks
 
     def loaded(self, rollout_id: str, attempt_id: str) -> None:
-        """The hook is loaded in this process, which works for an attempt. Raises OSError where that cannot be written down."""
+        """Record that the hook is loaded in this process, which works for an attempt. Raises OSError."""
         if self._file is None:
             self._make_file(self._folder(rollout_id, attempt_id))
 
     def slot(self, rollout_id: str, attempt_id: str, marker: str) -> Slot:
-        """Begin to count an attempt. Raises OSError where the runner has no folder for it, or no file can be made: a reader sees that."""
+        """Return a new slot for an attempt.
+
+        Raises FileNotFoundError where the runner has no folder for it, and another OSError, after leaving a mark for the reader, where no
+        file can be created.
+        """
         key, folder = key_of(rollout_id, attempt_id), self._folder(rollout_id, attempt_id)
         try:
             return self._slot(key, folder, marker)
@@ -233,7 +237,7 @@ class Records:
             try:
                 file.link(folder, stays=file.path.parent == self._home)
                 slot = file.slot(key, marker)
-            except OSError:  # the folder that it was in is gone, or this one is of another disk; or there is none for this attempt
+            except OSError:  # the file's folder is gone, or this one is on another disk or does not exist
                 slot = None
         if slot is None:
             slot = self._make_file(folder).slot(key, marker)
@@ -249,13 +253,13 @@ class Records:
         if self._home is None:
             return RecordFile(folder)
         if self._file is not None and self._file.path.parent == self._home:
-            self._file.path.unlink(missing_ok=True)  # attempts that are under way have it in their folders
+            self._file.path.unlink(missing_ok=True)  # attempts in flight have links to it in their folders
         file = RecordFile(self._home)
         file.link(folder, stays=True)
         return file
 
     def _leave_word(self, key: bytes, folder: Path, marker: str, number: int) -> None:
-        """That this process counts an attempt nowhere."""
+        """Leave a mark that this process has no record of an attempt."""
         pid = os.getpid()
         try:
             (folder / f"{pid}-{start_ticks(pid)}-{marker}-{number}{NO_RECORD_SUFFIX}").mkdir()
@@ -272,13 +276,13 @@ _command = ""
 
 
 def set_command(command: str) -> None:
-    """What this process runs from now on, and its forks: one that became another program without exec has the first one's in /proc."""
+    """Set the command of this process and its forks: after a change of program without exec, /proc still has the old one."""
     global _command
     _command = command
 
 
 def own_command() -> str:
-    """What this process runs, as a person would know it."""
+    """Return the command line of this process, for display."""
     if _command:
         return _command
     try:
@@ -289,7 +293,7 @@ def own_command() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, in clock ticks since boot; 0 where there is no such process."""
+    """Return the start time of a process in clock ticks since boot; 0 where there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -301,7 +305,7 @@ def start_ticks(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReadSlot:
-    """What a process counted of one attempt, and in which of its file's slots."""
+    """The counts of one attempt in one process, and the number of their slot."""
 
     number: int
     marker: str
@@ -314,7 +318,7 @@ class ReadSlot:
 
 @dataclass(frozen=True, slots=True)
 class NoRecord:
-    """Why a process that began a span could make no file, and the marker that its spans carry."""
+    """Why a process that began a span could create no file, and the marker of its spans."""
 
     marker: str
     errno: int
@@ -322,26 +326,27 @@ class NoRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReadProcess:
-    """A process that wrote a file for an attempt, or could make none."""
+    """A process that created a file for an attempt, or failed to."""
 
     pid: int
     start_ticks: int
     command: str
     slot: ReadSlot | None = None
-    """What it counted of the attempt that was asked for; None where it only loaded the hook."""
+    """Its counts of the requested attempt; None where it only loaded the hook."""
     no_record: NoRecord | None = None
     fork_errno: int = 0
-    """Why a fork of it could make no file, which has begun a span of the attempt; 0 where there is no such fork."""
+    """Why a fork of it that began a span of the attempt could create no file; 0 where there is no such fork."""
 
 
 class UnreadableError(Exception):
-    """A folder holds what no hook writes."""
+    """A ledger that cannot be read, or that holds what no hook writes."""
 
 
 def read(folder: Path, key: bytes, *, last: bool = False) -> list[ReadProcess]:
-    """What the processes of an attempt have counted; with `last` what begins from now on is late.
+    """Read the counts of an attempt's processes; with `last`, spans that begin from now on are late.
 
-    The folder is the agent's to write: nothing in it is followed, waited for or believed beyond its form. Raises UnreadableError.
+    The agent may write to the folder: links are not followed, reading does not block, and only well-formed files are accepted.
+    Raises UnreadableError.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -386,7 +391,7 @@ def _read_file(folder: int, name: str, key: bytes, *, last: bool) -> ReadProcess
             process = _parse(_contents(fd, name), name, key)
             if last and process.slot is not None:
                 _mark_read(folder, name, process.slot.number)
-                # With what began before it could see the mark. A slot that it freed since then keeps its counts until it is used again.
+                # Read again for spans begun before the process saw the mark. A slot freed since then keeps its counts until its reuse.
                 again = _slot(_contents(fd, name), process.slot.number)
                 if again.marker == process.slot.marker:
                     process = replace(process, slot=again)
@@ -410,14 +415,14 @@ def _parse(data: bytes, name: str, key: bytes) -> ReadProcess:
         raise UnreadableError(f"{name!a} was not written by the hook")
     command = data[_HEADER.size : _HEADER.size + length].decode(errors="replace")
     numbers = _numbers(memoryview(data).cast("Q"), key)
-    if len(numbers) > 1:  # no hook writes that: a slot loses its key before its attempt may get another one
+    if len(numbers) > 1:  # no hook writes that: a slot loses its key before its attempt gets another slot
         raise UnreadableError(f"{name!a} counts the attempt {len(numbers)} times")
     fork_errno = data[_FORKS + SLOTS] or (data[_FORKS + numbers[0]] if numbers else 0)
     return ReadProcess(pid, ticks, command, _slot(data, numbers[0]) if numbers else None, fork_errno=fork_errno)
 
 
 def _numbers(words: memoryview, key: bytes) -> list[int]:
-    """Of the slots that count an attempt, in a file's words."""
+    """Return the numbers of an attempt's slots, given the words of a file."""
     first, second = int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)
     places = range(_SLOTS // 8, FILE_BYTES // 8, _WORDS)
     return [number for number, base in enumerate(places) if words[base + _KEY0] == first and words[base + _KEY1] == second]
@@ -430,7 +435,7 @@ def _slot(data: bytes, number: int) -> ReadSlot:
 
 
 def _mark_read(folder: int, name: str, number: int) -> None:
-    with contextlib.suppress(OSError):  # a container's own user's file: nothing is late there, for its processes have ended
+    with contextlib.suppress(OSError):  # the file of a container's own user: its processes have ended, so nothing is late
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.pwrite(fd, b"\1", _READ + number)

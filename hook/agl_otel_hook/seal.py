@@ -1,10 +1,10 @@
-"""Seals: spans that say how many spans an attempt has ended in this process, so that a reader knows whether it has them all.
+"""Seals: spans with the number of spans that an attempt has ended in this process, so that a reader can tell whether it has all of them.
 
-One is sent when the attempt has been idle for a moment, at the end of the attempt, and when the process ends. But for a last one, none is
-sent while a span is open: a seal also says that nothing was in flight at that moment.
+A seal is sent when the attempt has been idle for IDLE_SECONDS, at the end of the attempt, and at the end of the process. Except for the
+last (closing) one, none is sent while a span is open: a seal also means that nothing was in flight at its time.
 
-A process that lives on, as a service does, cannot know when the agent has ended that it worked for. It sends its seal again, after longer
-and longer pauses: one that was made when the agent had ended proves that nothing of it was lost.
+A long-running process, e.g. a service, does not know when the agent that called it has ended. It repeats its seal at growing intervals:
+one that was made after the agent's end proves that nothing of the attempt was lost.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from agl_otel_hook.guard import note_failure, while_running
 from agl_otel_hook.ledger import Count, Ledger, Place
 
 IDLE_SECONDS: Final = 1.0
-"""An attempt whose last open span ended so long ago is sealed; a new span calls it off."""
+"""How long after the end of its last open span an attempt is sealed; a new span cancels that."""
 REPEAT_SECONDS: Final = (4.0, 16.0, 64.0, 256.0, 1024.0)
-"""So long after a seal it is sent again, by a process that repeats them."""
+"""Intervals from one seal to the next, in a process that repeats them."""
 TRACER_NAME: Final = "agl_otel"
 
 
 class Sealer:
-    """Sends seals with tracers of `provider`; `flush(timeout_seconds)` says whether all ended spans were exported."""
+    """Sender of seals, with a tracer of `provider`; `flush(timeout_seconds)` returns whether all ended spans were exported."""
 
     def __init__(self, ledger: Ledger, provider: trace.TracerProvider, flush: Callable[[float], bool], *, repeats: bool = False) -> None:
-        """`repeats`: whether the process works for attempts of which it does not know when they end."""
+        """`repeats`: whether to repeat seals, because the process does not know when its attempts end."""
         self._repeats = repeats
         self._ledger = ledger
         self._tracer = provider.get_tracer(TRACER_NAME)
@@ -43,21 +43,21 @@ class Sealer:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start over in a child process: nothing is due, the thread is the parent's."""
+        """Reset in a child process: nothing is due, and there is no thread."""
         self._changed = threading.Condition(threading.Lock())
         self._due: dict[Key, float] = {}
         self._again: list[tuple[float, int, Key]] = []
-        """A heap: when, for which time, whose seal is repeated."""
+        """Heap of due repetitions: (time, index into REPEAT_SECONDS, attempt)."""
         self._latest: dict[Key, float] = {}
-        """Which of them counts."""
+        """The time of each attempt's valid entry in that heap; others are stale."""
         self._announced: list[Key] = []
         self._thread: threading.Thread | None = None
 
     @while_running
     def idle(self, key: Key) -> None:
-        """The attempt's last open span has ended: seal it in a moment, unless another one starts."""
+        """Schedule a seal of the attempt, whose last open span has ended; a new span cancels it."""
         with self._changed:
-            asleep = not self._due  # else the thread wakes at an earlier time than this one's, and sees it then
+            asleep = not self._due  # else the thread wakes before this one is due
             self._due.pop(key, None)  # to the end: the dict stays sorted by time
             self._due[key] = time.monotonic() + IDLE_SECONDS
             self._ensure_thread()
@@ -66,7 +66,7 @@ class Sealer:
 
     @while_running
     def announce(self, key: Key) -> None:
-        """This process works for an attempt and keeps no record of it: have its marker sent at once, by the thread that seals."""
+        """Send the marker for an attempt without a record at once, in the sealing thread."""
         with self._changed:
             self._announced.append(key)
             self._ensure_thread()
@@ -75,12 +75,12 @@ class Sealer:
     def seal(
         self, keys: Sequence[Key], *, timeout_seconds: float, closing: bool = False, again: bool = False
     ) -> tuple[dict[Key, Count], bool]:
-        """Seal what has changed since its last seal, and flush once. Returns the numbers of all `keys`, and whether they were acked.
+        """Seal the attempts whose counts have changed since their last seal, and flush once.
 
-        With `closing` each of them gets its last seal: this process does nothing more for it. With `again` one that has not changed is
-        sealed, too.
+        With `closing` each gets its last seal: this process does nothing more for it. With `again` unchanged ones are sealed as well.
+        Return the counts of all known `keys`, and whether they were acknowledged.
         """
-        now = time.time_ns()  # before the counting: what a seal says holds from then on
+        now = time.time_ns()  # before counting: a seal holds from that time on
         counts = {key: count for key in keys if (count := self._ledger.count(key)) is not None}
         for key, count in counts.items():
             if closing or (not count.open and (again or not self._ledger.is_sealed(key, count))):
@@ -93,11 +93,11 @@ class Sealer:
         return counts, acked
 
     def seal_all(self, timeout_seconds: float) -> bool:
-        """Seal every attempt that has changed, and flush."""
+        """Seal every attempt that has changed, and flush. Return whether the flush succeeded."""
         return self.seal(self._ledger.unsealed(), timeout_seconds=timeout_seconds)[1]
 
     def _send(self, key: Key, marker: str, says: dict[str, int | bool], now: int) -> None:
-        """Send a seal; one that says nothing announces the marker."""
+        """Send a seal; with empty `says` it only announces the marker."""
         ids = {conventions.ROLLOUT_ID: key[0], conventions.PROCESS: marker}
         if key[1]:
             ids[conventions.ATTEMPT_ID] = key[1]
@@ -109,7 +109,7 @@ class Sealer:
             self._thread = threading.Thread(target=self._work, name="agl-otel-seal", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # at interpreter shutdown; the end of the process seals
+            except RuntimeError:  # at interpreter shutdown; Hook.close seals then
                 self._thread = None
 
     def _work(self) -> None:
@@ -139,22 +139,22 @@ class Sealer:
                 note_failure("seal", error)
 
     def _seconds_left(self) -> float | None:
-        """How long until there is something to do; None: until somebody says so."""
+        """Return the seconds until a seal is due; None where none is scheduled."""
         times = [*([next(iter(self._due.values()))] if self._due else ()), *([self._again[0][0]] if self._again else ())]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _to_repeat(self, now: float) -> dict[Key, int]:
-        """{attempt whose seal is due again: which time the next one is}."""
+        """Remove due repetitions and return {attempt: index into REPEAT_SECONDS of the next one}."""
         due: dict[Key, int] = {}
         while self._again and self._again[0][0] <= now:
             at, turn, key = heapq.heappop(self._again)
-            if self._latest.get(key) == at:  # or it was sealed anew since then
+            if self._latest.get(key) == at:  # else it has been sealed since
                 del self._latest[key]
                 due[key] = turn + 1
         return due
 
     def _repeat(self, turns: Mapping[Key, int]) -> None:
-        """Have what was sealed now sealed again, where it is not for the last time."""
+        """Schedule the next repetition for the attempts just sealed, if REPEAT_SECONDS has one."""
         now = time.monotonic()
         with self._changed:
             for key, turn in turns.items():
@@ -164,7 +164,7 @@ class Sealer:
 
 
 def context_at(place: Place | None) -> Context:
-    """A context whose current span is the one at `place`; an empty one without."""
+    """Return a context whose current span is the one at `place`; an empty context for None."""
     if place is None:
         return Context()
     parent = SpanContext(place[0], place[1], is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
