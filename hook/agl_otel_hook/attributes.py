@@ -1,4 +1,4 @@
-"""Nested data as span attributes: flat dotted keys, the values that OpenTelemetry takes, tags and links. Pure.
+"""Convert nested data to span attributes: dotted keys, values of the types that OpenTelemetry takes, tags and links. Pure.
 
 Names and results are those of Agent Lightning 0.3 (its utils/otel.py). agl_otel/spans/attributes.py reads them back.
 """
@@ -23,15 +23,15 @@ _LISTS: Final[tuple[tuple[tuple[type, ...], type], ...]] = (
     ((int, bool), int),
     ((float, int, bool), float),
 )
-"""(what the items are, what they become), the first that fits."""
+"""(types of the items, type that they become); the first match counts."""
 _log = logging.getLogger(__name__)
 
 
 def flatten_attributes(nested: Mapping[str, Any] | Sequence[Any], *, expand_leaf_lists: bool = False) -> dict[str, Any]:
-    """Dotted keys for nested mappings and lists. What is empty disappears; other values stay as they are.
+    """Flatten nested mappings and lists to dotted keys. Empty ones disappear; other values stay unchanged.
 
-    A list of one primitive type is a value, unless `expand_leaf_lists`; any other list becomes indices. Raises ValueError for a key
-    that is no str.
+    A list of one primitive type stays a value, unless `expand_leaf_lists`; items of other lists get their index as key. Raises ValueError
+    for a key that is not a str.
     """
     flat: dict[str, Any] = {}
     _flatten(nested, "", flat, expand_leaf_lists)
@@ -65,9 +65,9 @@ def _kind(value: Any) -> type:
 
 
 def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, AttributeValue]:
-    """Attributes that OpenTelemetry takes: what is neither primitive nor a list of one primitive type becomes JSON.
+    """Convert attributes to what OpenTelemetry takes: a value that is neither primitive nor a list of one primitive type becomes JSON.
 
-    With `force`, what JSON cannot hold becomes its str(). Raises ValueError that names the attribute.
+    With `force`, objects that JSON cannot represent become their str(). Raises ValueError with the attribute's name where JSON fails.
     """
     clean: dict[str, AttributeValue] = {}
     for key, value in attributes.items():
@@ -79,7 +79,7 @@ def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> di
 
 
 def sanitize_attribute_value(value: Any, force: bool = True) -> AttributeValue:
-    """One value of `sanitize_attributes`."""
+    """Convert one value as `sanitize_attributes` does. Raises ValueError."""
     if isinstance(value, PRIMITIVES):
         return value
     if isinstance(value, (list, tuple)) and (items := _uniform(cast("Sequence[Any]", value))) is not None:
@@ -91,7 +91,7 @@ def sanitize_attribute_value(value: Any, force: bool = True) -> AttributeValue:
 
 
 def sanitize_list_attribute_sanity(items: Sequence[Any]) -> AttributeValue:
-    """The list with items of one type: str, else bool, else int, else float. Raises ValueError where they do not fit together."""
+    """Convert the items to one type: str, else bool, else int, else float. Raises ValueError where that is impossible."""
     uniform = _uniform(items)
     if uniform is None:
         kinds = ", ".join(sorted({type(item).__name__ for item in items}))
@@ -105,7 +105,7 @@ def _uniform(items: Sequence[Any]) -> AttributeValue | None:
 
 
 def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
-    """Raise ValueError that names the first attribute which OpenTelemetry would not take as it is."""
+    """Raise ValueError with the name of the first attribute that OpenTelemetry would not take unchanged."""
     for key, value in attributes.items():
         if not isinstance(key, str):
             raise ValueError(f"attribute keys are strings, not {key!r}")
@@ -115,12 +115,12 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
 
 
 def full_qualified_name(kind: type) -> str:
-    """`module.Class`; builtins without their module."""
+    """Return `module.Class`, or `Class` for a builtin."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def format_exception_attributes(exception: BaseException) -> dict[str, AttributeValue]:
-    """An exception as OpenTelemetry's conventions write it."""
+    """Return an exception as attributes of OpenTelemetry's semantic conventions."""
     return {
         exception_attributes.EXCEPTION_TYPE: type(exception).__name__,
         exception_attributes.EXCEPTION_MESSAGE: str(exception),
@@ -130,12 +130,12 @@ def format_exception_attributes(exception: BaseException) -> dict[str, Attribute
 
 
 def make_tag_attributes(tags: Sequence[str]) -> dict[str, Any]:
-    """Attributes that tag a span."""
+    """Return attributes that tag a span."""
     return flatten_attributes({conventions.TAG: list(tags)}, expand_leaf_lists=True)
 
 
 def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
-    """Attributes that link a span to those where every {key: value} holds. Raises ValueError for a value that is no str."""
+    """Return attributes that link a span to the spans that match every {key: value}. Raises ValueError for a value that is not a str."""
     wrong = [key for key, value in links.items() if not isinstance(value, str)]  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
     if wrong:
         raise ValueError(f"the value of link {wrong[0]!r} is a {type(links[wrong[0]]).__name__}: links match strings")

@@ -1,8 +1,8 @@
-"""`opentelemetry-instrument` loads every instrumentation at the start; those of waiting.py wait for their library there, too.
+"""Defer the instrumentations of waiting.py under `opentelemetry-instrument`, which loads every instrumentation at the start.
 
-It checks versions and OTEL_PYTHON_DISABLED_INSTRUMENTATIONS as always, and then asks the distribution to load an instrumentation. That
-request is what waits; a distribution that has a way of its own to load keeps it. What goes wrong later is logged in the words that it would
-have been logged in, and goes no further.
+It checks versions and OTEL_PYTHON_DISABLED_INSTRUMENTATIONS as always and then calls the distribution's `load_instrumentor`. That call is
+deferred, unless the distribution overrides the method. Errors of a deferred call are logged as `opentelemetry-instrument` logs them, and
+not raised.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _load: Final = BaseDistro.load_instrumentor
 
 @never_raises
 def begin() -> None:
-    """From now on instrumentations that can wait do."""
+    """Defer from now on the instrumentations that can wait."""
     BaseDistro.load_instrumentor = _load_or_wait
 
 
 @never_raises
 def end() -> None:
-    """From now on all are loaded when that is asked for."""
+    """Load all instrumentations immediately from now on."""
     BaseDistro.load_instrumentor = _load
 
 
@@ -51,5 +51,5 @@ def _load_late(name: str, load: Callable[[], None]) -> None:
         _log.debug("Skipping instrumentation %s: %s", name, error.msg)
     except ImportError:
         _log.exception("Importing of %s failed, skipping it", name)
-    except Exception:  # noqa: BLE001 - the boundary: what fails here would fail the agent's import
+    except Exception:  # noqa: BLE001 - the boundary: an error here would fail the agent's import
         _log.exception("Instrumenting of %s failed", name)

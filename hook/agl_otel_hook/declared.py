@@ -1,9 +1,9 @@
-"""What OTEL_CONFIG_FILE sets up (OpenTelemetry's declarative configuration), with our exporters beside the file's own.
+"""Apply OTEL_CONFIG_FILE (OpenTelemetry's declarative configuration) and add our exporters to those of the file.
 
-The SDK then looks at no other OTEL_* variable: it sets up what the file says, which is no exporter to the stack, or nothing at all where
-the package opentelemetry-configuration is not installed. So the file is set up here, every span sampled and whole, and what is of no use
-(no package, a broken file, one that sets up no tracing) is left out with a message, as if the variable were not set. A provider that others
-set up by the file gets the exporters and the sampler; its limits of attributes stay, which nobody may change from outside.
+With this variable the SDK ignores all other OTEL_* variables and sets up what the file describes, which has no exporter to the stack, or
+nothing if the package opentelemetry-configuration is not installed. So the hook applies the file, with every span sampled and no value
+truncated. If that is impossible (no package, a broken file, one without tracing), it logs that and goes on as if the variable were not set.
+A provider that others have set up from the file gets our exporters and sampler; its attribute limits stay, as they cannot be changed later.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from agl_otel_hook.guard import note_failure
 
 VARIABLE: Final = "OTEL_CONFIG_FILE"
 CONFIGURATOR: Final = "OTEL_PYTHON_CONFIGURATOR"
-"""Names the configurator that a process runs. One that nobody has leaves the set-up to the hook: with a distribution installed and the
-package missing, the distribution's would fail, and with it all of `opentelemetry-instrument`, the hook included."""
+"""Names the configurator that a process runs. A name that does not exist leaves the set-up to the hook: without the package, the
+configurator of an installed distribution would fail, and with it all of `opentelemetry-instrument`, the hook included."""
 _PROTOCOLS: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 def named() -> bool:
-    """Whether the environment names a file."""
+    """Return whether OTEL_CONFIG_FILE is set."""
     return bool(os.environ.get(VARIABLE))
 
 
 def set_up(attributes: int) -> bool:
-    """Set up the SDK as the file says, with room for so many attributes; False where that sets up no tracing. Never raises."""
+    """Set up the SDK from the file, with a limit of `attributes` on each span. Return whether it sets up tracing. Never raises."""
     path = os.environ[VARIABLE]
     try:
         from opentelemetry.configuration import configure_sdk, load_config_file
@@ -60,7 +60,7 @@ def set_up(attributes: int) -> bool:
 
 @contextmanager
 def left_out() -> Generator[None]:
-    """Without the variable for the block."""
+    """Remove OTEL_CONFIG_FILE from the environment for the block."""
     path = os.environ.pop(VARIABLE, None)
     try:
         yield
@@ -70,7 +70,7 @@ def left_out() -> Generator[None]:
 
 
 def otlp_exporters(signal: Literal["traces", "logs"]) -> list[Any]:
-    """A new exporter for each `otlp…` of OTEL_TRACES_EXPORTER or OTEL_LOGS_EXPORTER, to where OTEL_EXPORTER_OTLP_ENDPOINT says."""
+    """Create an exporter for each `otlp…` in OTEL_TRACES_EXPORTER or OTEL_LOGS_EXPORTER, with the OTEL_EXPORTER_OTLP_* settings."""
     names = [name.strip() for name in os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").split(",")]
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
     wanted = [_PROTOCOLS.get(protocol, "otlp_proto_http") if name == "otlp" else name for name in names if name.startswith("otlp")]
@@ -78,8 +78,8 @@ def otlp_exporters(signal: Literal["traces", "logs"]) -> list[Any]:
 
 
 def add_log_exporters(processor: Callable[[Any], Any]) -> None:
-    """Have the logs of the file's provider, where it sets one up, come to the stack, too."""
-    from opentelemetry._logs import get_logger_provider  # costs an agent without such a file a tenth of a second
+    """Add exporters to the stack to the logger provider, if the file has set one up."""
+    from opentelemetry._logs import get_logger_provider  # a tenth of a second, wasted without such a file
     from opentelemetry.sdk._logs import LoggerProvider
 
     provider = get_logger_provider()

@@ -1,13 +1,13 @@
-"""From ended spans to the exporter, in order and without loss: the place of the SDK's BatchSpanProcessor, which drops in bursts.
+"""Export ended spans in order and without loss, instead of the SDK's BatchSpanProcessor, which drops spans in bursts.
 
-Memory is bounded by count and by bytes. When full, the thread that ends a span waits while exports succeed (back-pressure), and
-what must be given up is handed to `on_dropped` so that the seal says so. One worker thread exports whatever is waiting as one
-batch; `force_flush` waits for it, so concurrent flushes share exports. After a fork the child starts empty with a new exporter.
+The queue is limited by count and by bytes. When it is full, a thread that ends a span blocks while exports succeed (back-pressure);
+dropped spans are passed to `on_dropped`, so that seals count them. One worker thread exports the queue in batches; `force_flush` waits
+for it, so concurrent flushes share exports. After a fork the child starts with an empty queue and a new exporter.
 """
 
 from __future__ import annotations
 
-# Imported by the first look-up of an address: a fork during that import would wait for its lock for ever.
+# The first address look-up would import it; a fork during that import would wait for the import lock for ever.
 import encodings.idna  # noqa: F401  # pyright: ignore[reportUnusedImport]  # imported for its effect
 import threading
 import time
@@ -27,14 +27,14 @@ MAX_QUEUE_SPANS: Final = 20_000
 MAX_QUEUE_BYTES: Final = 256 << 20
 MAX_BATCH_SPANS: Final = 512
 MAX_BATCH_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
-DELAY_SECONDS: Final = 0.2  # how long a first span waits for company
-BACK_PRESSURE_SECONDS: Final = 5.0  # the longest that ending one span may take while exports succeed
+DELAY_SECONDS: Final = 0.2  # batching delay: how long a first span waits for others
+BACK_PRESSURE_SECONDS: Final = 5.0  # limit on how long ending a span may block while exports succeed
 
 
 class ExportProcessor(SpanProcessor):
-    """Queues sampled spans that `takes` accepts and exports them with `exporter`; `rebuild` makes a new exporter after a fork.
+    """Queue of the sampled spans that `takes` accepts, exported with `exporter`; `rebuild` makes a new exporter after a fork.
 
-    Spans that `apart` gives different texts for are never exported as one batch (None: all may be).
+    Spans for which `apart` returns different texts are never exported in one batch (None: any may be).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ExportProcessor(SpanProcessor):
         self._rebuild = rebuild
         self._on_dropped = on_dropped
         self.on_settled: Callable[[Sequence[ReadableSpan]], None] | None = None
-        """Called with spans that were exported, or given up."""
+        """Called with spans that were exported or dropped."""
         self._abandoned: list[SpanExporter] = []
         self._reset(exporter)
         forks.register(self._after_fork)
@@ -68,11 +68,11 @@ class ExportProcessor(SpanProcessor):
         self._stopping = False
         self._worker: threading.Thread | None = None
         self.dropped = 0
-        """Spans given up so far."""
+        """Number of spans dropped so far."""
 
     def _after_fork(self) -> None:
         if self._exporter is not None:
-            self._abandoned.append(self._exporter)  # closing it would speak on the parent's connection
+            self._abandoned.append(self._exporter)  # never closed: that would write to the parent's connection
         self._reset(None)
 
     @while_running
@@ -99,7 +99,7 @@ class ExportProcessor(SpanProcessor):
             self._drop([span])
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Wait until all spans that ended before this call are exported. False where the time ran out or spans were given up."""
+        """Wait until all spans queued before this call are exported. Return False on timeout, or if spans were dropped meanwhile."""
         deadline = time.monotonic() + timeout_millis / 1000
         with self._changed:
             target, dropped = self._accepted, self.dropped
@@ -108,12 +108,12 @@ class ExportProcessor(SpanProcessor):
             self._changed.notify_all()
             if working:
                 self._changed.wait_for(lambda: self._settled >= target, deadline - time.monotonic())
-        while not working and self._settled < target and time.monotonic() < deadline:  # the interpreter ends: no new threads
+        while not working and self._settled < target and time.monotonic() < deadline:  # interpreter shutdown: no new threads
             self._export_batch()
         return self._settled >= target and self.dropped == dropped
 
     def shutdown(self, timeout_seconds: float = 10.0) -> None:
-        """Export what is waiting, give up what cannot be exported in time, close the exporter."""
+        """Export the queue, drop what is left at the timeout, and close the exporter."""
         with self._changed:
             if self._stopping:
                 return
@@ -209,7 +209,7 @@ class ExportProcessor(SpanProcessor):
 
 
 def _cut(queue: deque[tuple[ReadableSpan, int]]) -> tuple[list[ReadableSpan], int]:
-    """Take one batch, and its bytes, from the beginning of a queue that is not empty."""
+    """Remove one batch from the front of a queue that is not empty. Return it and its size in bytes."""
     batch: list[ReadableSpan] = []
     size = 0
     while queue and len(batch) < MAX_BATCH_SPANS and (not batch or size + queue[0][1] <= MAX_BATCH_BYTES):
@@ -220,7 +220,7 @@ def _cut(queue: deque[tuple[ReadableSpan, int]]) -> tuple[list[ReadableSpan], in
 
 
 def approximate_bytes(span: ReadableSpan) -> int:
-    """About how large a span is on the wire: exact for what can be large (strings, bytes, arrays of numbers)."""
+    """Estimate the size of a span on the wire in bytes; accurate for large values (strings, bytes, arrays of numbers)."""
     size = 200
     for value in (span.attributes or {}).values():
         size += 40

@@ -1,4 +1,4 @@
-"""The last primary reward of each attempt, as this process emits it: what a runner tells who watches it."""
+"""The last primary reward of each attempt that this process has emitted, for a runner to display."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from agl_otel_hook.context import Key
 from agl_otel_hook.guard import never_raises
 from agl_otel_hook.processor import key_of_attributes
 
-MAX_ATTEMPTS: Final = 10_000  # of which nobody has asked yet
+MAX_ATTEMPTS: Final = 10_000  # attempts that are not forgotten yet
 _PRIMARY: Final = conventions.reward_value_key(0)
 
 
 class LastRewards(SpanProcessor):
-    """Keeps one number for each attempt until it is forgotten."""
+    """Store of the last primary reward of each attempt, kept until `forget`; beyond MAX_ATTEMPTS the oldest is dropped."""
 
     def __init__(self) -> None:
         self._rewards: dict[Key, float] = {}
 
     @never_raises
     def on_end(self, span: ReadableSpan) -> None:
-        """Look at an annotation (OpenTelemetry calls this)."""
+        """Store the primary reward of an annotation (OpenTelemetry calls this)."""
         if span.name != conventions.SPAN_ANNOTATION:
             return
         value, key = (span.attributes or {}).get(_PRIMARY), key_of_attributes(span)
@@ -34,9 +34,9 @@ class LastRewards(SpanProcessor):
         self._rewards[key] = float(value)
 
     def get(self, key: Key) -> float | None:
-        """The last reward; None where there was none."""
+        """Return the last reward of an attempt, or None."""
         return self._rewards.get(key)
 
     def forget(self, key: Key) -> None:
-        """Drop it."""
+        """Drop the reward of an attempt."""
         self._rewards.pop(key, None)

@@ -1,8 +1,8 @@
-"""Take off what an instrumentation's `uninstrument()` leaves on.
+"""Remove the wrappers that an instrumentation's `uninstrument()` leaves.
 
-OpenLLMetry's for the OpenAI SDK asks `unwrap("openai.resources.chat.completions", "Completions.create")`, which OpenTelemetry's `unwrap`
-looks up as one attribute of that name and passes over: the calls go on making spans, and the next `instrument()` puts a second wrapper
-around the first, so that each call makes two.
+OpenLLMetry's instrumentation of the OpenAI SDK calls `unwrap("openai.resources.chat.completions", "Completions.create")`; OpenTelemetry's
+`unwrap` looks for one attribute of that name, finds none and does nothing. Calls would go on making spans, and the next `instrument()`
+would add a second wrapper, so that each call makes two.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from wrapt import FunctionWrapper
 
 
 def unwrap_leftovers(instrumentor: Any) -> None:
-    """Put back every function and method that a wrapper of this instrumentor's package is still around."""
+    """Restore every function and method that a wrapper of this instrumentor's package still wraps."""
     package = type(instrumentor).__module__
     for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType):  # pyright: ignore[reportUnnecessaryIsInstance] - None and other objects stand there, too
+        if not isinstance(module, ModuleType):  # pyright: ignore[reportUnnecessaryIsInstance] - it may hold None and other objects
             continue
-        # type(): asking a lazy module-level object for its class would make it
+        # type(): `__class__` of a lazy module-level object would create the object
         classes = [held for held in list(vars(module).values()) if issubclass(type(held), type) and held.__module__ == module.__name__]
         for owner in (module, *classes):
             for name, held in list(vars(owner).items()):

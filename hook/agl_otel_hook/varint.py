@@ -1,4 +1,4 @@
-"""Numbers as protobuf writes them, for what reads and writes messages without the library's objects."""
+"""Varints of protobuf, for code that reads and writes messages without the library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SMALL: Final = [bytes([number]) for number in range(0x80)]
 
 
 def varint(number: int) -> bytes:
-    """A number of at least 0: seven bits a byte, the lowest first."""
+    """Encode a number ≥ 0: seven bits per byte, lowest first."""
     if number < 0x80:
         return _SMALL[number]
     out = bytearray()
@@ -20,7 +20,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """(number, where it ends); it ends behind the data where it is cut off or too long."""
+    """Return (number, end offset); the offset is beyond the data if the varint is truncated or too long."""
     number = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]

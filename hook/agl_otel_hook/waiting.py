@@ -1,9 +1,9 @@
-"""Instrumentations that wait for their library: what an agent never imports costs it nothing.
+"""Defer instrumentations until their library is imported: a library that an agent never imports costs it nothing.
 
-Switching on imports the instrumentation and with it parts of the library, so it happens when the process has imported the library
-(wrapt.register_post_import_hook). An instrumentation also patches modules that this process has not imported yet, or is just importing, in
-this thread or another: `import langgraph.graph` imports langchain_core, whose instrumentation patches langgraph. Importing them there would
-find them half imported or wait for a thread that waits for this one, so each is patched when its own import has ended.
+Enabling an instrumentation imports it and parts of its library, so it is done when the process has imported the library
+(wrapt.register_post_import_hook). An instrumentation also patches modules that this process has not imported yet, or is importing, in this
+thread or another: `import langgraph.graph` imports langchain_core, whose instrumentation patches langgraph. Importing such a module at that
+point would find it half imported, or deadlock with another thread; so each module is patched at the end of its own import.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from agl_otel_hook.guard import note_failure
 
 @dataclass(frozen=True)
 class Library:
-    """What an instrumentation waits for."""
+    """The library that an instrumentation waits for."""
 
     name: str
-    """The module after whose import the instrumentation is switched on. Not a package whose submodules only the instrumentation imports:
-    another thread may hold the lock of a submodule and wait for that of the package."""
+    """The module after whose import the instrumentation is enabled. Not a package whose submodules only the instrumentation imports:
+    another thread may hold a submodule's import lock while it waits for the package's."""
     wraps_in: str = ""
-    """The module of the instrumentation that names `wrapt.wrap_function_wrapper`; empty where it patches no functions."""
+    """The instrumentation's module that has imported `wrapt.wrap_function_wrapper`; empty if it patches no functions."""
     patched: tuple[str, ...] = ()
-    """Modules that the instrumentation patches and that may be half imported when it is switched on."""
+    """Modules that the instrumentation patches and that may be half imported when it is enabled."""
 
 
 LIBRARIES: Final = {
@@ -59,11 +59,11 @@ LIBRARIES: Final = {
     ),
     "opentelemetry.instrumentation.openai_agents": Library("agents"),
 }
-"""{the module of an instrumentation: what it waits for}. Each costs an agent's start seconds of CPU (CHANGELOG.md); others do not wait."""
+"""{module of an instrumentation: its library}. Each takes seconds of CPU at an agent's start (CHANGELOG.md); others are not deferred."""
 
 
 class _Patch(NamedTuple):
-    """A call of `wrap_function_wrapper` that is to follow."""
+    """A deferred call of `wrap_function_wrapper`."""
 
     instrumentation: str
     name: str
@@ -72,24 +72,24 @@ class _Patch(NamedTuple):
 
 _waiting: Final[dict[str, list[Callable[[], None]]]] = {}
 _unfinished: Final[set[str]] = set()
-"""Modules whose import wrapt reports when it has ended."""
+"""Modules that are not fully imported and whose import hook is registered."""
 _patches: Final[defaultdict[str, deque[_Patch]]] = defaultdict(deque)
-"""{a module of these: what patches it then}. A queue, so that of two threads each patch is made by one."""
+"""{such a module: its deferred patches}. A queue: when two threads patch a module, each patch is applied once."""
 
 
 def _renew_lock() -> None:
-    """In a fork: another thread may have held wrapt's lock, and would never let it go here."""
+    """Replace wrapt's lock in a fork: a thread of the parent may have held it, and would never release it here."""
     importer: Any = import_module("wrapt.importer")
-    importer._post_import_hooks_lock = threading.RLock()  # nothing public renews it
+    importer._post_import_hooks_lock = threading.RLock()  # there is no public way
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
 def wait(instrumentation: str, switch_on: Callable[[], None]) -> bool:
-    """Have `switch_on` called, once, when the library of `instrumentation` (a module's name) has been imported.
+    """Call `switch_on` once when the library of `instrumentation` (a module's name) has been imported.
 
-    False where it is to be called now: the instrumentation is not one that waits, or it or its library is imported already.
+    Return False where the caller must call it now: the instrumentation is not deferred, or it or its library is imported already.
     """
     library = LIBRARIES.get(instrumentation)
     if library is None or instrumentation in sys.modules or library.name in sys.modules:
@@ -101,7 +101,7 @@ def wait(instrumentation: str, switch_on: Callable[[], None]) -> bool:
 
 
 def forget(instrumentation: str) -> None:
-    """Cancel what waits with this instrumentation, and what it has not patched yet."""
+    """Cancel what is deferred of this instrumentation: enabling it, and its patches."""
     _waiting.pop(instrumentation, None)
     for patches in list(_patches.values()):
         for patch in [patch for patch in patches if patch.instrumentation == instrumentation]:
@@ -109,7 +109,7 @@ def forget(instrumentation: str) -> None:
 
 
 def forget_all() -> None:
-    """Cancel everything that waits."""
+    """Cancel everything that is deferred."""
     for instrumentation in LIBRARIES:
         forget(instrumentation)
 
@@ -121,7 +121,7 @@ def _watch(module: str) -> None:
 
 
 def _on_imported(module: Any) -> None:
-    """wrapt calls this in the thread that imports the module, which others that import it wait for."""
+    """Enable and patch (wrapt calls this in the importing thread, for which other importers of the module wait)."""
     name = module.__name__
     _unfinished.discard(name)
     for instrumentation, library in LIBRARIES.items():
@@ -143,7 +143,7 @@ def _switch_on(instrumentation: str, library: Library) -> None:
 
 
 def _wrap_when_imported(instrumentation: str, *called: Any, **named: Any) -> None:
-    """Stands in for `wrap_function_wrapper` in an instrumentation."""
+    """Patch now or after the target's import; replaces `wrap_function_wrapper` in an instrumentation."""
     target = called[0] if called and not named else None
     if isinstance(target, str):
         _watch(target)
@@ -151,7 +151,7 @@ def _wrap_when_imported(instrumentation: str, *called: Any, **named: Any) -> Non
         wrap_function_wrapper(*called, **named)
         return
     _patches[target].append(_Patch(instrumentation, *called[1:]))
-    if target not in _unfinished:  # another thread's import of it has just ended
+    if target not in _unfinished:  # meanwhile its import ended in another thread
         _patch(target)
 
 
@@ -163,13 +163,13 @@ def _patch(module: str) -> None:
             if not _is_wrapped(module, name, wrapper):
                 wrap_function_wrapper(module, name, wrapper)
         except (AttributeError, IndexError):
-            pass  # this version of the library has no such function, which instrumentations pass over; or another thread was faster
+            pass  # this version of the library lacks the function, which instrumentations ignore; or another thread was faster
         except Exception as error:  # noqa: BLE001 - the boundary: somebody else's wrapper, in the agent's import
             note_failure(f"patching {module}", error)
 
 
 def _is_wrapped(module: str, name: str, wrapper: Any) -> bool:
-    """Whether `wrapper` is around the function already: a package re-exports what was patched in its submodule."""
+    """Return whether `wrapper` wraps the function already: a package may re-export what was patched in its submodule."""
     held: Any = resolve_path(module, name)[2]
     while type(held) is FunctionWrapper:
         if held._self_wrapper is wrapper:

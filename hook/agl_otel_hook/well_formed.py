@@ -1,11 +1,11 @@
-"""Text that UTF-8 can write: without halves of characters, which Python makes of a cut emoji and of bytes in a header that are no UTF-8."""
+"""Text that UTF-8 can encode: without lone surrogates, e.g. of a cut emoji or of header bytes that are not UTF-8."""
 
 from __future__ import annotations
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether UTF-8 can write it."""
-    if not text.isascii():  # known without a look at it
+    """Return whether UTF-8 can encode the text."""
+    if not text.isascii():  # O(1): str keeps a flag for it
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -14,5 +14,5 @@ def is_well_formed(text: str) -> bool:
 
 
 def mended(text: str) -> str:
-    """The text with U+FFFD for each half of a character; two halves that belong together are one."""
+    """Replace each lone surrogate by U+FFFD; a surrogate pair becomes its character."""
     return text if is_well_formed(text) else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,7 +1,7 @@
-"""Spans that are made whole, at their end: for a process of ours that makes very many of them (the proxy).
+"""Spans that are constructed in one step when they end, for a process of ours that makes very many of them (the proxy).
 
-OpenTelemetry's span takes its attributes one by one, checks and locks for each, and tells every processor; that costs more than the call
-that it records. Here a span begins as ids and a marker, counted in the ledger like any other, and everything else is known at its end.
+OpenTelemetry's span sets attributes one by one, each with a check and a lock, and calls every processor; that costs more than the recorded
+call. Here a span begins as ids and a marker, counted in the ledger like any other, and gets everything else at its end.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _UNSET: Final = Status(StatusCode.UNSET)
 
 
 class Begun(NamedTuple):
-    """A span that is under way."""
+    """A span that has begun and not ended."""
 
     context: SpanContext
     parent: SpanContext | None
     key: Key | None
     marker: str
-    """Empty for a span of no attempt."""
+    """Empty for a span without an attempt."""
 
 
 class WholeSpan(BareSpan):
-    """An ended span of one of `WholeSpans`."""
+    """An ended span, made by `WholeSpans`."""
 
     place: Any = None
-    """Where its maker has written it down."""
+    """For its maker's use: the proxy's journal keeps its entry of the call here."""
 
 
 class WholeSpans:
-    """Begins and ends spans; may be called from any thread. `export` takes each; `on_idle` an attempt whose last open span has ended."""
+    """Begin and end spans; thread-safe. `export` is called with each ended span, `on_idle` when an attempt's last open span ended."""
 
     def __init__(
         self, scope: str, resource: Resource, ledger: Ledger, *, export: Callable[[ReadableSpan], None], on_idle: Callable[[Key], None]
@@ -54,7 +54,7 @@ class WholeSpans:
         self._on_idle = on_idle
 
     def begin(self, key: Key | None, parent: SpanContext | None) -> Begun:
-        """A span under `parent` (None: the first of a new trace), of an attempt where there is a key."""
+        """Begin a span under `parent` (None: the root of a new trace) for the attempt `key` (None: no attempt)."""
         trace_id = parent.trace_id if parent is not None else ids.trace_id()
         context = SpanContext(trace_id, ids.span_id(), is_remote=False, trace_flags=_SAMPLED)
         place = (trace_id, (parent or context).span_id)
@@ -62,14 +62,14 @@ class WholeSpans:
         return Begun(context, parent, key, marker)
 
     def head(self) -> tuple[bytes, bytes]:
-        """What all of them have in common, as `wire.head_of` has it."""
+        """Return what all of its spans have in common: resource and scope, as from `wire.head_of`."""
         context = SpanContext(1, 1, is_remote=False)
         return head_of(WholeSpan("", context, None, self._resource, {}, instrumentation_scope=self._scope))
 
     def made(
         self, span: Begun, name: str, kind: SpanKind, attributes: dict[str, Any], start_time: int, end_time: int, error: str | None = None
     ) -> WholeSpan:
-        """The ended span, for `end`. Times are Unix nanoseconds; attributes are taken as they are: no None, sequences of one type."""
+        """Construct the ended span, for `end`. Times are Unix nanoseconds. Attributes are not checked: no None, sequences of one type."""
         if span.key is not None:
             attributes[conventions.ROLLOUT_ID] = span.key[0]
             if span.key[1]:
@@ -90,7 +90,7 @@ class WholeSpans:
 
     @never_raises
     def end(self, span: Begun, ended: WholeSpan) -> None:
-        """Count and export it."""
+        """Count and export the ended span."""
         idle = span.key is not None and self._ledger.ended(span.key, span.context.span_id, marker=span.marker)
         self._export(ended)
         if idle and span.key is not None:

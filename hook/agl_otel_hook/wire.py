@@ -1,8 +1,8 @@
-"""Spans as OTLP's bytes, written directly: the one encoder of spans of ours. Pure.
+"""Encode spans directly as OTLP bytes; the only encoder of our own spans. Pure.
 
-The SDK makes a protobuf object of every value and serialises the tree of them; for spans of ours that is most of what exporting costs. The
-bytes mean what the SDK's exporter writes, which a test compares; unlike it, this encoder writes texts with half a character as U+FFFD and
-whole numbers of more than 64 bits as text. For a span of the SDK: `encode` or `span_bytes`; for any other kind of span: `message`.
+The SDK makes a protobuf object of every value and serialises their tree, which is most of the cost of exporting our spans. The bytes decode
+to the same messages as those of the SDK's exporter (a test compares them), except that lone surrogates are written as U+FFFD and integers
+of more than 64 bits as text. For a span of the SDK use `encode` or `span_bytes`, for any other kind of span `message`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from agl_otel_hook.varint import varint
 from agl_otel_hook.well_formed import mended
 
 _FIRST: Final = b"\x0a"
-"""The tag of field 1: of the entries of requests, resources and mappings."""
+"""Tag of field 1: the entries of requests, resources and mappings."""
 _OF_SPAN, _OF_SCOPE, _OF_EVENT, _OF_LINK = b"\x4a", b"\x1a", b"\x1a", b"\x22"
-"""The tags of attributes."""
+"""Tags of attributes."""
 _IS_REMOTE_KNOWN: Final = 0x100
 _IS_REMOTE: Final = 0x200
 _NO_STATUS: Final = b"\x7a\x00"
@@ -34,22 +34,22 @@ _NO_STATUS: Final = b"\x7a\x00"
 
 
 class BareSpan(ReadableSpan):
-    """An ended span without events, links and trace state, which is encoded once."""
+    """An ended span without events, links and trace state; its encoding is cached."""
 
     _wire: bytes | None = None
 
     def wire_bytes(self) -> bytes:
-        """As `of_parts` takes it."""
+        """Return the span as `of_parts` takes it."""
         if self._wire is None:
             self._wire = field_of(span_bytes(self, bare=True))
         return self._wire
 
 
 def encode(spans: Iterable[ReadableSpan]) -> bytes:
-    """An ExportTraceServiceRequest, by resource and scope."""
+    """Return an ExportTraceServiceRequest of the spans, grouped by resource and scope."""
     groups: dict[int, tuple[Resource, dict[InstrumentationScope | None, list[bytes]]]] = {}
     for span in spans:
-        _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))  # by its id: its hash is that of its JSON
+        _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))  # by id(): the hash of a resource is that of its JSON
         scopes.setdefault(span.instrumentation_scope, []).append(
             span.wire_bytes() if isinstance(span, BareSpan) else field_of(span_bytes(span))
         )
@@ -62,28 +62,28 @@ def _resource_spans(resource: Resource, scopes: Mapping[InstrumentationScope | N
 
 
 def of_parts(resource: bytes, scope: bytes, spans: bytes) -> bytes:
-    """An ExportTraceServiceRequest, or TracesData, of one resource and scope; several one after the other are their union.
+    """Return an ExportTraceServiceRequest (or TracesData) of one resource and scope; a concatenation of several is their union.
 
     Args:
-        resource: as `resource_head` writes it.
-        scope: as `scope_head` writes it.
-        spans: one after the other, as `field_of` writes them.
+        resource: as from `resource_head`.
+        scope: as from `scope_head`.
+        spans: concatenated, each as from `field_of`.
     """
     return _field(_FIRST, resource + _field(b"\x12", scope + spans))
 
 
 def head_of(span: ReadableSpan) -> tuple[bytes, bytes]:
-    """The first two parts of `of_parts` for a span of the SDK."""
+    """Return the resource and scope of an SDK span, for `of_parts`."""
     return resource_head(span.resource.attributes, span.resource.schema_url), _scope_head_of(span.instrumentation_scope)
 
 
 def resource_head(attributes: Mapping[str, Any], schema_url: str = "") -> bytes:
-    """A ResourceSpans message without the spans in it."""
+    """Return a ResourceSpans message without its spans."""
     return _field(_FIRST, b"".join(_attributes(_FIRST, attributes))) + _optional(b"\x1a", schema_url)
 
 
 def scope_head(name: str, version: str = "", attributes: Mapping[str, Any] | None = None, schema_url: str = "") -> bytes:
-    """A ScopeSpans message without the spans in it."""
+    """Return a ScopeSpans message without its spans."""
     scope = [_optional(b"\x0a", name), _optional(b"\x12", version), *_attributes(_OF_SCOPE, attributes or {})]
     return _field(b"\x0a", b"".join(scope)) + _optional(b"\x1a", schema_url)
 
@@ -95,7 +95,7 @@ def _scope_head_of(scope: InstrumentationScope | None) -> bytes:
 
 
 def field_of(span: bytes) -> bytes:
-    """A Span message as a field of the ScopeSpans around it."""
+    """Return a Span message as a field of its ScopeSpans."""
     return b"\x12" + _sized(span)
 
 
@@ -103,9 +103,9 @@ def field_of(span: bytes) -> bytes:
 
 
 def span_bytes(span: ReadableSpan, *, bare: bool = False) -> bytes:
-    """A Span message; the packed arrays (arrays.py) of a model call become the arrays that they stand for.
+    """Return a Span message; packed arrays (arrays.py) of a model call become OTLP arrays.
 
-    `bare` leaves out events, links, trace state and counts of what was dropped, which spans of the proxy have not; it saves time.
+    `bare` skips events, links, trace state and the counts of dropped items, to save time: spans of the proxy have none.
     """
     context, parent, status = span.get_span_context(), span.parent, span.status
     assert context is not None, "a span has ids"
@@ -139,15 +139,15 @@ def message(
     trace_state: str = "",
     flags: int = 0,
 ) -> bytes:
-    """A Span message.
+    """Return a Span message.
 
     Args:
         parent_id: empty for a root span.
-        kind: OTLP's number; 0 is unspecified.
-        start_time: like `end_time` in Unix nanoseconds.
-        attributes: texts, numbers, booleans, bytes, None, lists and mappings of them; others are left out.
-        rest: events and links, as `event_field` and `link_field` write them.
-        status: OTLP's number and a description.
+        kind: OTLP's SpanKind; 0 is unspecified.
+        start_time: in Unix nanoseconds, like `end_time`.
+        attributes: str, int, float, bool, bytes, None, and sequences and mappings of these; other values are left out.
+        rest: events and links, as from `event_field` and `link_field`.
+        status: OTLP's status code and a description.
     """
     parts = [b"\x0a\x10", trace_id, b"\x12\x08", span_id]
     if trace_state:
@@ -165,7 +165,7 @@ def message(
 
 
 def event_field(name: str, time: int, attributes: Mapping[str, Any] | None, dropped: int = 0) -> bytes:
-    """An event of a span; `time` in Unix nanoseconds."""
+    """Return an event as a field of its span; `time` in Unix nanoseconds."""
     parts = [struct.pack("<BQ", 0x09, time), _optional(b"\x12", name), *_attributes(_OF_EVENT, attributes or {}), _count(b"\x20", dropped)]
     return _field(b"\x5a", b"".join(parts))
 
@@ -173,14 +173,14 @@ def event_field(name: str, time: int, attributes: Mapping[str, Any] | None, drop
 def link_field(
     trace_id: bytes, span_id: bytes, attributes: Mapping[str, Any] | None, *, trace_state: str = "", dropped: int = 0, flags: int = 0
 ) -> bytes:
-    """A link of a span."""
+    """Return a link as a field of its span."""
     parts = [b"\x0a\x10", trace_id, b"\x12\x08", span_id, _optional(b"\x1a", trace_state), *_attributes(_OF_LINK, attributes or {})]
     parts += (_count(b"\x28", dropped), struct.pack("<BI", 0x35, flags) if flags else b"")
     return _field(b"\x6a", b"".join(parts))
 
 
 def state_text(state: Mapping[str, str]) -> str:
-    """A trace state as OTLP has it."""
+    """Return a trace state in the W3C form, as OTLP has it."""
     return ",".join(f"{key}={value}" for key, value in state.items())
 
 
@@ -216,7 +216,7 @@ def _name(key: str) -> bytes:
 
 
 def _value(value: Any) -> bytes | None:
-    """An AnyValue; None where OTLP has none for it."""
+    """Return an AnyValue; None where OTLP has no type for `value`."""
     encode = _VALUES.get(type(value))
     return encode(value) if encode is not None else _of_subclass(value)
 
@@ -232,7 +232,7 @@ def _of_subclass(value: Any) -> bytes | None:
 
 def _list(values: Sequence[Any]) -> bytes:
     if set(map(type, values)) == {int} and (min(values) < -(1 << 63) or max(values) >= 1 << 63):
-        values = [*map(str, values)]  # of one type, as before
+        values = [*map(str, values)]  # stays a list of one type
     encoded = [_value(value) for value in values]
     return b"\x2a" + _sized(b"".join([b"\x0a" + _sized(value) for value in encoded if value is not None]))
 

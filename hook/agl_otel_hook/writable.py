@@ -1,6 +1,6 @@
-"""Values that OTLP cannot write, as text: the SDK leaves such an attribute out, and gives a whole batch up for such a name.
+"""Replace values that OTLP cannot encode: texts with lone surrogates (e.g. a cut emoji) and integers of more than 64 bits.
 
-These are texts with half a character, which Python makes of a cut emoji, and numbers of more than 64 bits.
+The SDK's exporter drops an attribute with such a value, and a whole batch for a span with such a name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MOST: Final = (1 << 63) - 1
 
 
 def writable(span: ReadableSpan) -> ReadableSpan:
-    """The span itself where OTLP can write it, else a copy that it can write. Logged once."""
-    if type(span) is not ReadableSpan or _is_writable(span):  # what our own processes make whole is written by wire.py
+    """Return the span if OTLP can encode it, else an encodable copy. Logged once."""
+    if type(span) is not ReadableSpan or _is_writable(span):  # BareSpan: encoded by wire.py
         return span
     failures["encoding"] += 1
     if failures["encoding"] == 1:
@@ -66,7 +66,7 @@ def _fits(value: Any) -> bool:
 
 
 def _all_fit(values: Sequence[Any]) -> bool:
-    kinds = set(map(type, values))  # ids of tokens and log-probs are many
+    kinds = set(map(type, values))  # fast path: token ids and log-probs are long
     return kinds == {float} or (min(values) >= _LEAST and max(values) <= _MOST if kinds == {int} else all(map(_fits, values)))
 
 

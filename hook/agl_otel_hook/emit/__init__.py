@@ -1,7 +1,7 @@
-"""Rewards and other things an agent or grader wants to say, as spans: names and attributes of Agent Lightning 0.3.
+"""Emit rewards and other data of an agent or grader as spans, with names and attributes of Agent Lightning 0.3.
 
-On the OpenTelemetry API alone: a span made here goes where every other span of the process goes, and belongs to the attempt in
-whose context it is made. With `propagate=False` no span is made and only what it would hold is returned.
+Uses the OpenTelemetry API alone: the spans are exported like all others of the process and belong to the attempt of the current context.
+With `propagate=False` no span is made; its would-be fields are returned.
 """
 
 from __future__ import annotations

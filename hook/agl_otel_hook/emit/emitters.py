@@ -1,4 +1,4 @@
-"""Rewards and other things an agent or grader wants to say, as spans."""
+"""Emitters: rewards, annotations, messages, objects and exceptions as spans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agl_otel_hook.attributes import (
 from agl_otel_hook.emit.fields import SpanCoreFields, TraceStatus
 
 PRIMARY: Final = "primary"
-"""The name of a reward that is a bare number."""
+"""Name of a reward that is a bare number."""
 TRACER: Final = "agl_otel.emit"
 _log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> SpanCoreFields:
-    """Emit a reward: a number, or {name: number} with the `primary_key` that counts.
+    """Emit a reward: a number, or {name: number} with `primary_key` as the name of the primary one.
 
-    Raises TypeError for what is no number, ValueError for dimensions that are none or a primary key that is missing.
+    Raises TypeError for a reward that is neither, ValueError for a dimension that is not a number or a missing primary key.
     """
     held: dict[str, Any] = {}
     for index, (name, value) in enumerate(_dimensions(reward, primary_key)):
@@ -48,26 +48,26 @@ def emit_reward(
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> SpanCoreFields:
-    """Emit any attributes; nested mappings and lists become dotted keys. Raises ValueError for values that are no attributes."""
+    """Emit any attributes; nested mappings and lists get dotted keys. Raises ValueError for a value of an unsupported type."""
     held = flatten_attributes(annotation)
     check_attributes_sanity(held)
     return _emit(conventions.SPAN_ANNOTATION, held, propagate, ok=True)
 
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> SpanCoreFields:
-    """Emit a line of text. Raises TypeError for anything else."""
+    """Emit a text. Raises TypeError for anything else."""
     if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise TypeError(f"emit_message takes a str, not {type(message).__name__}: use emit_object")
     return _emit(conventions.SPAN_MESSAGE, {**flatten_attributes(attributes or {}), conventions.MESSAGE_BODY: message}, propagate)
 
 
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> SpanCoreFields:  # noqa: A002 - 0.3's name
-    """Emit an object: primitives and bytes as a literal, all else as JSON. Raises RuntimeError for what JSON cannot hold."""
+    """Emit an object: primitives and bytes as a literal, others as JSON. Raises RuntimeError where JSON cannot represent it."""
     return _emit(conventions.SPAN_OBJECT, {**flatten_attributes(attributes or {}), **encode_object(object)}, propagate, ok=True)
 
 
 def encode_object(object: Any) -> dict[str, str]:  # noqa: A002 - 0.3's name
-    """An object as attributes; `get_object_value` is the way back. Raises RuntimeError for what JSON cannot hold."""
+    """Encode an object as attributes; `get_object_value` decodes them. Raises RuntimeError where JSON cannot represent it."""
     held = {conventions.OBJECT_TYPE: full_qualified_name(type(object))}
     if isinstance(object, PRIMITIVES):
         return {**held, conventions.OBJECT_LITERAL: str(object)}
@@ -80,7 +80,7 @@ def encode_object(object: Any) -> dict[str, str]:  # noqa: A002 - 0.3's name
 
 
 def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> None:
-    """Emit an exception with its stack trace. Raises TypeError for what is none."""
+    """Emit an exception with its stack trace. Raises TypeError for anything else."""
     if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise TypeError(f"emit_exception takes an exception, not {type(exception).__name__}")
     held = {**flatten_attributes(attributes or {}), **format_exception_attributes(exception)}
@@ -88,7 +88,7 @@ def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | Non
 
 
 def warn_where_lost(span: trace.Span) -> None:
-    """Say so where a span goes nowhere, because nobody has set up a tracer provider."""
+    """Log a warning if the span is not recorded, because no tracer provider is set up."""
     if not span.is_recording():
         _log.warning("a span of an emitter goes nowhere: no tracer provider is set up (run under a runner or opentelemetry-instrument)")
 

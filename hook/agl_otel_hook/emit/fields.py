@@ -1,4 +1,4 @@
-"""What an emitter returns: the fields of the span that it made, or would have made. Names are Agent Lightning 0.3's."""
+"""The return type of emitters: the fields of a span that was, or would have been, made. Names are Agent Lightning 0.3's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ StatusCode = Literal["UNSET", "OK", "ERROR"]
 
 @dataclass
 class TraceStatus:
-    """How a span ended."""
+    """The status of a span."""
 
     status_code: StatusCode = "UNSET"
     description: str | None = None
@@ -26,7 +26,7 @@ class TraceStatus:
 
 @dataclass
 class SpanCoreFields:
-    """A span without ids. Times are Unix seconds."""
+    """A span without ids. Times are in Unix seconds."""
 
     name: str
     status: TraceStatus = field(default_factory=TraceStatus)

@@ -1,4 +1,4 @@
-"""`operation`: a piece of work as a span with its inputs and its output, as a decorator or in a with block. Also 0.3's `reward`."""
+"""`operation`, a decorator or context manager that makes a span with inputs and output of a call or block. Also 0.3's `reward`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class OperationContext:
-    """One operation. `with` makes one span of the block; as a decorator every call of the function is one."""
+    """One operation. A `with` block becomes one span; as a decorator, it makes a span of every call of the function."""
 
     def __init__(self, attributes: Mapping[str, Any], propagate: bool = True) -> None:
         self._initial = sanitize_attributes(flatten_attributes(attributes))
@@ -57,13 +57,13 @@ class OperationContext:
             self._open = self._recording = None
 
     def span(self) -> SpanCoreFields:
-        """What the span holds, once the block has ended. Raises RuntimeError before."""
+        """Return the fields of the span. Raises RuntimeError before the end of the block."""
         if self._fields.end_time is None:
             raise RuntimeError("the operation has not ended: ask after the with block")
         return self._fields
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
-        """Record inputs: positional ones by number, others by name. Raises RuntimeError outside the block."""
+        """Record inputs: positional ones by index, others by name. Raises RuntimeError outside the block."""
         self._record({conventions.OPERATION_INPUT: {**({_ARGS: _by_number(args)} if args else {}), **kwargs}})
 
     def set_output(self, output: Any) -> None:
@@ -71,7 +71,7 @@ class OperationContext:
         self._record({conventions.OPERATION_OUTPUT: output})
 
     def __call__(self, function: Function) -> Function:
-        """Make every call of a function, sync or async, a span with its arguments and its result."""
+        """Wrap a function, sync or async: every call makes a span with its arguments and its result."""
         attributes = {conventions.OPERATION_NAME: function.__name__, **self._initial}
         signature = inspect.signature(function)
 
@@ -109,15 +109,15 @@ def operation(fn: None = None, *, propagate: bool = True, name: str | None = Non
 def operation(
     fn: Function | None = None, *, propagate: bool = True, name: str | None = None, **attributes: Any
 ) -> Function | OperationContext:
-    """A span for a function (`@operation`, `@operation(name=…)`) or a block (`with operation(…) as op`).
+    """Make a span of each call of a function (`@operation`, `@operation(name=…)`) or of a block (`with operation(…) as op`).
 
     Args:
-        fn: the function, where it is a decorator without arguments.
-        propagate: False makes no span, only what it would hold.
-        name: what the operation is called; a function's name where none is given.
+        fn: the function, if used as a decorator without arguments.
+        propagate: if False, no span is made; only its fields are collected.
+        name: of the operation; default is the function's name.
         attributes: further attributes of the span.
 
-    Raises ValueError where the name is given twice, or `fn` is no function.
+    Raises ValueError where the name is given twice, or `fn` is not a function.
     """
     if name is not None:
         if conventions.OPERATION_NAME in attributes:
@@ -132,7 +132,7 @@ def operation(
 
 
 def reward(function: Function) -> Function:
-    """Emit what a function, sync or async, returns as a reward. Deprecated since 0.3: call emit_reward."""
+    """Wrap a function, sync or async, to emit its result as a reward. Deprecated since 0.3: call emit_reward."""
     warnings.warn("the decorator `reward` is deprecated: call emit_reward(value) instead", DeprecationWarning, stacklevel=2)
 
     def emit(result: Any) -> Any:
@@ -158,7 +158,7 @@ def _by_number(items: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by parameter name, with defaults; by number where they do not fit the signature (the call says why)."""
+    """Return the arguments by parameter name, with defaults; by index if they do not fit the signature (the call itself will raise)."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError:
