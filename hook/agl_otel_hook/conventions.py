@@ -1,7 +1,7 @@
-"""Every name that crosses a boundary: attributes, span names, headers, baggage keys and environment variables.
+"""All names on the wire: attributes, span names, headers, baggage keys and environment variables.
 
-The names are Agent Lightning 0.3's where it had one, so that its users' spans, rewards and queries keep working.
-This module imports nothing of ours, and no other module spells one of these strings out.
+Names that Agent Lightning 0.3 had are kept, so that its users' spans, rewards and queries keep working.
+This module imports nothing of ours, and no other module repeats one of these strings.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ ROLLOUT_ID: Final = "agentlightning.rollout_id"
 ATTEMPT_ID: Final = "agentlightning.attempt_id"
 SEQUENCE_ID: Final = "agentlightning.span_sequence_id"
 PROCESS: Final = "agentlightning.process"
-"""Span attribute only: the process marker, one random id for each process, new after a fork."""
+"""Span attribute and baggage key: the process marker, one random id for each process, new after a fork."""
 INVALID: Final = "agentlightning.invalid"
-"""Set by the Go collector on a span whose ids it refused (the Python collector rejects it instead); holds the reason."""
+"""Reason why the Go collector stored a span without ids: its ids, text, nesting or time are invalid. The Python collector rejects it."""
 
 # --- the same in HTTP headers and gRPC metadata -----------------------------------------------------------------
 HEADER_ROLLOUT_ID: Final = "agl-rollout-id"
 HEADER_ATTEMPT_ID: Final = "agl-attempt-id"
 HEADER_PROCESS: Final = "agl-process"
-"""In the answer of a hooked HTTP agent: its process marker, and how many spans of the attempt it has begun and ended by then."""
+"""In the response of an HTTP agent under the hook: MARKER;BEGUN;ENDED, its spans of the attempt so far."""
 HEADER_OPENAI_BASE_URL: Final = "agl-openai-base-url"
-"""To an agent that is an HTTP endpoint: the attempt's own address of the model."""
+"""In a request to an HTTP agent: the attempt's own base URL of the model."""
 HEADER_OPENAI_API_KEY: Final = "agl-openai-api-key"
-"""The same: the attempt's own key for it, where the stack has a token."""
+"""In the same request: the attempt's own key for the model, if the stack has a token and a proxy."""
 HEADER_OTLP_KEY: Final = "agl-otlp-key"
-"""The same: the attempt's own key for its telemetry. Under the hook the service uses it by itself."""
+"""In the same request: the attempt's own key for its telemetry. The hook uses it automatically."""
 HEADER_ACK: Final = "agl-ack"
-"""Ack level a client asks the collector for: `durable` (default) or `stored`."""
+"""Ack level that a client requests of the collector: `durable` (default) or `stored`."""
 HEADER_MODEL_VERSION: Final = "agl-model-version"
-"""Answered by a model server that knows which version of the weights sampled the reply."""
+"""In the response of a model server: the version of the weights that sampled the reply."""
 
 HEADER_VOCABULARY: Final = "agl-vocabulary-size"
-"""Answered by a model server that says how many token ids it has: ids beyond are refused."""
+"""In the response of a model server: its number of token ids; a call with larger ids is recorded without ids."""
 
 # --- environment of the agent's process -------------------------------------------------------------------------
 ENV_ROLLOUT_ID: Final = "AGL_ROLLOUT_ID"
 ENV_ATTEMPT_ID: Final = "AGL_ATTEMPT_ID"
 ENV_LEDGER: Final = "AGL_LEDGER"
-"""The folder below which the processes of attempts count their spans (records.py)."""
+"""The root folder of the ledgers in which processes of attempts count their spans (records.py)."""
 ENV_TASK: Final = "AGL_TASK"
 """The rollout's input, as JSON."""
 ENV_RESOURCES: Final = "AGL_RESOURCES"
 """The rollout's resources, as JSON: {name: resource}."""
 ENV_TASK_FILE: Final = "AGL_TASK_FILE"
-"""Instead of AGL_TASK where that is too long for an environment (100,000 bytes): the path of a file that holds it."""
+"""Replaces AGL_TASK if that is too long for an environment (100,000 bytes): the path of a file with it."""
 ENV_RESOURCES_FILE: Final = "AGL_RESOURCES_FILE"
 """The same for AGL_RESOURCES."""
 
-# --- spans that mean something ----------------------------------------------------------------------------------
+# --- spans ------------------------------------------------------------------------------------------------------
 SPAN_ATTEMPT: Final = "agentlightning.attempt"
-"""Zero-length root span of an attempt, exported by the runner and acked before the agent starts; carries no marker."""
+"""Zero-length root span of an attempt, exported by the runner and acknowledged before the agent starts; has no marker."""
 SPAN_SEAL: Final = "agentlightning.seal"
 SPAN_LLM: Final = "agentlightning.llm"
-"""A model call, as the proxy saw it. No agent's key may send it, or an attribute below this name."""
+"""A model call, recorded by the proxy. Agents' keys may not send it, or attributes with this prefix."""
 SPAN_ANNOTATION: Final = "agentlightning.annotation"
 SPAN_MESSAGE: Final = "agentlightning.message"
 SPAN_OBJECT: Final = "agentlightning.object"
@@ -64,106 +64,107 @@ SPAN_EXCEPTION: Final = "agentlightning.exception"
 SPAN_OPERATION: Final = "agentlightning.operation"
 SPAN_VIRTUAL: Final = "agentlightning.virtual"
 SPAN_REWARD: Final = "agentlightning.reward"
-"""An operation that computed a reward (a reward itself is an annotation)."""
+"""An operation that computed a reward; the reward itself is an annotation."""
 
 ATTEMPT_HOOKED: Final = "agentlightning.attempt.hooked"
-"""On the attempt span: true where the runner started the agent under our hook, so that its spans must carry a marker."""
+"""On the attempt span: true if the runner started the agent under the hook, so that its spans must have a marker."""
 
 LOG_STREAM: Final = "log.iostream"
-"""OpenTelemetry's name for where a log record was printed: stdout or stderr."""
+"""OpenTelemetry's name for the stream of a printed log record: stdout or stderr."""
 
-# --- seal: how many spans with this marker the attempt has ended so far (annotations included, seals not) --------
+# --- seals ------------------------------------------------------------------------------------------------------
 SEAL_SPANS: Final = "agentlightning.seal.spans"
+"""Number of spans that the attempt has ended under this marker so far, annotations included, seals and the attempt span excluded."""
 SEAL_DROPPED: Final = "agentlightning.seal.dropped"
-"""How many spans of this marker and attempt the exporter gave up."""
+"""Number of these that the exporter dropped."""
 SEAL_CLOSING: Final = "agentlightning.seal.closing"
-"""True on a process's last seal of an attempt: it ended, or the attempt was closed."""
+"""True on a process's last seal of an attempt: the process ended, or the attempt was closed."""
 LATE: Final = "agentlightning.late"
-"""True on a span that began after the attempt's ledger was read: shown, and no part of the verdict."""
+"""True on a span that began after the attempt's ledger was read: shown, but not part of the verdict."""
 
-# --- a model call, one span for each (call, choice) -------------------------------------------------------------
+# --- model calls: one span for each (call, choice) --------------------------------------------------------------
 LLM_CALL: Final = "agentlightning.llm.call"
-"""1, 2, … within the attempt and proxy process; every forwarded request takes a number when it starts."""
+"""Number of the call in its attempt and proxy process: 1, 2, …, assigned to every forwarded request at its start."""
 LLM_CALLER: Final = "agentlightning.llm.caller"
-"""The process marker in the baggage of the request: who made the call."""
+"""Marker of the process that made the call, from the request's baggage."""
 LLM_CHOICE: Final = "agentlightning.llm.choice"
 LLM_PROMPT_TOKEN_IDS: Final = "agentlightning.llm.prompt_token_ids"
 LLM_RESPONSE_TOKEN_IDS: Final = "agentlightning.llm.response_token_ids"
 LLM_RESPONSE_LOGPROBS: Final = "agentlightning.llm.response_logprobs"
-"""Natural log under the sampling distribution, one for each response token."""
+"""Natural log-probs under the sampling distribution, one for each response token."""
 LLM_MODEL_VERSION: Final = "agentlightning.llm.model_version"
 LLM_PREFIX_CALL: Final = "agentlightning.llm.prefix_call"
 LLM_PREFIX_CHOICE: Final = "agentlightning.llm.prefix_choice"
 LLM_MESSAGES_CALL: Final = "agentlightning.llm.messages_call"
-"""The earlier call of the same process marker whose messages this one's begin with; its first choice's span has them."""
+"""The call with the same process marker whose messages this span's begin with (an earlier one, or the same); see its first choice."""
 LLM_MESSAGES_BEFORE: Final = "agentlightning.llm.messages_before"
-"""How many of that call's messages: `gen_ai.input.messages` holds only what follows them. Absent: it holds all."""
+"""Number of messages shared with that call; `gen_ai.input.messages` holds only those after them. Absent: it holds all."""
 LLM_INCOMPLETE: Final = "agentlightning.llm.incomplete"
-"""Why the reply was cut off (`client_gone`, `upstream_error`, …); absent on a whole reply."""
+"""Why the reply is incomplete (`client_gone`, `upstream_error`, …); absent on a complete one."""
 LLM_MASKED: Final = "masked"
-"""Of LLM_INCOMPLETE: the collector put 0 in place of token ids of the prompt or the reply, by a rule; no loss may be taken of the reply."""
+"""Value of LLM_INCOMPLETE: a masking rule replaced token ids of the prompt or reply by 0; the reply may not be trained on."""
 LLM_DEFECT: Final = "agentlightning.llm.defect"
-"""Why token ids or log-probs are not recorded though the server sent some (`logprobs_length`, `ids_out_of_range`, …)."""
+"""Why token ids or log-probs of the server are not recorded (`logprobs_length`, `ids_out_of_range`, …)."""
 LLM_RETRY: Final = "agentlightning.llm.retry"
-"""The client's number of this try: 1 for its first retry; absent on a first try."""
+"""The client's retry number, 1 for its first retry; absent on a first try."""
 LLM_RETRY_OF: Final = "agentlightning.llm.retry_of"
-"""The call that this one repeats: the agent never used that one's reply."""
+"""The call that this one retries; the agent did not use the reply of that call."""
 LLM_TRIES: Final = "agentlightning.llm.tries"
-"""How often the proxy asked a model server before the first byte came; absent where once was enough."""
+"""Number of requests that the proxy made to model servers for the call; absent if it is 1."""
 LLM_FIRST_BYTE: Final = "agentlightning.llm.first_byte_seconds"
-"""From the start of the call to the first byte of the answer."""
+"""Time from the start of the call to the first byte of the response."""
 
-# --- a step of a training run: what made a version of the weights or prompts, linked to the attempts it consumed -----
+# --- steps of a training run: each makes a version of weights or prompts, and is linked to the attempts it consumed --
 TRAIN: Final = "agentlightning.train"
-"""Prefix of the names of these spans and of their attributes. No agent's key may send them."""
+"""Prefix of the names of these spans and their attributes. Agents' keys may not send them."""
 SPAN_TRAIN_STEP: Final = "agentlightning.train.step"
-"""All steps of a run are one trace, which belongs to no rollout."""
+"""Span of a step. All steps of a run form one trace, which belongs to no rollout."""
 SPAN_TRAIN_EVIDENCE: Final = "agentlightning.train.evidence"
-"""Child of a step's span: further links of a step that consumed more attempts than one span may link to."""
+"""Child of a step's span, for the links beyond the number that one span may have."""
 TRAIN_RUN: Final = "agentlightning.train.run_id"
 TRAIN_ALGORITHM: Final = "agentlightning.train.algorithm"
 TRAIN_STEP_NUMBER: Final = "agentlightning.train.step_number"
-"""1, 2, … (a search's score of what it began with is step 0)."""
+"""1, 2, …; 0 is a search's score of its starting point."""
 TRAIN_RESOURCES: Final = "agentlightning.train.resources_id"
 TRAIN_VERSION_BEFORE: Final = "agentlightning.train.version_before"
 TRAIN_VERSION_AFTER: Final = "agentlightning.train.version_after"
-"""Equal to the one before where the step changed nothing."""
+"""Equal to TRAIN_VERSION_BEFORE if the step changed nothing."""
 TRAIN_SAMPLES: Final = "agentlightning.train.samples"
 TRAIN_REFUSED: Final = "agentlightning.train.refused"
 TRAIN_ATTEMPTS: Final = "agentlightning.train.attempts"
-"""How many attempts were consumed: all links of the step, those of SPAN_TRAIN_EVIDENCE included, and what no span was stored of."""
+"""Number of attempts consumed: all links of the step, those of SPAN_TRAIN_EVIDENCE included, and attempts without a stored span."""
 TRAIN_DIGEST: Final = "agentlightning.train.digest"
-"""Of what the step made of what: a step that was done again, with another outcome, has another one, and the latest counts."""
+"""Hash of the step's resources, versions, counts and attempts. A step repeated with another outcome has another one; the latest counts."""
 TRAIN_EVIDENCE_PLACE: Final = "agentlightning.train.evidence.place"
-"""Of a SPAN_TRAIN_EVIDENCE: 1, 2, … within its step."""
+"""Number of a SPAN_TRAIN_EVIDENCE within its step: 1, 2, …"""
 TRAIN_METRIC: Final = "agentlightning.train.metric"
 """Prefix: `agentlightning.train.metric.{name}`."""
 TRAINING_FIGURES: Final = "agl.training."
-"""Prefix of the names of metrics: what a trainer found. No agent's key may send it."""
+"""Prefix of the names of a trainer's metrics. Agents' keys may not send them."""
 
 # --- shown to viewers, never stored ------------------------------------------------------------------------------
 SHOWN_VERDICT: Final = "agentlightning.verdict"
-"""Of an attempt, on its first span."""
+"""Verdict of an attempt, on its first span."""
 SHOWN_VERDICT_REASON: Final = "agentlightning.verdict.reason"
 SHOWN_REWARD: Final = "agentlightning.reward.final"
 """The last primary reward of an attempt, on its first span."""
 SHOWN_PROMPT_TOKENS: Final = "agentlightning.llm.prompt_tokens"
-"""How many there are: the arrays themselves are not shown. The same of the two below."""
+"""Number of prompt tokens, shown instead of the array; likewise the two below."""
 SHOWN_RESPONSE_TOKENS: Final = "agentlightning.llm.response_tokens"
 SHOWN_LOGPROBS: Final = "agentlightning.llm.logprobs"
 SHOWN_CUT: Final = "agentlightning.shown.cut"
-"""On a span that is too large to be sent whole to a viewer: what was cut, and where all of it is."""
+"""On a span that is too large for a viewer: what was cut, and where the whole span is."""
 
 # --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
 REWARD: Final = "agentlightning.reward"
 """Prefix: `agentlightning.reward.{i}.name` and `.value`; index 0 is the primary reward."""
 REWARD_GIVEN: Final = "agentlightning.reward.given"
-"""True on a reward that the runner gives, by its grader or from what the agent returned: it counts before all that the agent emitted.
-No agent's key may send it."""
+"""True on a reward that the runner gives, by its grader or from the agent's result: it takes precedence over rewards that the agent emits.
+Agents' keys may not send it."""
 LINK: Final = "agentlightning.link"
 LINK_KEY_MATCH: Final = "key_match"
 LINK_VALUE_MATCH: Final = "value_match"
-"""What stands below `agentlightning.link.{i}`."""
+"""Like `key_match`, a key below `agentlightning.link.{i}`."""
 TAG: Final = "agentlightning.tag"
 MESSAGE_BODY: Final = "agentlightning.message.body"
 OBJECT_TYPE: Final = "agentlightning.object.type"
@@ -175,30 +176,30 @@ OPERATION_OUTPUT: Final = "agentlightning.operation.output"
 TRACER_NAME: Final = "agentlightning.tracer.name"
 
 ID_PATTERN: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""What a rollout, attempt or resources id may look like: they travel in paths, headers and the environment."""
+"""Form of rollout, attempt and resources ids, which appear in paths, headers and environments."""
 
 
 def reward_name_key(index: int) -> str:
-    """The attribute key of the name of reward dimension `index`."""
+    """Return the attribute key for the name of reward dimension `index`."""
     return f"{REWARD}.{index}.name"
 
 
 def reward_value_key(index: int) -> str:
-    """The attribute key of the value of reward dimension `index`."""
+    """Return the attribute key for the value of reward dimension `index`."""
     return f"{REWARD}.{index}.value"
 
 
 def is_valid_id(value: str) -> bool:
-    """Whether `value` may be a rollout, attempt or resources id."""
+    """Return whether `value` has the form of a rollout, attempt or resources id."""
     return ID_PATTERN.fullmatch(value) is not None
 
 
 BOUND_PREFIX: Final = "aglo-"
-"""Of the key with which one attempt sends telemetry: `aglo-ROLLOUT/ATTEMPT-SIGNATURE` (agl_otel/net makes and checks it)."""
+"""Prefix of the key with which an attempt sends telemetry: `aglo-ROLLOUT/ATTEMPT-SIGNATURE` (agl_otel/net makes and checks it)."""
 
 
 def named_by(key: str) -> tuple[str, str] | None:
-    """(rollout, attempt) that a text of the form of an attempt's key names, whoever made it; None of any other text."""
+    """Return the (rollout, attempt) in a text of the form of an attempt's key, without checking its signature; None for other texts."""
     named, dash, _ = key.removeprefix(BOUND_PREFIX).rpartition("-")
     rollout_id, _, attempt_id = named.partition("/")
     if not (dash and key.startswith(BOUND_PREFIX) and is_valid_id(rollout_id) and is_valid_id(attempt_id)):
