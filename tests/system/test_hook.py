@@ -1,4 +1,4 @@
-"""`opentelemetry-instrument python agent.py` as users type it: a real process, and what a collector gets from it."""
+"""`opentelemetry-instrument python agent.py` as users type it: a real process, and what a collector receives from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 
 class Agent:
-    """Runs agent code under the hook."""
+    """Runner of agent code under the hook."""
 
     def __init__(self, receiver: OtlpReceiver, directory: Path, protocol: str = "http/protobuf") -> None:
         self._directory = directory
@@ -75,14 +75,14 @@ def agent(receiver: OtlpReceiver, tmp_path: Path) -> Agent:
 
 
 def sealed_completely(receiver: OtlpReceiver) -> bool:
-    """Whether every marker's largest seal counts just the spans that arrived: none, of a process that was terminated in its first span."""
+    """Return whether each marker's largest seal counts exactly the received spans (none: a process terminated in its first span)."""
     counts, seals = Counter(span.marker for span in receiver.ours()), receiver.seals()
     return bool(counts) and seals == {marker: (counts[marker], 0) for marker in {*counts, *seals}}
 
 
-def test_a_second_sigterm_does_not_cut_the_sealing_off(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_a_second_sigterm_does_not_interrupt_sealing(receiver: OtlpReceiver, agent: Agent) -> None:
     receiver.go.clear()
-    terminate = "os.kill(os.getpid(), signal.SIGTERM)\n"  # its handler runs before the next line
+    terminate = "os.kill(os.getpid(), signal.SIGTERM)\n"  # the handler runs before the next line
     code = "tracer.start_span('work').end()\n" + 3 * terminate + "print('alive', flush=True)\ntime.sleep(120)\n"
     with agent.start(code) as process:
         assert process.stdout is not None
@@ -93,7 +93,7 @@ def test_a_second_sigterm_does_not_cut_the_sealing_off(receiver: OtlpReceiver, a
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_plain_agents_spans_carry_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
+def test_spans_of_a_plain_agent_have_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
     code = "with tracer.start_as_current_span('outer'):\n    with tracer.start_as_current_span('inner'): pass\n"
     status, _, err = Agent(receiver, tmp_path, protocol).run(code)
     assert (status, err) == (0, "")
@@ -127,7 +127,7 @@ ENDS = {
         "import multiprocessing as mp\np = mp.Process(target=lambda: tracer.start_span('c').end())\np.start()\np.join()",
         0,
     ),
-    **{f"pool of {how}": (POOL.format(how=how), 0) for how in ("fork", "forkserver")},  # `with` ends its workers by SIGTERM
+    **{f"pool of {how}": (POOL.format(how=how), 0) for how in ("fork", "forkserver")},  # `with` terminates its workers by SIGTERM
     "daemon thread": (
         "done = threading.Event()\n"
         "def work():\n    for _ in range(3000): tracer.start_span('t').end()\n    done.set(); time.sleep(60)\n"
@@ -142,7 +142,7 @@ ENDS = {
 }
 
 
-def test_a_child_that_is_terminated_as_soon_as_it_is_forked_ends(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_a_child_ends_by_a_sigterm_right_after_its_fork(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
     for _ in range(20):
         child = os.fork()
@@ -156,8 +156,8 @@ def test_a_child_that_is_terminated_as_soon_as_it_is_forked_ends(receiver: OtlpR
     assert status == 0, err
 
 
-def test_a_sigterm_that_the_main_thread_sleeps_through_is_sent_again(receiver: OtlpReceiver, agent: Agent) -> None:
-    """It came between the last look at signals and the call that sleeps: Python looks at it when that call is done."""
+def test_a_sigterm_that_does_not_wake_the_main_thread_is_sent_again(receiver: OtlpReceiver, agent: Agent) -> None:
+    """It arrives between the last check for signals and the blocking call: Python handles it only when that call returns."""
     code = """
     tracer.start_span('work').end()
     kill, sent = os.kill, []
@@ -175,7 +175,7 @@ def test_a_sigterm_that_the_main_thread_sleeps_through_is_sent_again(receiver: O
     assert sealed_completely(receiver)
 
 
-def test_a_sigterm_while_a_child_is_being_made_is_handled_when_it_is_made(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_a_sigterm_during_a_fork_is_handled_after_it(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
     tracer.start_span('work').end()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
@@ -221,10 +221,10 @@ LATE_ENDS = {
     ("where", "begins"),
     [*((where, False) for where in LATE_ENDS), ("a global of a module", True), ("what a cycle holds", True)],
 )
-def test_a_span_that_ends_when_the_interpreter_is_torn_down_is_abandoned(
+def test_a_span_that_ends_at_interpreter_shutdown_is_abandoned(
     receiver: OtlpReceiver, agent: Agent, tmp_path: Path, where: str, begins: bool
 ) -> None:
-    """No thread runs any more that could export it, or give a lock back: nothing may wait there."""
+    """No other thread runs that could export it or release a lock: nothing may block there."""
     folder_of(tmp_path, *KEY).mkdir()
     code = f"""
 class Left:
@@ -248,7 +248,7 @@ for _ in range(999 if {begins} else 1): tracer.start_span('work').end()
 @pytest.mark.parametrize("refuse", [False, True])
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_an_export_imports_nothing(receiver: OtlpReceiver, tmp_path: Path, protocol: str, refuse: bool) -> None:
-    """A fork meanwhile would wait for ever for the module's lock, which a thread of its parent held, and lose its spans."""
+    """A fork during an import would wait for ever for the import lock, held by a thread of its parent, and lose its spans."""
     receiver.refuse = refuse
     code = """
         from opentelemetry import _logs
@@ -264,7 +264,7 @@ def test_an_export_imports_nothing(receiver: OtlpReceiver, tmp_path: Path, proto
 
 
 def test_a_span_that_ends_while_the_last_seal_is_sent_is_counted(receiver: OtlpReceiver, agent: Agent) -> None:
-    """As in a worker of a pool that is terminated while it imports the program: there is no record of its spans."""
+    """As in a pool worker that is terminated while it imports the program; its spans are in no record."""
     code = """
     from agl_otel_hook.seal import Sealer
     span, seal = tracer.start_span('work'), Sealer.seal
@@ -290,12 +290,12 @@ def test_nothing_is_lost_however_the_process_ends(receiver: OtlpReceiver, agent:
 
 
 @pytest.mark.parametrize("child", ["os._exit(0)", "os.execv('/bin/true', ['true'])", "sys.exit(0)", "work.end(); os._exit(0)"])
-def test_a_child_that_a_library_forked_writes_nothing_of_its_parent(
+def test_a_child_forked_by_a_library_writes_no_counts_of_its_parent(
     receiver: OtlpReceiver, agent: Agent, tmp_path: Path, child: str
 ) -> None:
-    """Python is told of no such fork: a parent that is killed in its span must not look whole because of how its child ended.
+    """Python does not know of such a fork. A parent killed in its span must not look complete because of how its child ended.
 
-    It has ended no span yet, so that no other thread of it waits for the interpreter: in the fork that could wait for ever.
+    The parent has ended no span yet, so that no other thread of it waits for the interpreter; otherwise the fork could wait for ever.
     """
     folder_of(tmp_path, *KEY).mkdir()
     code = f"""
@@ -314,10 +314,8 @@ def test_a_child_that_a_library_forked_writes_nothing_of_its_parent(
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_fork_of_an_agent_that_has_cleared_its_environment_counts_and_exports(
-    receiver: OtlpReceiver, tmp_path: Path, protocol: str
-) -> None:
-    """As sandboxes do, which hide keys from their workers."""
+def test_a_fork_counts_and_exports_after_the_environment_was_cleared(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
+    """Sandboxes clear the environment to hide keys from their workers."""
     folder_of(tmp_path, *KEY).mkdir()
     code = """
         tracer.start_span('parent').end()
@@ -338,7 +336,7 @@ def test_a_fork_of_an_agent_that_has_cleared_its_environment_counts_and_exports(
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_forked_childs_spans_have_a_marker_of_their_own(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
+def test_spans_of_a_forked_child_have_their_own_marker(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
     code = """
         with tracer.start_as_current_span('before'):
             trace.get_tracer_provider().force_flush()
@@ -355,7 +353,7 @@ def test_a_forked_childs_spans_have_a_marker_of_their_own(receiver: OtlpReceiver
     assert sealed_completely(receiver)
 
 
-def test_spans_of_threads_carry_the_ids_and_hang_where_the_thread_was_started(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_spans_of_a_thread_have_the_ids_and_the_parent_of_its_start(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
         with tracer.start_as_current_span('outer'):
             threads = [threading.Thread(target=lambda: tracer.start_span('thread').end()) for _ in range(4)]
@@ -374,7 +372,7 @@ def test_nothing_is_added_without_ids(receiver: OtlpReceiver, agent: Agent) -> N
     assert [(span.name, span.attributes) for span in receiver.spans()] == [("work", {})]
 
 
-def test_a_collector_that_is_away_costs_the_agent_nothing_but_a_moment(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_an_agent_succeeds_while_the_collector_is_unavailable(receiver: OtlpReceiver, agent: Agent) -> None:
     receiver.refuse = True
     status, out, err = agent.run("tracer.start_span('work').end(); print('done')\n", {**IDS, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
     assert (status, out) == (0, "done\n")
@@ -386,7 +384,7 @@ def test_a_burst_is_exported_without_loss(receiver: OtlpReceiver, agent: Agent) 
     assert len(receiver.spans("burst")) == 10_000 and sealed_completely(receiver)
 
 
-def test_a_long_conversation_does_not_push_the_ids_off_the_span(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_a_long_conversation_does_not_evict_the_ids_of_its_span(receiver: OtlpReceiver, agent: Agent) -> None:
     code = "with tracer.start_as_current_span('long') as span:\n    for i in range(500): span.set_attribute(f'gen_ai.prompt.{i}', 'x')\n"
     assert agent.run(code)[0] == 0
     (span,) = receiver.spans("long")
@@ -394,7 +392,7 @@ def test_a_long_conversation_does_not_push_the_ids_off_the_span(receiver: OtlpRe
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_what_otlp_cannot_write_is_exported_as_text_and_logged_once(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
+def test_values_that_otlp_cannot_encode_are_exported_as_text_and_logged_once(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
     code = """
         for name in ("first", "second", "cut \\ud83d"):
             tracer.start_span(name, attributes={"half": "\\ud83d", "huge": 2**64, "good": 1}).end()
@@ -408,7 +406,7 @@ def test_what_otlp_cannot_write_is_exported_as_text_and_logged_once(receiver: Ot
     assert sealed_completely(receiver)
 
 
-def test_baggage_and_trace_context_travel_over_http_even_where_propagators_leave_them_out(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_baggage_and_trace_context_propagate_whatever_otel_propagators_has(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
         import http.server, httpx2
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -438,9 +436,7 @@ class Configurator:
 """
 
 
-def test_a_distribution_that_is_installed_keeps_its_provider_and_loses_nothing(
-    receiver: OtlpReceiver, agent: Agent, tmp_path: Path
-) -> None:
+def test_an_installed_distribution_keeps_its_provider_and_loses_nothing(receiver: OtlpReceiver, agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "their_distro.py").write_text(CONFIGURATOR)
     info = tmp_path / "their_distro-1.0.dist-info"
     info.mkdir()
@@ -474,14 +470,14 @@ OWN_EXPORTERS = {
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "own.shutdown(); os._exit(0)", "sys.exit(0)", "os.fork() or os._exit(0); os.wait()"])
 @pytest.mark.parametrize("exporter", OWN_EXPORTERS)
-def test_the_spans_of_a_provider_that_the_agent_sets_up_beside_ours_are_counted_and_exported(
+def test_spans_of_an_additional_provider_of_the_agent_are_counted_and_exported(
     receiver: OtlpReceiver, agent: Agent, exporter: str, end: str
 ) -> None:
     exporting = f"{OWN_EXPORTERS[exporter]}\nown.add_span_processor(BatchSpanProcessor(Exporter()))\n"
     spans = "for _ in range(5): own.get_tracer('own').start_span('own').end()\ntracer.start_span('ours').end()\n"
     status, _, err = agent.run(f"{OWN}{exporting}{spans}{end}\n")
     assert (status, err) == (0, 2 * "Overriding of current TracerProvider is not allowed\n")
-    distinct = {span.span_id: span for span in receiver.ours()}  # what exports to the stack as well sends them twice
+    distinct = {span.span_id: span for span in receiver.ours()}  # an own exporter to the stack sends them a second time
     assert sorted(span.name for span in distinct.values()) == ["ours", *5 * ["own"]]
     (marker,) = {span.marker for span in distinct.values()}
     assert receiver.seals() == {marker: (6, 0)} and {span.key for span in distinct.values()} == {KEY}
@@ -508,7 +504,7 @@ SPEAKS = "with tracer.start_as_current_span('one', attributes={'said': 'hello'} 
 
 
 def with_file(directory: Path, text: str = FILE, *, package: bool = True, distribution: bool = False) -> dict[str, str]:
-    """The environment of an agent whose user sets telemetry up by a file, as a runner hands it on."""
+    """Return the environment that a runner passes to an agent whose user configures telemetry by a file."""
     (directory / "otel.yaml").write_text(text)
     path = directory / "path"
     path.mkdir()
@@ -529,7 +525,7 @@ def with_file(directory: Path, text: str = FILE, *, package: bool = True, distri
 
 @pytest.mark.parametrize("distribution", [False, True])
 @pytest.mark.parametrize("package", [False, True])
-def test_what_a_file_sets_up_exports_to_the_stack_too(
+def test_telemetry_configured_by_a_file_is_exported_to_the_stack_too(
     agent: Agent, receiver: OtlpReceiver, tmp_path: Path, package: bool, distribution: bool
 ) -> None:
     status, out, err = agent.run(SPEAKS, with_file(tmp_path, package=package, distribution=distribution))
@@ -542,18 +538,16 @@ def test_what_a_file_sets_up_exports_to_the_stack_too(
     assert ('"name": "one"' in out, "opentelemetry-configuration" in err) == (package, not package), "and the file's own exporter is served"
 
 
-def test_a_provider_that_a_file_has_set_up_before_the_hook_exports_to_the_stack_too(
-    agent: Agent, receiver: OtlpReceiver, tmp_path: Path
-) -> None:
+def test_a_provider_configured_by_a_file_before_the_hook_exports_to_the_stack(agent: Agent, receiver: OtlpReceiver, tmp_path: Path) -> None:
     environment = with_file(tmp_path, FILE.replace("attribute_limits: {attribute_value_length_limit: 3}", ""), distribution=True)
-    del environment["OTEL_PYTHON_CONFIGURATOR"]  # no runner started it: the distribution sets up what the file says
+    del environment["OTEL_PYTHON_CONFIGURATOR"]  # not started by a runner: the distribution applies the file
     status, out, err = agent.run(SPEAKS, environment)
     assert status == 0 and '"name": "one"' in out, err
     assert [span.name for span in receiver.ours()] == ["one"] and sealed_completely(receiver)
 
 
 @pytest.mark.parametrize("text", ['file_format: "1.0"\ndisabled: true\n', 'file_format: "1.0"\n', "{ no yaml"])
-def test_a_file_that_sets_up_no_tracing_is_left_out_and_named(agent: Agent, receiver: OtlpReceiver, tmp_path: Path, text: str) -> None:
+def test_a_file_without_tracing_is_skipped_and_named(agent: Agent, receiver: OtlpReceiver, tmp_path: Path, text: str) -> None:
     code = SPEAKS + "\nprint(os.environ['OTEL_CONFIG_FILE'])"
     status, out, err = agent.run(code, with_file(tmp_path, text))
     assert status == 0 and out.strip().endswith("otel.yaml"), "the agent's own code may read it"
@@ -561,7 +555,7 @@ def test_a_file_that_sets_up_no_tracing_is_left_out_and_named(agent: Agent, rece
     assert "OTEL_CONFIG_FILE" in err and "left out" in err
 
 
-def test_an_agent_that_sets_up_the_file_itself_is_seen_all_the_same(agent: Agent, receiver: OtlpReceiver, tmp_path: Path) -> None:
+def test_an_agent_that_applies_the_file_itself_is_traced(agent: Agent, receiver: OtlpReceiver, tmp_path: Path) -> None:
     code = """
         from opentelemetry.configuration import configure_sdk, load_config_file
         configure_sdk(load_config_file(os.environ["OTEL_CONFIG_FILE"]))

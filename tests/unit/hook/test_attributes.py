@@ -18,7 +18,7 @@ NESTED = st.dictionaries(
 
 
 @given(NESTED)
-def test_what_was_flattened_can_be_nested_again(nested: dict[str, Any]) -> None:
+def test_unflatten_inverts_flatten(nested: dict[str, Any]) -> None:
     assert agl.unflatten_attributes(attributes.flatten_attributes(nested, expand_leaf_lists=True)) == nested
 
 
@@ -33,11 +33,11 @@ def test_what_was_flattened_can_be_nested_again(nested: dict[str, Any]) -> None:
         (["a", {"b": 1}], {"0": "a", "1.b": 1}),
     ],
 )
-def test_nested_data_become_dotted_keys(nested: Any, flat: dict[str, Any]) -> None:
+def test_nested_data_is_flattened_to_dotted_keys(nested: Any, flat: dict[str, Any]) -> None:
     assert attributes.flatten_attributes(nested) == flat
 
 
-def test_a_key_that_is_no_text_is_refused() -> None:
+def test_a_key_that_is_not_a_str_is_rejected() -> None:
     with pytest.raises(ValueError, match="1 "):
         attributes.flatten_attributes({"a": {1: 2}})
     with pytest.raises(ValueError, match="strings"):
@@ -53,11 +53,11 @@ def test_a_key_that_is_no_text_is_refused() -> None:
         ({}, {}),
     ],
 )
-def test_only_numbers_from_zero_are_a_list(flat: dict[str, Any], nested: Any) -> None:
+def test_only_consecutive_indices_from_zero_become_a_list(flat: dict[str, Any], nested: Any) -> None:
     assert agl.unflatten_attributes(flat) == nested
 
 
-def test_a_prefix_is_a_whole_part_of_a_key() -> None:
+def test_a_prefix_matches_whole_parts_of_a_key() -> None:
     attributes = {"a": 0, "a.b": 1, "ab.c": 2}
     assert agl.filter_attributes(attributes, "a") == {"a": 0, "a.b": 1}
     with pytest.raises(ValueError, match="'a'"):
@@ -80,19 +80,19 @@ def test_a_prefix_is_a_whole_part_of_a_key() -> None:
         (object, f'"{object}"'),
     ],
 )
-def test_what_opentelemetry_does_not_take_becomes_json(value: Any, clean: Any) -> None:
+def test_values_that_opentelemetry_does_not_take_become_json(value: Any, clean: Any) -> None:
     found = attributes.sanitize_attributes({"k": value})["k"]
     assert found == clean and (not isinstance(found, list) or [type(i) for i in found] == [type(i) for i in clean])
 
 
-def test_without_force_what_json_cannot_hold_is_refused_by_name() -> None:
+def test_without_force_a_value_that_is_not_json_is_rejected_by_name() -> None:
     with pytest.raises(ValueError, match="'k'"):
         attributes.sanitize_attributes({"k": object}, force=False)
     with pytest.raises(ValueError, match="int, str"):
         attributes.sanitize_list_attribute_sanity([1, "a"])
 
 
-def test_tags_and_links_come_back() -> None:
+def test_tags_and_links_round_trip() -> None:
     tags = attributes.make_tag_attributes(["model:x", "good"])
     assert tags == {f"{conventions.TAG}.0": "model:x", f"{conventions.TAG}.1": "good"}
     assert agl.extract_tags_from_attributes({**tags, "other": 1}) == ["model:x", "good"]

@@ -32,37 +32,37 @@ def test_the_primary_dimension_comes_first() -> None:
     ("reward", "primary", "error"),
     [("1", None, TypeError), ({"a": 1.0}, None, ValueError), ({"a": 1.0}, "b", ValueError), ({"a": "x"}, "a", ValueError)],
 )
-def test_what_is_no_reward_is_refused(reward: Any, primary: str | None, error: type[Exception]) -> None:
+def test_an_invalid_reward_is_rejected(reward: Any, primary: str | None, error: type[Exception]) -> None:
     with pytest.raises(error):
         emit.emit_reward(reward, primary_key=primary, propagate=False)
 
 
-def test_objects_keep_their_type() -> None:
+def test_objects_are_encoded_with_their_type() -> None:
     assert emit.emit_object(b"\x00", propagate=False).attributes == {conventions.OBJECT_TYPE: "bytes", conventions.OBJECT_LITERAL: "AA=="}
     assert emit.emit_object([1, {"a": None}], propagate=False).attributes[conventions.OBJECT_JSON] == '[1, {"a": null}]'
     with pytest.raises(RuntimeError, match="object"):
         emit.emit_object(object(), propagate=False)
 
 
-def test_attributes_that_cannot_be_are_refused_by_name() -> None:
+def test_an_invalid_attribute_is_rejected_by_name() -> None:
     with pytest.raises(ValueError, match=r"'a\.b'"):
         emit.emit_annotation({"a": {"b": None}}, propagate=False)
     assert flatten_attributes({"a": [1, "x"], "b": [], "c": math.pi}) == {"a.0": 1, "a.1": "x", "c": math.pi}
 
 
-def test_a_span_without_a_reward_has_none() -> None:
+def test_a_span_without_a_reward_has_no_reward_value() -> None:
     assert emitted.get_reward_value({}) is None
     assert emitted.get_rewards_from_span(emit.emit_message("hello", propagate=False)) == []
 
 
-def test_what_is_handed_out_says_when_and_how() -> None:
+def test_returned_fields_include_times_and_status() -> None:
     span = emit.emit_annotation({"a": 1}, False)  # 0.3's callers give propagate by position
     assert (span.status.status_code, span.end_time) == ("OK", span.start_time) and span.start_time
     assert emit.emit_message("hi", {"k": {"n": 1}}, False).status.status_code == "UNSET"
 
 
 @pytest.mark.parametrize("value", ["text", 3, -0.5, True, False, b"\x00\xff", {"a": [1, None]}, [], None])
-def test_an_object_comes_back_as_it_was(value: Any) -> None:
+def test_an_object_round_trips(value: Any) -> None:
     found = emitted.get_object_value(emit.emit_object(value, {"k": "v"}, propagate=False))
     assert found == value and type(found) is type(value)
 
@@ -72,12 +72,12 @@ def test_an_object_comes_back_as_it_was(value: Any) -> None:
     [{conventions.OBJECT_JSON: "{"}, {conventions.OBJECT_LITERAL: "1", conventions.OBJECT_TYPE: "complex"}],
     ids=["json", "type"],
 )
-def test_an_object_that_cannot_be_read_is_an_error(attributes: dict[str, Any]) -> None:
+def test_a_malformed_object_raises(attributes: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=r"no JSON|'complex'"):
         emitted.get_object_value(attributes)
 
 
-def test_what_is_no_object_or_message_is_none() -> None:
+def test_no_object_or_message_is_none_and_wrong_types_raise() -> None:
     assert emitted.get_object_value({}) is None is emitted.get_message_value({})
     assert emitted.get_message_value(emit.emit_message("hello", propagate=False)) == "hello"
     with pytest.raises(TypeError, match="int"):
@@ -123,13 +123,13 @@ def test_rewards_of_older_releases_are_read(span: SpanCoreFields, value: float |
         {"agentops.task.output": '{"type": "reward", "value": ' + "9" * 4000 + "}"},
     ],
 )  # fmt: skip
-def test_a_malformed_reward_is_none_and_hides_no_other(attributes: dict[str, Any]) -> None:
+def test_a_malformed_reward_is_ignored(attributes: dict[str, Any]) -> None:
     assert emitted.get_rewards_from_span(attributes) == []
     assert emitted.get_reward_value(attributes) is None
     assert emitted.find_final_reward([named(conventions.SPAN_ANNOTATION, **{conventions.reward_value_key(0): 0.5}), attributes]) == 0.5
 
 
-def test_a_malformed_dimension_leaves_the_others() -> None:
+def test_a_malformed_dimension_does_not_affect_the_others() -> None:
     attributes = {conventions.reward_value_key(0): "0.5", conventions.reward_value_key(1): "much", conventions.reward_value_key(2): 2}
     assert [each.value for each in emitted.get_rewards_from_span(attributes)] == [0.5, 2.0]
 
@@ -142,13 +142,13 @@ def test_the_final_reward_is_the_last_in_the_order_given() -> None:
     assert emitted.find_final_reward([other]) is None is emitted.find_final_reward([])
 
 
-def test_a_reward_that_the_runner_gave_is_final_whatever_comes_after() -> None:
+def test_a_reward_given_by_the_runner_takes_precedence() -> None:
     given = emit.emit_reward(0.25, attributes={conventions.REWARD_GIVEN: True}, propagate=False)
     later = emit.emit_reward(1.0, propagate=False)
     assert emitted.find_final_reward([later, given, later]) == 0.25
 
 
-def test_an_operation_in_a_block_holds_what_it_is_told() -> None:
+def test_an_operation_block_records_inputs_and_output() -> None:
     context = emit.operation(propagate=False, name="look", user={"id": 7})
     with pytest.raises(RuntimeError, match="inside"):
         context.set_input(1)

@@ -1,4 +1,4 @@
-"""Keys that requests bring to a shared service: how long they are kept, what is exported with them, and what they cost others."""
+"""Keys that requests bring to a shared service: their lifetime, the exports with them, and other spans beside them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from agl_otel_hook.ledger import Ledger
 from agl_otel_hook.processor import key_of_attributes
 
 SENT: list[tuple[str, list[str]]] = []
-"""What collectors got: (key, names of spans)."""
+"""Exports so far: (key, names of spans)."""
 
 
 class Exporter(SpanExporter):
-    """Made as OpenTelemetry's OTLP exporters are: what is not said is the environment's, which names no key here."""
+    """Fake with the constructor of OpenTelemetry's OTLP exporters; without headers it has the key of the environment: none."""
 
     def __init__(self, headers: dict[str, str] | None = None) -> None:
         self._key = (headers or {}).get("authorization", "").removeprefix("Bearer ")
@@ -65,9 +65,7 @@ def bring(keys: GivenKeys, text: str) -> None:
     keys.extract({conventions.HEADER_OTLP_KEY: text}, Context())
 
 
-def test_a_key_is_kept_until_its_attempt_has_been_over_for_long_and_never_changed_by_a_later_caller(
-    keys: GivenKeys, ledger: Ledger, clock: Clock
-) -> None:
+def test_a_key_outlives_the_spans_of_its_attempt_and_is_never_replaced(keys: GivenKeys, ledger: Ledger, clock: Clock) -> None:
     for number in (1, 2):
         bring(keys, key(number))
     bring(keys, key(1)[:-1] + "x")
@@ -81,7 +79,7 @@ def test_a_key_is_kept_until_its_attempt_has_been_over_for_long_and_never_change
     assert [keys.of((f"ro-{number}", f"at-{number}")) for number in (1, 3, 4)] == ["", "", key(4)]
 
 
-def test_the_keys_used_longest_ago_make_room(keys: GivenKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_key_is_evicted(keys: GivenKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given, "MAX_KEYS", 2)
     bring(keys, key(1))
     bring(keys, key(2))
@@ -91,7 +89,7 @@ def test_the_keys_used_longest_ago_make_room(keys: GivenKeys, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("text", ["", "aglo-", "secret", key(1).removeprefix("aglo-"), "aglo-a b/c-0", "aglo-ro-1-0"])
-def test_what_has_no_form_of_a_key_is_not_kept_and_nothing_is_injected(keys: GivenKeys, text: str) -> None:
+def test_a_malformed_key_is_ignored_and_nothing_is_injected(keys: GivenKeys, text: str) -> None:
     bring(keys, text)
     assert keys.of(("ro-1", "at-1")) == "" and keys.of(None) == ""
     bring(keys, key(1))
@@ -100,7 +98,7 @@ def test_what_has_no_form_of_a_key_is_not_kept_and_nothing_is_injected(keys: Giv
     assert carrier == {}
 
 
-def test_an_attempts_spans_go_out_with_its_key_in_requests_of_their_own(keys: GivenKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_exported_with_the_key_of_their_attempt_in_separate_requests(keys: GivenKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given, "MAX_EXPORTERS", 1)
     dropped: list[str] = []
 
@@ -119,7 +117,7 @@ def test_an_attempts_spans_go_out_with_its_key_in_requests_of_their_own(keys: Gi
     provider.add_span_processor(processor)
     tracer = provider.get_tracer("test")
     for place in range(2 * MAX_BATCH_SPANS):
-        number = place % 4  # 0: of no attempt; 3: of one that was not given
+        number = place % 4  # 0: no attempt; 3: an attempt without a key
         ids = {conventions.ROLLOUT_ID: f"ro-{number}", conventions.ATTEMPT_ID: f"at-{number}"} if number else {}
         tracer.start_span(str(number), attributes=ids).end()
     assert not processor.force_flush(), "some were given up"

@@ -1,4 +1,4 @@
-"""Ids of spans have nothing to do with `random`: an agent may seed it, and a fork may copy it."""
+"""Span ids are independent of `random`: an agent may seed it, and a fork copies its state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agl_otel_hook.hook import Hook
 
 
 class OwnIds(RandomIdGenerator):
-    """A user's own."""
+    """A user's own id generator."""
 
 
 def started(provider: TracerProvider) -> Span:
@@ -29,7 +29,7 @@ def provider() -> TracerProvider:
     return provider
 
 
-def test_an_agent_that_seeds_random_gets_new_ids_and_draws_as_if_it_was_not_traced(provider: TracerProvider) -> None:
+def test_ids_and_the_random_numbers_of_an_agent_are_independent(provider: TracerProvider) -> None:
     random.seed(1)
     untraced = [random.random() for _ in range(3)]
     ids: list[tuple[int, int]] = []
@@ -59,12 +59,12 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_fork_that_python_was_not_told_of_draws_other_ids() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, check=True, timeout=60)  # alone: its threads are none
+def test_a_fork_made_outside_python_draws_other_ids() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, check=True, timeout=60)  # a process without threads
     assert len(set(ended.stdout.split())) == 2
 
 
-def test_a_way_of_drawing_that_the_user_chose_stays() -> None:
+def test_an_id_generator_chosen_by_the_user_is_kept() -> None:
     provider = TracerProvider(id_generator=OwnIds(), shutdown_on_exit=False)
     Hook(None).adopt(provider)
     assert type(provider.id_generator) is OwnIds

@@ -1,4 +1,4 @@
-"""Emitters in a process with a tracer provider: which spans are made. In a process of its own, because the provider is global."""
+"""Spans that emitters make with a tracer provider. In a process of its own, because the provider is global."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ print(json.dumps(spans))
 
 @pytest.fixture(scope="module")
 def spans() -> list[dict[str, Any]]:
-    """All spans that the program made, in the order of their end."""
+    """All spans of the program, in the order of their end."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -85,7 +85,7 @@ def inputs(**values: Any) -> dict[str, Any]:
     return {f"{conventions.OPERATION_INPUT}.{key.replace('__', '.')}": value for key, value in values.items()}
 
 
-def test_a_call_is_a_span_with_bound_arguments_and_result(spans: list[dict[str, Any]]) -> None:
+def test_a_call_becomes_a_span_with_bound_arguments_and_result(spans: list[dict[str, Any]]) -> None:
     (span,) = operations(spans, "add")
     assert span["name"] == conventions.SPAN_OPERATION
     assert span["attributes"] == {
@@ -94,7 +94,7 @@ def test_a_call_is_a_span_with_bound_arguments_and_result(spans: list[dict[str, 
         f"{conventions.OPERATION_OUTPUT}.sum": 3,
     }
     (message,) = (span for span in spans if span["name"] == conventions.SPAN_MESSAGE)
-    assert message["parent"] == span["id"]  # what happens inside belongs to it
+    assert message["parent"] == span["id"]  # spans made inside are its children
 
 
 def test_an_async_function_is_traced_until_it_returns(spans: list[dict[str, Any]]) -> None:
@@ -107,7 +107,7 @@ def test_an_exception_is_recorded_and_raised(spans: list[dict[str, Any]]) -> Non
     first, second = operations(spans, "broken")
     assert (first["status"], first["events"]) == (second["status"], second["events"]) == ("ERROR", ["exception"])
     assert inputs(a=1).items() <= first["attributes"].items()
-    assert inputs(args__0=1, args__1=2, kwargs__z=3).items() <= second["attributes"].items()  # they do not fit the signature
+    assert inputs(args__0=1, args__1=2, kwargs__z=3).items() <= second["attributes"].items()  # the arguments do not fit the signature
 
 
 def test_the_reward_decorator_emits_numbers_only(spans: list[dict[str, Any]]) -> None:
@@ -115,7 +115,7 @@ def test_the_reward_decorator_emits_numbers_only(spans: list[dict[str, Any]]) ->
     assert values == [0.5, 1.0]
 
 
-def test_exceptions_and_objects_are_spans_and_what_is_not_propagated_is_none(spans: list[dict[str, Any]]) -> None:
+def test_exceptions_and_objects_become_spans_unless_propagate_is_false(spans: list[dict[str, Any]]) -> None:
     (exception,) = (span for span in spans if span["name"] == conventions.SPAN_EXCEPTION)
     assert {"exception.type": "ValueError", "exception.message": "bad", "exception.escaped": True, "step": 3}.items() <= exception[
         "attributes"

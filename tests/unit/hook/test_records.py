@@ -1,4 +1,4 @@
-"""What processes count in files, read as a runner reads it: after any end of them, and whatever an agent has put into the folder."""
+"""Counts that processes write to files, read as by a runner: after any end of a process, with any content of the folder."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_counts_are_written_as_spans_begin_and_end(root: Path) -> None:
     for span in (2, 3):
         counting.started(KEY, span, PLACE)
     counting.ended(KEY, 1, marker=marker)
-    counting.ended(KEY, 2, marker=None)  # sampled out, or without its marker: never exported
+    counting.ended(KEY, 2, marker=None)  # not sampled, or without its marker: never exported
     counting.dropped(KEY, marker)
     assert [counts(slot) for slot in slots(root)] == [(3, 1, 1, 1, False)]
     counting.close()
     assert [counts(slot) for slot in slots(root)] == [(3, 1, 2, 1, True)]
 
 
-def test_a_process_that_does_not_end_after_all_counts_on(root: Path) -> None:
+def test_a_process_continues_to_count_after_reopen(root: Path) -> None:
     counting = ledger(root)
     marker = counting.started(KEY, 1, PLACE).marker
     counting.close()
@@ -86,8 +86,8 @@ def test_a_process_that_does_not_end_after_all_counts_on(root: Path) -> None:
     assert [counts(slot) for slot in slots(root)] == [(2, 1, 0, 0, False)]
 
 
-def test_a_span_that_an_exporter_is_taking_when_the_process_closes_is_not_abandoned(root: Path) -> None:
-    """It may be stored or lost: given up it would be lost without a trace."""
+def test_a_span_inside_an_exporter_at_close_is_not_abandoned(root: Path) -> None:
+    """It may be stored or lost; counted as abandoned, its loss would go unnoticed."""
     counting, entered, go = ledger(root), threading.Event(), threading.Event()
 
     class Exports(SpanProcessor):
@@ -110,7 +110,7 @@ def test_a_span_that_an_exporter_is_taking_when_the_process_closes_is_not_abando
     assert left_open.is_recording()
 
 
-def test_what_begins_after_the_last_reading_is_late_and_not_counted(root: Path) -> None:
+def test_a_span_begun_after_the_last_read_is_late_and_not_counted(root: Path) -> None:
     counting = ledger(root)
     marker = counting.started(KEY, 1, PLACE).marker
     assert [counts(slot) for slot in slots(root, last=True)] == [(1, 0, 0, 0, False)]
@@ -121,7 +121,7 @@ def test_what_begins_after_the_last_reading_is_late_and_not_counted(root: Path) 
     assert counting.started(OTHER, 3, PLACE).late is False
 
 
-def test_one_file_serves_all_attempts_of_a_process(root: Path) -> None:
+def test_a_process_makes_one_file_for_each_64_attempts(root: Path) -> None:
     counting = ledger(root)
     keys = [(f"ro-many-{number}", "at-1") for number in range(150)]
     for number, key in enumerate(keys):
@@ -134,7 +134,7 @@ def test_one_file_serves_all_attempts_of_a_process(root: Path) -> None:
         assert slots(root, key) == []
 
 
-def test_slots_that_were_read_are_used_again(root: Path) -> None:
+def test_slots_are_reused_after_they_are_read(root: Path) -> None:
     counting = ledger(root)
     for number in range(300):
         key = (f"ro-many-{number}", "at-1")
@@ -145,7 +145,7 @@ def test_slots_that_were_read_are_used_again(root: Path) -> None:
     assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 1
 
 
-def test_an_attempt_without_a_folder_is_announced_instead(root: Path) -> None:
+def test_an_attempt_without_a_folder_is_announced(root: Path) -> None:
     unrecorded: list[tuple[str, str]] = []
     counting = Ledger(lambda: Records(str(root)), on_unrecorded=unrecorded.append)
     elsewhere = ("ro-elsewhere", "at-1")
@@ -154,9 +154,7 @@ def test_an_attempt_without_a_folder_is_announced_instead(root: Path) -> None:
     assert unrecorded == [elsewhere]
 
 
-def test_attempts_of_several_runners_are_recorded_below_the_root_that_has_their_folder(
-    root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_attempt_is_recorded_below_the_root_that_has_its_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     own = tmp_path_factory.mktemp("own")
     mine = ("ro-mine", "at-1")
     folder_of(own, *mine).mkdir()
@@ -173,7 +171,7 @@ def test_attempts_of_several_runners_are_recorded_below_the_root_that_has_their_
             counting.forget(key)
 
 
-def test_a_runner_keeps_one_file_in_its_root_while_attempts_come_and_go(root: Path) -> None:
+def test_a_runner_keeps_one_file_in_its_root_for_changing_attempts(root: Path) -> None:
     counting = Ledger()
     counting.keep(str(root))
     for number in range(130):
@@ -181,7 +179,7 @@ def test_a_runner_keeps_one_file_in_its_root_while_attempts_come_and_go(root: Pa
         folder_of(root, *key).mkdir()
         counting.ended(key, number, marker=counting.started(key, number, PLACE).marker)
         assert [counts(slot) for slot in slots(root, key)] == [(1, 1, 0, 0, False)]
-        if number >= 65:  # all slots of a first file were taken
+        if number >= 65:  # all slots of the first file are taken
             counting.forget((f"ro-many-{number - 65}", "at-1"))
         if number >= 100:
             shutil.rmtree(folder_of(root, f"ro-many-{number - 65}", "at-1"))
@@ -189,7 +187,7 @@ def test_a_runner_keeps_one_file_in_its_root_while_attempts_come_and_go(root: Pa
     assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 3  # 64 slots each
 
 
-def test_what_is_open_when_an_attempt_is_over_is_abandoned_unless_it_ends_after_all(root: Path) -> None:
+def test_open_spans_of_a_closed_attempt_are_abandoned_unless_they_end_later(root: Path) -> None:
     counting = ledger(root)
     marker = counting.started(KEY, 1, PLACE).marker
     counting.started(KEY, 2, PLACE)
@@ -201,7 +199,7 @@ def test_what_is_open_when_an_attempt_is_over_is_abandoned_unless_it_ends_after_
     assert [counts(slot) for slot in slots(root)] == [(2, 1, 1, 0, True)]
 
 
-def test_a_folder_that_is_gone_costs_no_later_attempt_its_record(root: Path) -> None:
+def test_later_attempts_are_recorded_after_a_folder_is_removed(root: Path) -> None:
     counting = ledger(root)
     counting.started(KEY, 1, PLACE)
     for path in folder_of(root, *KEY).iterdir():
@@ -211,7 +209,7 @@ def test_a_folder_that_is_gone_costs_no_later_attempt_its_record(root: Path) -> 
     assert [counts(slot) for slot in slots(root, OTHER)] == [(1, 0, 0, 0, False)]
 
 
-def test_counts_survive_a_kill_and_a_fork_counts_under_a_marker_of_its_own(root: Path) -> None:
+def test_counts_survive_a_kill_and_a_fork_counts_under_its_own_marker(root: Path) -> None:
     code = f"""
 import os, signal
 from agl_otel_hook.ledger import Ledger
@@ -253,7 +251,7 @@ def in_a_process(root: Path, code: str) -> None:
 
 @pytest.mark.parametrize("why", NO_RECORD)
 @pytest.mark.parametrize("fork", ["if os.fork() == 0:", "import ctypes\nif ctypes.PyDLL(None).fork() == 0:", "if True:"])
-def test_a_process_that_can_make_no_record_is_known_when_it_begins_a_span(root: Path, why: str, fork: str) -> None:
+def test_a_process_that_cannot_make_a_record_is_known_once_it_begins_a_span(root: Path, why: str, fork: str) -> None:
     take, expected = NO_RECORD[why]
     code = f"""
 if {fork != "if True:"}:
@@ -273,7 +271,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert all(other.no_record is None and other.fork_errno == 0 for other in processes(root, OTHER))
 
 
-def test_a_process_that_can_make_no_record_and_begins_no_span_is_nothing_to_be_known(root: Path) -> None:
+def test_a_process_without_a_record_and_without_spans_is_not_reported(root: Path) -> None:
     in_a_process(root, f"{NO_RECORD['no room'][0]}\ntry: ledger.loaded({KEY!r})\nfinally: os.kill(os.getpid(), signal.SIGKILL)\n")
     assert processes(root) == []
 
@@ -281,8 +279,8 @@ def test_a_process_that_can_make_no_record_and_begins_no_span_is_nothing_to_be_k
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("known", ["ledger.started(KEY, 1, (1, 2))", "ledger.loaded(KEY)"])
 @pytest.mark.parametrize("between", ["", "if os.fork(): os.wait(); os._exit(0)"])
-def test_a_fork_that_may_not_enter_the_folder_is_known_from_its_parent(root: Path, known: str, between: str) -> None:
-    """Also where a fork lies between the two that has made no record yet."""
+def test_a_fork_without_access_to_the_folder_is_known_from_its_parent(root: Path, known: str, between: str) -> None:
+    """Also with a fork between the two that has no record yet."""
     root.chmod(0o700)
     code = f"""
 KEY = {KEY!r}
@@ -302,10 +300,10 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert (process.fork_errno, process.no_record) == (errno.EACCES, None)
     assert [counts(slot) for slot in slots(root)] == ([(1, 0, 0, 0, False)] if "started" in known else [])
     (other,) = processes(root, OTHER)
-    assert other.fork_errno == (0 if "started" in known else errno.EACCES)  # without a slot it may have been any attempt of the file
+    assert other.fork_errno == (0 if "started" in known else errno.EACCES)  # without a slot, the errno holds for every attempt of the file
 
 
-def test_a_slot_that_is_used_again_forgets_the_forks_of_its_last_attempt(root: Path) -> None:
+def test_a_reused_slot_has_no_fork_errors_of_its_previous_attempt(root: Path) -> None:
     counting = ledger(root)
     counting.started(KEY, 1, PLACE)
     (path,) = folder_of(root, *KEY).iterdir()
@@ -318,10 +316,10 @@ def test_a_slot_that_is_used_again_forgets_the_forks_of_its_last_attempt(root: P
     assert [process.fork_errno for process in processes(root, OTHER)] == [0]
 
 
-def test_a_worker_that_goes_on_while_it_is_read_keeps_what_it_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_survive_the_reuse_of_their_slot_during_a_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = ledger(root)
     counting.ended(KEY, 1, marker=counting.started(KEY, 1, PLACE).marker)
-    mark = records._mark_read  # pyright: ignore[reportPrivateUsage]  # the moment that counts
+    mark = records._mark_read  # pyright: ignore[reportPrivateUsage]  # called between the two reads
 
     def goes_on(*arguments: Any) -> None:
         mark(*arguments)
@@ -332,7 +330,7 @@ def test_a_worker_that_goes_on_while_it_is_read_keeps_what_it_counted(root: Path
 
 
 @pytest.mark.parametrize("leaked", [0, 1, 10])
-def test_a_worker_frees_what_was_read_also_beside_leaks(root: Path, leaked: int) -> None:
+def test_a_worker_frees_read_attempts_despite_leaked_spans(root: Path, leaked: int) -> None:
     counting = ledger(root)
     for number in range(1000):
         key = (f"ro-a{number}", "at")
@@ -356,9 +354,7 @@ def test_a_worker_frees_what_was_read_also_beside_leaks(root: Path, leaked: int)
         ("ledger.close()", []),
     ],
 )
-def test_a_fork_that_python_was_not_told_of_counts_for_itself(
-    root: Path, child: str, of_child: list[tuple[int, int, int, int, bool]]
-) -> None:
+def test_a_fork_made_outside_python_counts_separately(root: Path, child: str, of_child: list[tuple[int, int, int, int, bool]]) -> None:
     code = f"""
 import ctypes, os
 from agl_otel_hook.ledger import Ledger
@@ -402,7 +398,7 @@ def _folder(path: Path) -> None:
 
 
 def _two_counts(path: Path) -> None:
-    """As `path`, what a process counted, with its first slot twice."""
+    """Write the file of a process to `path`, with its first slot duplicated."""
     counting = ledger(path.parents[1])
     counting.started(KEY, 1, PLACE)
     (written,) = path.parent.glob(f"*{records.FILE_SUFFIX}")
@@ -418,14 +414,14 @@ def _long_command(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_no_failure, _fifo, _link, _short, _foreign, _folder, _long_command, _two_counts])
-def test_what_no_hook_writes_makes_a_ledger_unreadable(root: Path, make: Callable[[Path], None]) -> None:
+def test_a_malformed_file_makes_a_ledger_unreadable(root: Path, make: Callable[[Path], None]) -> None:
     name = f"x\n{records.FILE_SUFFIX}"
     make(folder_of(root, *KEY) / name)
     with pytest.raises(UnreadableError, match=r"'x\\n\.ledger(\.failed)?'"):
         processes(root)
 
 
-def test_more_files_than_any_attempt_has_are_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_with_too_many_files_is_unreadable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_FILES", 3)
     for number in range(4):
         (folder_of(root, *KEY) / f"{number}{records.FILE_SUFFIX}").touch()
@@ -433,12 +429,12 @@ def test_more_files_than_any_attempt_has_are_not_read(root: Path, monkeypatch: p
         processes(root)
 
 
-def test_a_folder_that_is_gone_is_unreadable(tmp_path: Path) -> None:
+def test_a_removed_folder_is_unreadable(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match="is gone"):
         processes(tmp_path)
 
 
-def test_a_full_disk_costs_the_record_and_not_the_process(tmp_path: Path) -> None:
+def test_a_process_survives_a_full_disk_without_a_record(tmp_path: Path) -> None:
     """A file that cannot be allocated in full is not mapped: a hole in it would be a SIGBUS."""
     code = f"""
 import resource

@@ -1,4 +1,4 @@
-"""`instrument_all` wraps each function once, and `uninstrument_all` unwraps it, whatever the instrumentation itself forgets to undo."""
+"""`instrument_all` wraps each function once; `uninstrument_all` reverts it, even where an instrumentation does so incompletely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS = ((Completions, "create"), (AsyncCompletions, "create"), (Embeddings, "cr
 
 
 def layers() -> list[int]:
-    """How many wrappers are around each of CALLS."""
+    """Return the number of wrappers around each of CALLS."""
     found: list[int] = []
     for owner, name in CALLS:
         held, count = vars(owner)[name], 0
@@ -30,7 +30,7 @@ def layers() -> list[int]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # OpenLLMetry's models use pydantic's older way
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # OpenLLMetry's models use pydantic's deprecated API
 def test_nothing_stays_wrapped_and_nothing_is_wrapped_twice() -> None:
     assert layers() == [0, 0, 0, 0]
     for _ in range(2):

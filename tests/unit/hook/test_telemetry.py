@@ -36,7 +36,7 @@ def telemetry(receiver: OtlpReceiver) -> Iterator[Telemetry]:
     telemetry.shutdown()
 
 
-def test_attempt_span_is_stored_before_its_traceparent_is_known(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+def test_an_attempt_span_is_stored_before_its_traceparent_is_returned(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
     traceparents = telemetry.attempt_spans([KEY, ("ro-2", "at-2")])
     first, second = receiver.spans(conventions.SPAN_ATTEMPT)
     assert (first.key, second.key, first.marker, first.parent_id) == (KEY, ("ro-2", "at-2"), None, "")
@@ -46,7 +46,7 @@ def test_attempt_span_is_stored_before_its_traceparent_is_known(receiver: OtlpRe
     assert receiver.metadata["authorization"] == "Bearer secret"
 
 
-def test_spans_in_an_attempts_scope_carry_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+def test_spans_in_an_attempt_scope_have_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
     traceparent = telemetry.attempt_span(*KEY)
     tracer = telemetry.tracer("agent")
     with attempt_scope(*KEY, traceparent=traceparent), tracer.start_as_current_span("outer"), tracer.start_as_current_span("inner"):
@@ -81,7 +81,7 @@ def test_a_forgotten_attempt_comes_back_under_a_new_marker(receiver: OtlpReceive
     assert first.keys() != second.keys()
 
 
-def test_seal_says_when_the_collector_is_away_and_loses_nothing(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+def test_seal_raises_while_the_collector_is_unavailable_and_loses_nothing(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
     receiver.refuse = True
     telemetry.tracer("t").start_span("a", with_ids(KEY, Context())).end()
     with pytest.raises(UnavailableError, match="ro-1/at-1"):
@@ -111,7 +111,7 @@ def test_packed_arrays_arrive_as_otlp_arrays(receiver: OtlpReceiver, telemetry: 
     assert span.attributes[conventions.LLM_RESPONSE_LOGPROBS] == logprobs
 
 
-def test_no_seal_but_a_last_one_is_sent_while_a_span_is_open(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+def test_only_a_closing_seal_is_sent_while_a_span_is_open(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
     with attempt_scope(*KEY):
         still_open = telemetry.tracer("test").start_span("open")
         telemetry.tracer("test").start_span("work").end()
@@ -151,12 +151,12 @@ def test_a_process_that_does_not_know_when_attempts_end_repeats_its_seals(monkey
     assert started < times[0] and times == sorted(set(times))
 
 
-def test_an_idle_attempt_is_sealed_without_being_asked(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+def test_an_idle_attempt_is_sealed_automatically(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
     telemetry.tracer("t").start_span("a", with_ids(KEY, Context())).end()
     receiver.wait_until(lambda spans: any(span.name == conventions.SPAN_SEAL for span in spans))
 
 
-def test_a_rollout_id_that_breaks_the_rule_marks_nothing(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+def test_an_invalid_rollout_id_sets_no_attributes(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
     telemetry.tracer("t").start_span("a", with_ids(("no spaces please", "at-1"), Context())).end()
     telemetry.shutdown()
     assert receiver.spans("a")[0].attributes == {}

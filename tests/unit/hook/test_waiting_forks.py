@@ -1,4 +1,4 @@
-"""A fork imports whatever the threads of its parent were doing."""
+"""Imports work in a fork, whatever the threads of its parent were doing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agl_otel_hook import waiting
 
 
 def test_a_fork_imports_while_a_thread_of_its_parent_holds_wrapts_lock() -> None:
-    assert waiting.LIBRARIES  # it has registered what a fork does
+    assert waiting.LIBRARIES  # its import has registered the fork handler
     importer: Any = import_module("wrapt.importer")
     held, let_go = threading.Event(), threading.Event()
 

@@ -64,7 +64,7 @@ SPANS = st.builds(
 )
 
 
-HALVES: Any = st.text(st.characters(codec=None))  # also halves of surrogate pairs
+HALVES: Any = st.text(st.characters(codec=None))  # including lone surrogates
 BIG: Any = st.integers(-(1 << 70), 1 << 70)
 STATUSES = [Status(StatusCode.UNSET), Status(StatusCode.OK), Status(StatusCode.ERROR), Status(StatusCode.ERROR, "why")]
 RESOURCES = [RESOURCE, Resource({"list": [1, 2], "flag": True}), Resource({})]
@@ -72,7 +72,7 @@ SCOPES = [None, InstrumentationScope(""), InstrumentationScope("s", "1", "https:
 
 
 def sdk_spans(texts: Any, others: Any, limit: int | None) -> Any:
-    """Spans of the SDK with these texts and other scalars, of whose attributes it keeps `limit`."""
+    """Strategy for SDK spans with these texts and other scalars, whose attributes are limited to `limit`."""
     values = st.recursive(
         texts | others | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False) | st.binary(max_size=300),
         lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(), inner, max_size=3),
@@ -110,21 +110,21 @@ def sdk_spans(texts: Any, others: Any, limit: int | None) -> Any:
 
 
 @given(st.lists(SPANS, min_size=1, max_size=3))
-def test_what_is_written_directly_is_what_the_sdk_writes(spans: list[WholeSpan]) -> None:
+def test_whole_spans_are_encoded_as_the_sdk_encodes_them(spans: list[WholeSpan]) -> None:
     assert ExportTraceServiceRequest.FromString(wire.encode(spans)) == encode_spans(spans)
 
 
 @given(st.lists(sdk_spans(st.text(), st.none(), 2), min_size=1, max_size=4))
-def test_spans_of_the_sdk_are_written_as_it_writes_them(spans: list[ReadableSpan]) -> None:
+def test_sdk_spans_are_encoded_as_the_sdk_encodes_them(spans: list[ReadableSpan]) -> None:
     assert ExportTraceServiceRequest.FromString(wire.encode(spans)) == encode_spans(spans)
 
 
 @given(st.lists(sdk_spans(HALVES, BIG, None), min_size=1, max_size=4))
-def test_texts_and_numbers_that_otlp_cannot_write_are_written_mended(spans: list[ReadableSpan]) -> None:
+def test_unencodable_texts_and_numbers_are_encoded_as_writable_replaces_them(spans: list[ReadableSpan]) -> None:
     assert ExportTraceServiceRequest.FromString(wire.encode(spans)) == encode_spans([*map(writable, spans)])
 
 
-def test_numbers_that_are_not_finite_and_subclasses_of_kinds_are_written() -> None:
+def test_non_finite_numbers_and_subclasses_of_scalars_are_encoded() -> None:
     values: dict[str, Any] = {"nan": math.nan, "inf": [math.inf, -math.inf], "text": _Text("t"), "number": _Number.ONE}
     span = ReadableSpan("n", context(1, 2), None, RESOURCE, values)
     (ours,) = ExportTraceServiceRequest.FromString(wire.encode([span])).resource_spans[0].scope_spans[0].spans
@@ -133,7 +133,7 @@ def test_numbers_that_are_not_finite_and_subclasses_of_kinds_are_written() -> No
     assert math.isnan(ours.attributes[0].value.double_value) and len(ours.attributes) == 4
 
 
-def test_what_otlp_has_no_value_for_is_left_out_and_half_characters_and_huge_numbers_are_text() -> None:
+def test_unsupported_values_are_left_out_or_encoded_as_text() -> None:
     attributes: dict[str, Any] = {"huge": 1 << 64, "object": object(), "half": "\ud83d", "kept": 1}
     span = WholeSpan("n", context(1, 2), resource=RESOURCE, attributes=attributes, instrumentation_scope=InstrumentationScope("s"))
     (written,) = ExportTraceServiceRequest.FromString(wire.encode([span])).resource_spans[0].scope_spans[0].spans
@@ -144,7 +144,7 @@ def test_what_otlp_has_no_value_for_is_left_out_and_half_characters_and_huge_num
     }
 
 
-def test_packed_ids_become_the_array_that_they_stand_for_beside_spans_of_the_sdk() -> None:
+def test_packed_ids_become_an_array_in_a_request_with_sdk_spans() -> None:
     exported: list[ReadableSpan] = []
     idle: list[Key] = []
     ledger = Ledger()

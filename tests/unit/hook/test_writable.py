@@ -1,4 +1,4 @@
-"""What OTLP cannot write is exported as text, and what it can is left alone."""
+"""Values that OTLP cannot encode are exported as text; others are unchanged."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def span(name: str = "n", **fields: Any) -> ReadableSpan:
         ({"a": ["\ud83d"]}, {"a": ("\N{REPLACEMENT CHARACTER}",)}),
     ],
 )
-def test_a_value_that_otlp_cannot_write_becomes_text(value: Any, written: Any) -> None:
+def test_a_value_that_otlp_cannot_encode_becomes_text(value: Any, written: Any) -> None:
     found = writable(span(attributes={"bad": value, "good": 1}))
     assert found.attributes == {"bad": written, "good": 1}
     (encoded,) = encode_spans([found]).resource_spans[0].scope_spans[0].spans
     assert [each.key for each in encoded.attributes] == ["bad", "good"]
 
 
-def test_every_text_of_a_span_is_looked_at() -> None:
+def test_every_text_of_a_span_is_checked() -> None:
     half, whole = "\ud83d", "\N{REPLACEMENT CHARACTER}"
     (encoded,) = (
         encode_spans(
@@ -91,12 +91,12 @@ def test_every_text_of_a_span_is_looked_at() -> None:
         None,
     ],
 )
-def test_what_can_be_written_is_the_span_itself(value: Any) -> None:
+def test_an_encodable_span_is_returned_unchanged(value: Any) -> None:
     given_span = span(attributes={"a": value}, status=Status(StatusCode.ERROR), events=[Event("e", None, 1)])
     assert writable(given_span) is given_span
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_any_text_can_be_written_when_it_is_mended(text: str) -> None:
+def test_any_text_is_encodable_after_mended(text: str) -> None:
     assert mended(text).encode().decode() == mended(text)
     assert mended(text) == text or any("\ud800" <= each <= "\udfff" for each in text)
