@@ -1,5 +1,5 @@
 """Keep what is intended (rollouts, attempts, resources, workers) in SQLite or PostgreSQL, behind gRPC.
 
-lifecycle.py says who may go from which state to which; operations/ does it on any engine; sqlite.py is one; service.py and client.py
-are the two ends of the wire. What was observed (spans, logs) does not belong here.
+lifecycle.py holds the state machine, operations/ applies it on any engine (sqlite.py, postgres/), service.py and client.py are the two
+ends of the wire. Observations (spans, logs) do not belong here.
 """

@@ -1,4 +1,4 @@
-"""`python -m agl_otel.queue`: the queue as a service. SIGTERM and SIGINT stop it in order, with exit code 0."""
+"""`python -m agl_otel.queue`: the queue as a service. SIGTERM and SIGINT stop it gracefully, with exit code 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agl_otel.telemetry.reporting import served
 
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[Serving]:
-    """The queue while it serves. Raises InUseError, SettingsError, ConflictError before the first call is taken."""
+    """Run the queue. Raises InUseError, SettingsError, ConflictError before it takes calls."""
     tls = Tls.load(settings)
     engine = open_engine(settings.queue_db)
     server = QueueServer(engine, token=settings.token.get_secret_value())
@@ -28,7 +28,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
 
 
 def main() -> int:
-    """Run the service; the exit code."""
+    """Run the service; return the exit code."""
     return run_service("queue", serving)
 
 

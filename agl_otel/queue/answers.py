@@ -1,7 +1,7 @@
-"""Request ids: a retry after a lost answer gets the first answer again and has no second effect.
+"""Request ids: a retry after a lost answer gets the same answer again and has no second effect.
 
-What is kept is not the body but what it was about (ids, numbers), so that an answer costs a small row however large its rollouts
-are; the replay reads them as they are by then.
+Only the ids and numbers of an answer are kept, so it costs a small row however large its rollouts are; a replay reads the rollouts in
+their current state.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from agl_otel.queue.engine import Transaction
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, AttemptRow, RolloutRow
 
-KEPT_SECONDS: Final = 600.0  # a client gives up long before
+KEPT_SECONDS: Final = 600.0  # clients stop retrying long before
 
 
 def recall(tx: Transaction, request_id: str, method: str) -> Any | None:
-    """What was remembered for this request id, or None. Raises UsageError where the id was used for another method."""
+    """Return what was remembered for this request id, or None. Raises UsageError if the id was used for another method."""
     return recall_all(tx, [request_id], method).get(request_id)
 
 
 def recall_all(tx: Transaction, request_ids: Iterable[str], method: str) -> dict[str, Any]:
-    """{request id: what was remembered for it}, without those that nothing is known of. Raises as `recall`."""
+    """Return {request id: what was remembered for it}, without unknown ids. Raises as `recall`."""
     asked = [request_id for request_id in request_ids if request_id]
     if not asked:
         return {}
-    tx.alone(asked)  # a retry may come while the first try is still under way
+    tx.alone(asked)  # a retry may arrive while the first try is still running
     found: dict[str, Any] = {}
     for request_id, used_for, answer in tx.rows("answers_recall", {"request_ids": json.dumps(asked)}):
         if used_for != method:
@@ -40,7 +40,7 @@ def recall_all(tx: Transaction, request_ids: Iterable[str], method: str) -> dict
 
 
 def remember(tx: Transaction, request_id: str, method: str, answer: object, now: float) -> None:
-    """Keep what a replay needs."""
+    """Store what a replay of the answer needs."""
     remember_all(tx, {request_id: answer}, method, now)
 
 
@@ -51,18 +51,18 @@ def remember_all(tx: Transaction, answers: Mapping[str, object], method: str, no
 
 
 def purge(tx: Transaction, now: float) -> None:
-    """Forget answers that no retry will ask for."""
+    """Delete answers too old for a retry."""
     tx.run("answers_purge", {"before": now - KEPT_SECONDS})
 
 
 def rollouts_by_id(tx: Transaction, rollout_ids: Sequence[str]) -> pb.Rollouts:
-    """Rollouts with their latest attempts, in the order of the ids; unknown ones are left out."""
+    """Return rollouts with their latest attempts, in the order of the ids; unknown ids are skipped."""
     found = {row[1]: row for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(rollout_ids)})}
     return rollouts_pb(found[rollout_id] for rollout_id in rollout_ids if rollout_id in found)
 
 
 def claimed_again(tx: Transaction, attempt_ids: Sequence[str]) -> pb.Rollouts:
-    """The claims with these attempt ids, tokens included; what was deleted since is left out."""
+    """Return the claims with these attempt ids, tokens included; claims deleted since are skipped."""
     attempts: dict[str, AttemptRow] = {}
     for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(attempt_ids)}):
         attempt = split(row)[1]

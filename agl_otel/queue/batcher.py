@@ -1,7 +1,7 @@
-"""Batches small requests of one kind that wait for the engine into one operation, which costs little more than one of them.
+"""Batches small requests of one kind that wait for the engine into one operation, which costs little more than a single request.
 
-A request joins the operation that was handed to the engine last, until the engine begins it; so none waits longer than it would alone.
-Under load the engine is busy, and batches grow by themselves.
+A request joins the last operation submitted to the engine until the engine begins it, so no request waits longer than it would alone.
+Under load the engine is busy longer, so batches grow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_MOST: Final = 256
 
 
 class _Batch(Generic[R, T]):
-    """Requests that are, or will be, one operation."""
+    """Requests that run as one operation."""
 
     def __init__(self) -> None:
         self.requests: list[R] = []
@@ -41,19 +41,19 @@ class _Batch(Generic[R, T]):
 
 
 class RequestBatcher(Generic[R, T]):
-    """Runs `operation`, which answers requests in their order: for each its result, or the error that it alone gets.
+    """Runs `operation` on batches of requests; it returns for each request, in order, its result or its error.
 
-    Where it raises, each request runs again by itself, so that one that is refused does not fail its neighbours.
+    If `operation` raises, each request runs again by itself, so that one refused request does not fail the others.
     """
 
     def __init__(self, engine: Engine, operation: Callable[[Transaction, Sequence[R]], Sequence[T | Exception]]) -> None:
         self._engine = engine
         self._operation = operation
-        self._lock = threading.Lock()  # the engine begins operations in threads of its own
+        self._lock = threading.Lock()  # the engine runs operations in its own threads
         self._open: _Batch[R, T] | None = None
 
     def write(self, request: R, key: str, weight: int = 1) -> asyncio.Future[T]:
-        """As Engine.write. Of two requests with one key the second runs after the first; AT_MOST is the weight of one that runs alone."""
+        """Run a request as Engine.write does. Requests with the same key run one after the other; one of weight AT_MOST runs alone."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._open is not None and self._open.fits(key, weight):
@@ -72,7 +72,7 @@ class RequestBatcher(Generic[R, T]):
 
     def _deliver(self, batch: _Batch[R, T], done: asyncio.Future[Sequence[T | Exception]]) -> None:
         with self._lock:
-            if self._open is batch:  # the engine refused it unseen
+            if self._open is batch:  # the engine refused it without running it
                 self._open = None
         error = done.exception()
         if error is None:
@@ -92,7 +92,7 @@ class RequestBatcher(Generic[R, T]):
 
 
 def _settle(future: asyncio.Future[T], outcome: T | BaseException) -> None:
-    if future.done():  # its caller went away
+    if future.done():  # its caller disconnected
         return
     if isinstance(outcome, BaseException):
         future.set_exception(outcome)

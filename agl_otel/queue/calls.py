@@ -1,6 +1,6 @@
-"""How the client makes a call: deadline, token, and retries with jitter while the queue is away.
+"""The client's calls: deadline, token, and retries with jitter while the queue does not answer.
 
-Every call may be retried: reads change nothing, and every mutating call carries a request id or says the same thing twice.
+Every call may be retried: reads change nothing, and every mutating call carries a request id or is idempotent.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from agl_otel.service.retry import QUICK, Tries
 
 T = TypeVar("T")
 R = TypeVar("R")
-RETRY_SECONDS: Final = 10.0  # a restart of the queue takes less
+RETRY_SECONDS: Final = 10.0  # longer than a restart of the queue
 PART_ROLLOUTS: Final = 10_000
-"""Rollouts in one message of an enqueue: one transaction, which all others wait for."""
+"""Most rollouts in one message of an enqueue: a message is one transaction, which others wait for."""
 PART_BYTES: Final = 16 << 20
-LARGEST_ROLLOUT_BYTES: Final = 32 << 20  # its answer, and a claim of it, must fit a message of 64 MiB too
+LARGEST_ROLLOUT_BYTES: Final = 32 << 20  # the rollout must also fit into the 64 MiB of an answer and of a claim
 OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),  # the answer to a change of many rollouts holds all their inputs
+    ("grpc.max_receive_message_length", -1),  # the answer to an update of many rollouts holds all their inputs
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -38,17 +38,17 @@ OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-_TOO_LARGE: Final = "larger than max"  # of gRPC's own refusals; the queue's are of a full disk
+_TOO_LARGE: Final = "larger than max"  # in gRPC's own refusals; those of the queue mean a full disk
 _LATE: Final = "the queue at {} did not answer in time: it is overloaded, or the network is slow"
 
 
 def new_request_id() -> str:
-    """A request id; grows with time, so that the queue's index of them stays local."""
+    """Return a request id; ids grow with time, so that inserts into the queue's index stay local."""
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(8).hex()}"
 
 
 def parts(rollouts: Sequence[pb.NewRollout]) -> Iterator[list[pb.NewRollout]]:
-    """Rollouts by the message, in order: at least one part. Raises UsageError where one rollout alone is more than a message."""
+    """Split rollouts into messages, in order; at least one part. Raises UsageError if a single rollout exceeds LARGEST_ROLLOUT_BYTES."""
     part: list[pb.NewRollout] = []
     size = 0
     for index, rollout in enumerate(rollouts):
@@ -80,7 +80,7 @@ class Calls:
 
     @property
     def stub(self) -> Any:
-        """The generated stub; its async flavour has no type of its own."""
+        """The generated stub, untyped: there is no type for its async form."""
         if self._stub is None:
             self._channel = tls.aio_channel(self.address, OPTIONS, self.trust)
             self._stub = queue_pb2_grpc.QueueStub(self._channel)
@@ -88,7 +88,7 @@ class Calls:
 
     @property
     def trust(self) -> tls.Trust:
-        """The certificates that it trusts; by default those that the environment names."""
+        """The trusted certificates; by default those of the environment."""
         if self._trust is None:
             self._trust = tls.ambient()
         return self._trust
@@ -100,7 +100,7 @@ class Calls:
         self._channel = self._stub = None
 
     async def call(self, method: str, request: object, answer: type[T], *, extra_seconds: float = 0.0) -> T:
-        """One unary call; `extra_seconds` is added to the deadline (a long poll's wait). Raises the AglError that its status stands for."""
+        """Make a unary call; `extra_seconds` (a long poll's wait) extends the deadline. Raises the AglError of its status."""
         retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
         while True:
             try:
@@ -111,7 +111,7 @@ class Calls:
                 await retry.pause(error)
 
     async def stream(self, method: str, request: Callable[[], object], answer: type[T]) -> AsyncIterator[T]:
-        """One streaming call; after a lost connection it is made again with a new `request()`."""
+        """Make a streaming call; after a lost connection make it again with a new `request()`."""
         retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
         while True:
             try:
@@ -124,9 +124,9 @@ class Calls:
                 await retry.pause(error)
 
     async def collect(self, method: str, request: object, answer: type[T], take: Callable[[T], R]) -> list[R]:
-        """One streaming call to its end: what `take` makes of each reply. After a lost connection it begins anew.
+        """Make a streaming call and return `take` of each reply. After a lost connection it starts over.
 
-        The time of a try runs from reply to reply.
+        The timeout applies to each reply.
         """
         retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
         while True:
@@ -148,7 +148,7 @@ class Calls:
 
 
 class Retry:
-    """The pauses between the tries of one call, until `seconds` are over."""
+    """The pauses between the tries of one call, for at most `seconds`."""
 
     def __init__(self, seconds: float, address: str, *, secure: bool = False) -> None:
         self._secure = secure
@@ -156,7 +156,7 @@ class Retry:
         self._address = address
 
     async def pause(self, error: grpc.aio.AioRpcError) -> None:
-        """Wait before the next try; raises what `error` stands for where there is no point in one."""
+        """Wait before the next try; raise the AglError for `error` if a retry is useless or time is up."""
         failure = translated(error, self._address, secure=self._secure)
         if error.code() is not grpc.StatusCode.UNAVAILABLE or (seconds := self._tries.pause()) is None:
             raise failure from None
@@ -164,7 +164,7 @@ class Retry:
 
 
 def translated(error: grpc.aio.AioRpcError, address: str, *, secure: bool = False) -> AglError:
-    """Our error for a gRPC one."""
+    """Return the AglError for a gRPC error."""
     details = error.details() or ""
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:

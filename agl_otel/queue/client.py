@@ -1,6 +1,6 @@
-"""The queue's client: async, for one event loop, over gRPC. What it takes and gives are the types of types.py.
+"""The queue's client: async, for one event loop, over gRPC, in terms of the models of agl_otel.types.
 
-A queue that is away is tried again for some seconds; then UnavailableError. Other errors are those of errors.py.
+Calls to a queue that does not answer are retried for some seconds and then raise UnavailableError. All errors are those of errors.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 class QueueClient:
     """A client of the queue at `address` (host:port, or https://host:port for TLS; see tls.py for `trust`).
 
-    `timeout_seconds` bounds one try of a call, `retry_seconds` all its tries.
+    `timeout_seconds` bounds each try of a call, `retry_seconds` all tries together.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class QueueClient:
 
     @property
     def address(self) -> str:
-        """host:port, or https://host:port."""
+        """The queue's address: host:port, or https://host:port."""
         return self._calls.address
 
     async def __aenter__(self) -> QueueClient:
@@ -87,9 +87,9 @@ class QueueClient:
     async def enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, idempotency_key: str | None = None) -> list[Rollout]:
         """Put rollouts at the end of the queue, in order.
 
-        The same `idempotency_key` with the same requests gives the same rollouts again. What is more than one message holds travels in
-        several, and each of them is all or nothing by itself. Raises UsageError where one rollout alone is too large, ConflictError where
-        the key was used for other rollouts, or for more or fewer.
+        Repeating the requests with the same `idempotency_key` returns the same rollouts again. Requests that exceed one message are split
+        into several, each of them all or nothing. Raises UsageError if a single rollout is too large, ConflictError if the key was used
+        for other rollouts, or for more or fewer.
         """
         enqueued: list[Rollout] = []
         rollouts = [convert.request_to_pb(request) for request in requests]
@@ -101,7 +101,7 @@ class QueueClient:
         return enqueued
 
     async def start(self, requests: Sequence[EnqueueRolloutRequest], *, worker_id: str | None = None) -> list[AttemptedRollout]:
-        """Make rollouts that are never queued, each with a first attempt of `worker_id`; by the message, as `enqueue` does."""
+        """Create rollouts that are never queued, each with a first attempt of `worker_id`; split into messages as in `enqueue`."""
         started: list[AttemptedRollout] = []
         for part in parts([convert.request_to_pb(request) for request in requests]):
             request = pb.StartRequest(rollouts=part, worker_id=worker_id, request_id=new_request_id())
@@ -109,7 +109,7 @@ class QueueClient:
         return started
 
     async def start_attempt(self, rollout_ids: Sequence[str], *, worker_id: str | None = None) -> list[AttemptedRollout]:
-        """A further attempt of each rollout, whatever max_attempts says. Raises NotFoundError."""
+        """Begin a further attempt of each rollout, regardless of max_attempts. Raises NotFoundError."""
         request = pb.StartAttemptRequest(rollout_ids=rollout_ids, worker_id=worker_id, request_id=new_request_id())
         return _attempted(await self._calls.call("StartAttempt", request, pb.Rollouts))
 
@@ -122,9 +122,9 @@ class QueueClient:
         modes: Sequence[RolloutMode] = (),
         labels: Mapping[str, str] | None = None,
     ) -> list[AttemptedRollout]:
-        """Up to `limit` rollouts to run, each with a new attempt and its token; waits up to `wait_seconds` for the first.
+        """Claim up to `limit` rollouts, each with a new attempt and its token; wait up to `wait_seconds` for the first.
 
-        A claim that is cancelled takes nothing: what the queue had given already is put back.
+        Cancelling the call releases whatever the queue has already handed out.
         """
         request = pb.ClaimRequest(
             limit=limit, worker_id=worker_id, wait_seconds=wait_seconds, request_id=new_request_id(), modes=modes, labels=labels
@@ -139,7 +139,7 @@ class QueueClient:
             raise
 
     async def release(self, claims: Sequence[AttemptedRollout]) -> int:
-        """Give back claims that were not begun; answers how many were taken back. The rollouts return to their places."""
+        """Give back claims that were not begun; return how many. The rollouts return to their places in the queue."""
         ids = [claim.attempt.attempt_id for claim in claims]
         request = pb.ReleaseRequest(attempt_ids=ids, request_id=new_request_id())
         return (await self._calls.call("Release", request, pb.ReleaseResponse)).released
@@ -151,15 +151,15 @@ class QueueClient:
         return [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
 
     async def update_attempts(self, updates: Sequence[AttemptUpdate]) -> list[Attempt]:
-        """Change attempts, all or none, and what follows for rollouts and workers. Raises NotFoundError, UsageError, FencedError."""
+        """Change attempts, all or none; their rollouts and workers follow. Raises NotFoundError, UsageError, FencedError."""
         request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in updates], request_id=new_request_id())
         answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
         return [convert.attempt_from_pb(attempt) for attempt in answer.attempts]
 
     async def report(self, updates: Sequence[AttemptUpdate]) -> list[AglError | None]:
-        """Change attempts, each by itself: answers for each update None, or why it had no effect (FencedError, NotFoundError, UsageError).
+        """Change attempts independently; return None per update, or the error that refused it (FencedError, NotFoundError, UsageError).
 
-        A worker that reports for many attempts at once loses no result because one of them was cancelled meanwhile.
+        So if one of many attempts was cancelled meanwhile, the results of the others are still stored.
         """
         request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in updates], request_id=new_request_id(), each=True)
         answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
@@ -171,7 +171,7 @@ class QueueClient:
     async def query_rollouts(
         self, query: RolloutQuery = EVERY_ROLLOUT, **conditions: Unpack[RolloutConditions]
     ) -> PaginatedResult[Rollout | AttemptedRollout]:
-        """Rollouts that match `query`, changed by `conditions`, with their latest attempts."""
+        """Query rollouts with their latest attempts; `conditions` override fields of `query`."""
         query = replace(query, **conditions)
         request = convert.rollout_query_to_pb(query)
         if request is None:
@@ -197,27 +197,27 @@ class QueueClient:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
-        """Attempts of these rollouts, by number unless `sort_by` names a field; none for unknown rollouts."""
+        """Query the attempts of these rollouts, ordered by number unless `sort_by` names a field; unknown rollouts have none."""
         page = convert.page_to_pb(sort_by, sort_order, limit, offset)
         request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
         found, total = await self._query("Attempts", request, pb.Attempts, convert.attempt_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
     async def query_runs(self, run: str | None = None) -> list[Run]:
-        """Runs with how many rollouts they have, the latest first; one run where it is named (none for an unknown one).
+        """Return the runs with their counts of rollouts, the latest first; only `run` if given (nothing if it is unknown).
 
-        A rollout's run is what `metadata["run"]` names, else the set of resources that it runs with.
+        A rollout's run is its `metadata["run"]`, else the id of the resources that it runs with.
         """
         answer = await self._calls.call("QueryRuns", pb.QueryRunsRequest(run=run), pb.Runs)
         return convert.runs_from_pb(answer)
 
     async def query_run_members(self, run: str) -> RunMembers:
-        """The rollouts of a run, in the order of their creation, with the step that made each."""
+        """Return the rollouts of a run in the order of their creation, each with the step that enqueued it."""
         answer = await self._calls.call("QueryRunMembers", pb.QueryRunsRequest(run=run), pb.RunMembers)
         return RunMembers(list(answer.rollout_ids), list(answer.steps), list(answer.statuses), list(answer.modes))
 
     async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> AsyncIterator[list[Rollout]]:
-        """Finished rollouts, as they finish; ends when all have, or after `timeout_seconds` (0: one look). Unknown ids are left out."""
+        """Yield rollouts as they finish, until all have or `timeout_seconds` have passed (0: check once). Unknown ids are ignored."""
         open_ids = dict.fromkeys(rollout_ids)
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
 
@@ -232,27 +232,27 @@ class QueueClient:
             yield rollouts
 
     async def delete(self, rollout_ids: Sequence[str]) -> int:
-        """Remove rollouts and all that the queue knows of them; answers how many there were."""
+        """Delete rollouts and everything that the queue stores about them; return how many existed."""
         request = pb.DeleteRequest(rollout_ids=rollout_ids, request_id=new_request_id())
         return (await self._calls.call("Delete", request, pb.DeleteResponse)).deleted
 
-    # --- what the collectors report and need
+    # --- calls of collectors and proxies
 
     async def observe(self, observations: Sequence[Observation], *, sent_at: float | None = None) -> None:
-        """Spans of attempts were received. Unknown rollouts are no error.
+        """Report that spans of attempts were received. Unknown rollouts are no error.
 
-        `sent_at` is now (Unix seconds), by the clock that gave `received_at`; with it that clock may be wrong.
+        `sent_at` is the current time (Unix seconds) on the clock of `received_at`: the queue uses it to correct for a wrong clock.
         """
         request = pb.ObserveRequest(observations=[observation.to_pb() for observation in observations], sent_at=sent_at)
         await self._calls.call("Observe", request, pb.ObserveResponse)
 
     async def witness(self, witnesses: Sequence[Witness]) -> None:
-        """Proxies are about to forward the first call of these attempts. Unknown attempts are no error; twice is once."""
+        """Report that proxies are about to forward the first call of these attempts. Idempotent; unknown attempts are no error."""
         request = pb.WitnessRequest(witnesses=[pb.ProxyWitness(**witness._asdict()) for witness in witnesses])
         await self._calls.call("Witness", request, pb.WitnessResponse)
 
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
-        """For each (rollout_id, count, at_least) the first of `count` new numbers; 0 for an empty rollout id."""
+        """Reserve `count` new numbers for each (rollout_id, count, at_least); return the first of each (0 for an empty rollout id)."""
         asked = [pb.SequenceRequest(rollout_id=rollout_id, count=count, at_least=at_least) for rollout_id, count, at_least in requests]
         request = pb.TakeSequenceRequest(requests=asked, request_id=new_request_id())
         return list((await self._calls.call("TakeSequence", request, pb.TakeSequenceResponse)).first)
@@ -260,13 +260,13 @@ class QueueClient:
     # --- resources
 
     async def put_resources(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
-        """A new set of resources, or a new version of a known id (an unknown id is created); `aside`: never the latest."""
+        """Store a new set of resources, or a new version of `resources_id` (created if unknown); `aside`: never the latest set."""
         text = _RESOURCES.dump_json(resources).decode()
         request = pb.PutResourcesRequest(resources_id=resources_id, resources_json=text, request_id=new_request_id(), aside=aside)
         return convert.resources_from_pb((await self._calls.call("PutResources", request, pb.ResourcesList)).resources[0])
 
     async def get_resources(self, resources_id: str | None = None, *, version: int | None = None) -> ResourcesUpdate | None:
-        """One version of a set (None: the current one); without an id the set that was written last. None where there is none."""
+        """Return one version of a set (None: the current one), or without an id the set written last; None if there is none."""
         ids = pb.Filter() if resources_id is None else pb.Filter(id_in=[resources_id], has_id_in=True)
         request = pb.QueryResourcesRequest(filter=ids, latest_only=resources_id is None, version=version)
         found, _ = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
@@ -284,7 +284,7 @@ class QueueClient:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
-        """Current versions of sets of resources (or all versions), in the order they were written unless `sort_by` names a field."""
+        """Query the current (or all) versions of sets of resources, in the order they were written unless `sort_by` names a field."""
         asked = convert.filter_to_pb(resources_id_in, resources_id_contains, filter_logic)
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
@@ -296,7 +296,7 @@ class QueueClient:
     # --- workers
 
     async def heartbeat(self, worker_id: str, *, stats: Mapping[str, Any] | None = None, attempt_ids: Sequence[str] = ()) -> list[str]:
-        """Send a worker's heartbeat and what it runs; answers which of these attempts to end (cancelled, timed out, replaced)."""
+        """Send a worker's heartbeat with the attempts it runs; return those it must end (cancelled, timed out, replaced)."""
         text = None if stats is None else convert.to_json(dict(stats), "a worker's stats")
         request = pb.HeartbeatRequest(worker_id=worker_id, stats_json=text, attempt_ids=attempt_ids)
         return list((await self._calls.call("Heartbeat", request, pb.HeartbeatResponse)).cancelled)
@@ -313,7 +313,7 @@ class QueueClient:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """Workers, by id unless `sort_by` names a field."""
+        """Query workers, ordered by id unless `sort_by` names a field."""
         asked = convert.filter_to_pb(worker_id_in, worker_id_contains, filter_logic, status_in=status_in)
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
@@ -324,7 +324,7 @@ class QueueClient:
     # --- the stack
 
     async def describe(self) -> Describe:
-        """Where the services of the stack are, as this client can reach them."""
+        """Return the addresses of the stack's services, as this client can reach them."""
         return self._described(await self._calls.call("Describe", pb.DescribeRequest(), pb.DescribeResponse))
 
     async def announce(
@@ -332,13 +332,13 @@ class QueueClient:
     ) -> Describe:
         """Register a service's addresses (see types.Describe for the names), or deregister it (`gone`).
 
-        It holds for `seconds`, so renew it before (every third of them); None: until `gone`, even where the service was killed.
+        A registration expires after `seconds`; renew it at every third of them. None: it holds until `gone`, even if the service is killed.
         """
         request = pb.AnnounceRequest(service=service, instance=instance, addresses=addresses, gone=gone, seconds=seconds)
         return self._described(await self._calls.call("Announce", request, pb.DescribeResponse))
 
     async def statistics(self) -> dict[str, Any]:
-        """Counts, uptime, and how much waits to be claimed."""
+        """Return counts, uptime, and how many rollouts can be claimed."""
         answer = await self._calls.call("Statistics", pb.StatisticsRequest(), pb.StatisticsResponse)
         has_oldest = answer.HasField("oldest_claimable_age_seconds")
         return {
@@ -354,11 +354,11 @@ class QueueClient:
         }
 
     async def metrics(self) -> str:
-        """The service's own metrics in Prometheus' text format; empty from a release that has none."""
+        """Return the service's own metrics in Prometheus' text format; empty from an earlier release without them."""
         return (await self._calls.call("Statistics", pb.StatisticsRequest(metrics=True), pb.StatisticsResponse)).metrics
 
     async def lease(self, name: str, holder: str, seconds: float) -> bool:
-        """Take or prolong a lease for `seconds` (0 gives it back); answers whether `holder` has it."""
+        """Take or renew a lease for `seconds` (0 releases it); return whether `holder` has it."""
         request = pb.LeaseRequest(name=name, holder=holder, seconds=seconds)
         return (await self._calls.call("Lease", request, pb.LeaseResponse)).held
 
@@ -367,7 +367,7 @@ class QueueClient:
     async def _query(
         self, what: str, request: object, answer: type[Any], converted: Callable[[Any], T], seen: Callable[[Any], object] = bool
     ) -> tuple[list[T], int]:
-        """What a query finds, of whatever size, and how many match without its page; `seen` gets every part of the answer."""
+        """Run a query of any size: its items, and how many match regardless of the page; `seen` is called with each part of the answer."""
 
         def take(part: Any) -> tuple[list[T], int]:
             seen(part)
@@ -392,7 +392,7 @@ class QueueClient:
         )
 
     async def _release_quietly(self, request: pb.ReleaseRequest) -> None:
-        with contextlib.suppress(AglError):  # a queue that is away gets no answer to its claim either, and puts it back by itself
+        with contextlib.suppress(AglError):  # a queue that cannot be reached cannot deliver the claim either, and takes it back itself
             await self._calls.call("Release", request, pb.ReleaseResponse)
 
 

@@ -1,4 +1,7 @@
-"""Rows to protobuf for the service, protobuf to the pydantic models of types.py for the client. No detour by pydantic in between."""
+"""Conversions: rows to protobuf (service), protobuf to and from the pydantic models of agl_otel.types (client).
+
+The service converts rows directly, without pydantic.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ from agl_otel.types.queries import FilterLogic, SortOrder
 # --- rows to protobuf --------------------------------------------------------------------------------------------
 
 
-# Fields, not messages: a message that is put into another one is copied, and a field that is named as None costs as much as one
-# that is set. `answer.rollouts.add(**rollout_fields(...))` makes each message once, where it belongs.
+# Fields, not messages: adding a message to another copies it, and passing None for a field costs as much as a value.
+# `answer.rollouts.add(**rollout_fields(...))` builds each message once, in place.
 
 
 def attempt_fields(row: AttemptRow) -> dict[str, Any]:
-    """The fields of pb.Attempt: an attempt without its token."""
+    """Return the fields of pb.Attempt, without the token."""
     fields: dict[str, Any] = {
         "rollout_id": row.rollout_id,
         "attempt_id": row.attempt_id,
@@ -66,7 +69,7 @@ _optional = attrgetter("end_time", "mode", "resources_id", "resources_version", 
 
 
 def rollout_fields(row: RolloutRow, input_json: str, attempt: AttemptRow | None = None, *, with_token: bool = False) -> dict[str, Any]:
-    """The fields of pb.Rollout: a rollout, with an attempt where there is one."""
+    """Return the fields of pb.Rollout, with its attempt if given."""
     fields: dict[str, Any] = {
         "rollout_id": row.rollout_id,
         "input_json": input_json,
@@ -98,13 +101,13 @@ def _config_fields(row: RolloutRow) -> dict[str, Any]:
 
 
 def joined_fields(row: tuple[Any, ...]) -> dict[str, Any]:
-    """The fields of pb.Rollout from a row of {rollout}, input, {attempt}; the attempt's columns are null where there is none."""
+    """Return the fields of pb.Rollout for a row of {rollout}, input, {attempt}; null attempt columns mean no attempt."""
     attempt = AttemptRow._make(row[ROLLOUT_WIDTH + 1 :]) if row[ROLLOUT_WIDTH + 1] is not None else None
     return rollout_fields(RolloutRow._make(row[:ROLLOUT_WIDTH]), row[ROLLOUT_WIDTH], attempt)
 
 
 def rollouts_pb(rows: Iterable[tuple[Any, ...]]) -> pb.Rollouts:
-    """Rows as `joined_fields` takes them; the total is left at 0."""
+    """Convert rows (as for `joined_fields`) to pb.Rollouts; the total stays 0."""
     answer = pb.Rollouts()
     for row in rows:
         answer.rollouts.add(**joined_fields(row))
@@ -112,12 +115,12 @@ def rollouts_pb(rows: Iterable[tuple[Any, ...]]) -> pb.Rollouts:
 
 
 def split(row: tuple[Any, ...]) -> tuple[RolloutRow, AttemptRow]:
-    """A row of {rollout}, {attempt}."""
+    """Split a row of {rollout}, {attempt}."""
     return RolloutRow._make(row[:ROLLOUT_WIDTH]), AttemptRow._make(row[ROLLOUT_WIDTH : ROLLOUT_WIDTH + ATTEMPT_WIDTH])
 
 
 def worker_pb(row: WorkerRow) -> pb.Worker:
-    """A worker."""
+    """Convert a worker."""
     return pb.Worker(
         worker_id=row.worker_id,
         status=row.status,
@@ -132,7 +135,7 @@ def worker_pb(row: WorkerRow) -> pb.Worker:
 
 
 def resources_pb(row: ResourcesRow) -> pb.Resources:
-    """One version of a set of resources."""
+    """Convert one version of a set of resources."""
     return pb.Resources(
         resources_id=row.resources_id,
         create_time=row.create_time,
@@ -146,7 +149,7 @@ def resources_pb(row: ResourcesRow) -> pb.Resources:
 
 
 def to_json(value: object, what: str) -> str:
-    """`value` as JSON text. Raises UsageError that names `what` where it is not JSON."""
+    """Encode `value` as JSON. Raises UsageError, which names `what`, if that is impossible."""
     try:
         return json.dumps(value, separators=(",", ":"))
     except (TypeError, ValueError) as error:
@@ -154,7 +157,7 @@ def to_json(value: object, what: str) -> str:
 
 
 def config_to_pb(config: RolloutConfig) -> pb.Config:
-    """A rollout's config."""
+    """Convert a rollout's config."""
     return pb.Config(
         timeout_seconds=config.timeout_seconds,
         unresponsive_seconds=config.unresponsive_seconds,
@@ -164,7 +167,7 @@ def config_to_pb(config: RolloutConfig) -> pb.Config:
 
 
 def request_to_pb(request: EnqueueRolloutRequest) -> pb.NewRollout:
-    """One rollout to be enqueued or started."""
+    """Convert one rollout to be enqueued or started."""
     return pb.NewRollout(
         input_json=to_json(request.input, "a rollout's input"),
         mode=request.mode,
@@ -179,7 +182,7 @@ def request_to_pb(request: EnqueueRolloutRequest) -> pb.NewRollout:
 
 
 def rollout_query_to_pb(query: RolloutQuery) -> pb.QueryRolloutsRequest | None:
-    """A query of rollouts; None where it can match nothing. Raises UsageError where it asks for what a queue does not know."""
+    """Convert a query of rollouts; None if nothing can match. Raises UsageError for `output_contains`, which only a store can answer."""
     if query.output_contains:
         raise UsageError("a queue does not know what models replied (output_contains): ask a store")
     lists = {"status_in": query.status_in, "mode_in": query.mode_in}
@@ -197,7 +200,7 @@ def rollout_query_to_pb(query: RolloutQuery) -> pb.QueryRolloutsRequest | None:
 
 
 def filter_to_pb(ids: Sequence[str] | None, contains: str | None, logic: FilterLogic, **lists: Sequence[str] | None) -> pb.Filter | None:
-    """A filter; None where it can match nothing (an empty list of values does not)."""
+    """Build a filter; None if nothing can match (an empty list of values matches nothing)."""
     any_of = logic == "or"
     given = [condition for condition in (ids, contains, *lists.values()) if condition is not None]
     empty = [condition for condition in given if not isinstance(condition, str) and not condition]
@@ -210,7 +213,7 @@ def filter_to_pb(ids: Sequence[str] | None, contains: str | None, logic: FilterL
 
 
 def page_to_pb(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> pb.Page:
-    """One row for a limit of 0, which the wire takes for none: how many match is asked for all the same."""
+    """Build a page. A limit of 0 becomes 1, since 0 means unlimited on the wire and the total is needed all the same."""
     return pb.Page(sort_by=sort_by or "", descending=sort_order == "desc", limit=limit or 1, offset=offset)
 
 
@@ -218,7 +221,7 @@ def page_to_pb(sort_by: str | None, sort_order: SortOrder, limit: int, offset: i
 
 
 def _given(message: Any, *names: str) -> dict[str, Any]:
-    """The optional fields of `message` that are there."""
+    """Return the optional fields of `message` that are set."""
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
@@ -227,7 +230,7 @@ def _loaded(message: Any, name: str) -> dict[str, Any] | None:
 
 
 def attempt_from_pb(message: pb.Attempt) -> Attempt:
-    """An attempt."""
+    """Convert an attempt."""
     return Attempt(
         rollout_id=message.rollout_id,
         attempt_id=message.attempt_id,
@@ -243,7 +246,7 @@ def attempt_from_pb(message: pb.Attempt) -> Attempt:
 
 
 def rollout_from_pb(message: pb.Rollout) -> Rollout | AttemptedRollout:
-    """A rollout; an AttemptedRollout where it has an attempt."""
+    """Convert a rollout; an AttemptedRollout if it has an attempt."""
     config = message.config
     values: dict[str, Any] = {
         "rollout_id": message.rollout_id,
@@ -266,14 +269,14 @@ def rollout_from_pb(message: pb.Rollout) -> Rollout | AttemptedRollout:
 
 
 def attempted_from_pb(message: pb.Rollout) -> AttemptedRollout:
-    """A rollout that must have an attempt."""
+    """Convert a rollout that must have an attempt."""
     rollout = rollout_from_pb(message)
     assert isinstance(rollout, AttemptedRollout), f"the queue answered rollout {message.rollout_id} without an attempt"
     return rollout
 
 
 def worker_from_pb(message: pb.Worker) -> Worker:
-    """A worker."""
+    """Convert a worker."""
     times = ("last_heartbeat_time", "last_dequeue_time", "last_busy_time", "last_idle_time", "current_rollout_id", "current_attempt_id")
     return Worker(
         worker_id=message.worker_id,
@@ -284,7 +287,7 @@ def worker_from_pb(message: pb.Worker) -> Worker:
 
 
 def resources_from_pb(message: pb.Resources) -> ResourcesUpdate:
-    """One version of a set of resources."""
+    """Convert one version of a set of resources."""
     return ResourcesUpdate(
         resources_id=message.resources_id,
         create_time=message.create_time,
@@ -295,7 +298,7 @@ def resources_from_pb(message: pb.Resources) -> ResourcesUpdate:
 
 
 def reachable(address: str, dialled: str) -> str:
-    """`address` as a client that reached the queue at host `dialled` can reach it: a wildcard or loopback host gives way to it."""
+    """Return `address` as reachable by a client that connected to host `dialled`: it replaces a wildcard or loopback host."""
     scheme, separator, rest = address.rpartition("://")
     host, colon, port = rest.rpartition(":")
     far = dialled not in ("127.0.0.1", "localhost", "[::1]")
@@ -305,12 +308,12 @@ def reachable(address: str, dialled: str) -> str:
 
 
 def addresses_reachable(addresses: Mapping[str, str], dialled: str) -> dict[str, str]:
-    """All of `addresses`, see `reachable`."""
+    """Apply `reachable` to all addresses."""
     return {name: reachable(address, dialled) for name, address in addresses.items()}
 
 
 def runs_from_pb(answer: pb.Runs) -> list[Run]:
-    """Runs, the one that began last first."""
+    """Convert runs; the one that began last comes first."""
     parts: dict[str, list[pb.RunPart]] = {}
     for part in answer.parts:
         parts.setdefault(part.run, []).append(part)

@@ -1,8 +1,8 @@
-"""Runs one operation as one transaction: what an engine is. All logic is above it, in operations/.
+"""The engine interface: run one operation as one transaction. All logic is above it, in operations/.
 
-An operation is a plain function of a Transaction. `write` runs it alone and durably: when `write` returns, its effect survives
-kill -9. An operation that raises has no effect. What an operation signals reaches `subscribe`d callbacks after the commit, on the
-event loop, before `write` returns; where several services share a store, the others get it soon after.
+An operation is a plain function of a Transaction. `write` runs it isolated and durably: when `write` returns, its effect survives
+kill -9. An operation that raises has no effect. Its signals reach `subscribe`d callbacks after the commit, on the event loop, before
+`write` returns; other services on the same store get them soon after.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Params = Mapping[str, object]
 
 @dataclass
 class Signals:
-    """What a transaction changed that calls wait for."""
+    """The changes of a transaction that waiting calls need to know."""
 
     claimable: int = 0
-    """How many rollouts it made claimable."""
+    """How many rollouts became claimable."""
     settled: list[str] = field(default_factory=list[str])
-    """Rollouts that it finished or deleted."""
+    """Rollouts that were finished or deleted."""
     ended: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
-    """(status, mode or unknown, seconds since its start) of the rollouts that it finished; for this service's metrics alone."""
+    """(status, mode or "unknown", seconds since its start) of each finished rollout; only for this service's metrics."""
     missed: bool = False
-    """Signals may have been lost: calls that wait for rollouts look at them. (The watchdog looks at what is claimable.)"""
+    """Signals may have been lost: Wait calls query their rollouts again. (The watchdog wakes claims.)"""
 
     def __bool__(self) -> bool:
         return bool(self.claimable or self.settled or self.missed)
 
     def add(self, other: Signals) -> None:
-        """Take over what `other` holds."""
+        """Merge `other` into this."""
         self.claimable += other.claimable
         self.settled += other.settled
         self.ended += other.ended
@@ -46,47 +46,47 @@ class Signals:
 
 
 class Transaction(Protocol):
-    """What an operation may do."""
+    """The interface through which an operation reads and writes."""
 
     statements: Statements
     signals: Signals
     tallies: Counter[str]
-    """What the operation changed of the counters (operations/tallies.py); the engine writes it before the commit."""
+    """Changes of the counters (transitions.py); the engine writes them before the commit."""
     runs: RunTallies
-    """The same of each run's."""
+    """Changes of the counters of each run."""
 
     def rows(self, name: str, params: Params = ...) -> list[tuple[Any, ...]]:
         """All rows of the named query."""
         ...
 
     def rows_of(self, sql: str, params: Params) -> list[tuple[Any, ...]]:
-        """All rows of a query that Statements.paged composed."""
+        """All rows of a query composed by Statements.paged."""
         ...
 
     def run(self, name: str, params: Params = ...) -> None:
-        """Run the named statement, at the latest before the next one that has an answer."""
+        """Run the named statement, at the latest before the next one that returns rows."""
         ...
 
     def changed(self, name: str, params: Params = ...) -> int:
-        """Run the named statement; answers how many rows it changed."""
+        """Run the named statement; return how many rows it changed."""
         ...
 
     def run_many(self, name: str, params: Sequence[Params] | Sequence[Row]) -> None:
-        """Run the named statement once for each; all are rows of one table, or name the same parameters."""
+        """Run the named statement once for each of `params`: rows of one table, or mappings with the same keys."""
         ...
 
     def alone(self, keys: Sequence[str]) -> None:
-        """Keep other transactions that name one of these keys waiting until this one ends; the first thing that an operation does."""
+        """Block other transactions that name one of these keys until this one ends; to be called first in an operation."""
         ...
 
     def hold(self, rollout_ids: Sequence[str]) -> None:
-        """Keep all others from changing these rollouts until the transaction ends; before an operation changes several of them."""
+        """Lock these rollouts until the transaction ends; to be called before an operation changes several of them."""
         ...
 
 
 Operation = Callable[[Transaction], T]
 Record = Callable[[str, BaseException | None, float], None]
-"""Takes "write" or "read", the error where there was one, and the seconds from the call until the answer."""
+"""Called with "write" or "read", the error or None, and the seconds from the call to its result."""
 
 
 class Engine(Protocol):
@@ -94,22 +94,22 @@ class Engine(Protocol):
 
     name: str
     where: str
-    """Where the store is, for people: without secrets."""
+    """The store's location for messages, without secrets."""
 
     def write(self, operation: Operation[T]) -> asyncio.Future[T]:
-        """Run an operation that changes something, once or (with effect) not at all; durable when the future is done.
+        """Run an operation that writes; it takes effect once or not at all, and durably when the future is done.
 
-        Of two operations that are under way at once either may be first. The future gets what the operation raises, or UnavailableError. An
-        operation may be run again from the start, so it has no effect but through its transaction.
+        Concurrent operations run in any order. The future raises what the operation raises, or UnavailableError. An operation may be run
+        again from the start, so it must have no effect except through its transaction.
         """
         ...
 
     async def read(self, operation: Operation[T]) -> T:
-        """Run an operation that only reads, on one consistent state that contains every write that has returned."""
+        """Run an operation that only reads, on a consistent snapshot that includes every write that has returned."""
         ...
 
     def now(self) -> float:
-        """Unix seconds by the one clock that all services on this store go by."""
+        """Return Unix seconds by the clock that all services on this store share."""
         ...
 
     def subscribe(self, callback: Callable[[Signals], None]) -> None:
@@ -121,12 +121,12 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was begun and let go of the store."""
+        """Finish operations in flight and release the store."""
         ...
 
 
 class Instrumented:
-    """What engines have in common: subscribers of signals, and the time that transactions take."""
+    """Base of the engines: subscribers of signals, and the timing of transactions."""
 
     def __init__(self) -> None:
         self._subscribers: list[Callable[[Signals], None]] = []
@@ -152,20 +152,20 @@ class Instrumented:
 
 
 def tally_changes(tallies: Counter[str]) -> list[dict[str, object]]:
-    """The parameters of `tally_add`: what is not zero, in one order for all, so that two transactions do not wait for each other."""
+    """Return the parameters of `tally_add`: changes other than zero, sorted, so that two transactions cannot deadlock."""
     return [{"name": name, "change": change} for name, change in sorted(tallies.items()) if change]
 
 
 class RunTallies:
-    """What a transaction changed of the counters of runs."""
+    """Changes of the counters of runs by one transaction."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.deleted = False
-        """Whether rollouts were deleted: counters that came to nothing hold the names of their runs until the next sweep."""
+        """Whether rollouts were deleted: counters that reached zero still hold the names of their runs, until they are purged."""
 
     def count(self, row: RolloutRow, change: int) -> None:
-        """A rollout came (1) to a run, status and mode, or left (-1)."""
+        """Count a rollout that entered (1) or left (-1) its run, status and mode."""
         key = (row.run, row.status, row.mode or "")
         found = self._found.get(key)
         if found is None:
@@ -181,7 +181,7 @@ class RunTallies:
         found["attempts"] += change * row.attempt_count
 
     def changes(self) -> list[dict[str, Any]]:
-        """The parameters of `run_tally_add`: what is not zero, in one order for all (see tally_changes)."""
+        """Return the parameters of `run_tally_add`: changes other than zero, sorted (see tally_changes)."""
         return [found for _, found in sorted(self._found.items()) if found["rollouts"] or found["attempts"]]
 
 

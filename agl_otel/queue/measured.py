@@ -1,7 +1,7 @@
-"""The queue's own metrics: its calls, the transactions below them, and the rollouts that end. The names are Agent Lightning 0.3's.
+"""The queue's own metrics: calls, transactions and ended rollouts, under Agent Lightning 0.3's names.
 
-0.3 counted calls of its store by the store's method and those of its collections; here the store is this service and a collection's call
-is one transaction of the engine.
+0.3 counted the calls of its store, by method, and of its collections. Here the store is this service, and a collection's call is a
+transaction of the engine.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ STORE_METHODS: Final = {
     "TakeSequence": "get_many_span_sequence_ids",
     "Wait": "wait_for_rollouts",
 }
-"""{call: the method of 0.3's store for it}; others have the call's own name, in small letters with underscores."""
+"""{call: method of 0.3's store}; other calls keep their own names, in snake case."""
 
 
 def store_method(call: str) -> str:
-    """The `method` of a call."""
+    """Return the `method` label of a call."""
     return STORE_METHODS.get(call) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", call).lower()
 
 
 class QueueMeters:
-    """What a queue service counts."""
+    """The metrics of a queue service."""
 
     def __init__(self) -> None:
         self.meters = Meters()
@@ -49,19 +49,19 @@ class QueueMeters:
         self._rollout_took = self.meters.durations("agl.rollouts.duration", "Seconds from their start until then.", "status", "mode")
 
     def called(self, call: str, status: str, seconds: float) -> None:
-        """A call has ended; see grpc_server.Observe."""
+        """Count a call that has ended; see grpc_server.Observe."""
         method = store_method(call)
         self._calls(method, method, status)
         self._call_took(seconds, method, method, status)
 
     def committed(self, signals: Signals) -> None:
-        """A transaction was committed; those of other services do not name the rollouts that ended."""
+        """Count the ended rollouts of a committed transaction; signals of other services do not include them."""
         for status, mode, seconds in signals.ended:
             self._ended(status, mode)
             self._rollout_took(seconds, status, mode)
 
     def transacted(self, operation: str, error: BaseException | None, seconds: float) -> None:
-        """A transaction has ended; see engine.Record."""
+        """Count a transaction that has ended; see engine.Record."""
         status = "OK" if error is None else type(error).__name__ if isinstance(error, AglError) else "UNKNOWN"
         self._transactions(operation, status)
         self._transaction_took(seconds, operation, status)

@@ -1,6 +1,6 @@
 """Registers a service with the queue, renews the registration, deregisters on shutdown.
 
-A registration that was not renewed for HOLDS_SECONDS expires: a killed collector must not stop every reader's barrier.
+A registration that is not renewed for HOLDS_SECONDS expires, so that a killed collector does not block every reader's barrier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agl_otel.queue.client import QueueClient
 HOLDS_SECONDS: Final = 60.0
 RENEW_SECONDS: Final = HOLDS_SECONDS / 3
 RETRY_SECONDS: Final = 1.0
-DEREGISTER_SECONDS: Final = 2.0  # the queue may be gone before us
+DEREGISTER_SECONDS: Final = 2.0  # the queue may have stopped before this service
 _log = logging.getLogger(__name__)
 
 
@@ -31,11 +31,11 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; returns at once, whether the queue is there or not."""
+        """Start registering in the background; return at once, even while the queue is down."""
         self._task = asyncio.create_task(self._renew(), name="registration")
 
     async def end(self) -> None:
-        """Stop renewing and deregister, where the queue answers."""
+        """Stop renewing and deregister; a queue that does not answer costs a warning only."""
         if self._task is None:
             return
         self._task.cancel()

@@ -1,6 +1,6 @@
-"""What a row of each table looks like in memory: plain tuples with names, in the order in which every query selects them.
+"""The rows of each table in memory: named tuples whose fields are in the order of every query's columns.
 
-`COLUMNS` is what `{rollout}`, `{attempt}` … in the .sql files stand for, so that a query and its reader cannot drift apart.
+`COLUMNS` expands `{rollout}`, `{attempt}` … in the .sql files, so that queries and rows cannot drift apart.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class RolloutRow(NamedTuple):
     reason: str | None
     metadata: str | None
     run: str
-    """See operations/runs.py; empty where there is none."""
+    """See transitions.run_and_step; empty: none."""
     step: int | None
 
     @property
     def policy(self) -> Policy:
-        """How it is watched and retried."""
+        """The rules by which it times out and is retried."""
         condition = () if self.retry_condition == "[]" else tuple(cast("list[str]", json.loads(self.retry_condition)))
         return Policy(self.timeout_seconds, self.unresponsive_seconds, self.max_attempts, condition)
 

@@ -1,4 +1,4 @@
-"""The queue's tables, in one file for each engine (sql/schema_*.sql), and the version that both have."""
+"""The queue's tables, in one file for each engine (sql/schema_*.sql), and their common version."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ VERSION: Final = 1
 
 
 def statements(engine: str) -> Iterator[str]:
-    """The statements that make the tables of `engine` ("sqlite", "postgres"), in order, without comments."""
+    """Yield the statements that create the tables of `engine` ("sqlite", "postgres"), in order, without comments."""
     text = files("agl_otel.queue").joinpath("sql", f"schema_{engine}.sql").read_text(encoding="utf-8")
     lines = (line.split("--")[0].rstrip() for line in text.splitlines())
     yield from filter(None, (statement.strip() for statement in "\n".join(lines).split(";")))
 
 
 def check_version(found: int, where: str) -> None:
-    """Raise ConflictError where the tables at `where` are not of this release's version."""
+    """Raise ConflictError if the tables at `where` are not of this release's version."""
     if found != VERSION:
         raise ConflictError(
             f"the queue's database {where} has schema version {found}, and this release of agl-otel has {VERSION}: "

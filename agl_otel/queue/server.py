@@ -22,26 +22,26 @@ from agl_otel.queue.service import QueueService
 from agl_otel.queue.sqlite import SqliteEngine, sqlite_path
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
-SWEEP_SECONDS: Final = 1.0  # how late an overdue attempt may be noticed
+SWEEP_SECONDS: Final = 1.0  # an overdue attempt is detected within this
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),  # or a second service would share the port, and each see half of the calls
-    ("grpc.keepalive_time_ms", 20_000),  # a claimer whose machine vanished is noticed after this and the timeout
+    ("grpc.so_reuseport", 0),  # else a second service could share the port and take half of the calls
+    ("grpc.keepalive_time_ms", 20_000),  # a claimer whose machine vanished is detected after this plus the timeout
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
 _OF_SERVICES: Final = frozenset({"/agl.queue.v1.Queue/Announce", "/agl.queue.v1.Queue/Witness"})
-"""Methods that name addresses; others send the stack's token to such."""
+"""Methods that register addresses, to which other processes send the stack's token."""
 _log = logging.getLogger(__name__)
 
 
 def open_engine(url: str) -> Engine:
-    """The engine for sqlite:///PATH or postgresql://…; call it inside the event loop.
+    """Open the engine for sqlite:///PATH or postgresql://…; call it inside the event loop.
 
-    Raises SettingsError, InUseError, ConflictError, and UnavailableError where the server does not answer.
+    Raises SettingsError, InUseError, ConflictError, and UnavailableError if the server does not answer.
     """
     if (file := sqlite_path(url)) is not None:
         return SqliteEngine(file)
@@ -63,7 +63,7 @@ def _open_postgres(url: str) -> Engine:
 
 
 class QueueServer:
-    """A queue that serves. Use `start`, then `stop`."""
+    """A queue server. Call `start`, then `stop`."""
 
     def __init__(
         self, engine: Engine, *, token: str = "", clock: Callable[[], float] | None = None, sweep_seconds: float = SWEEP_SECONDS
@@ -81,7 +81,7 @@ class QueueServer:
         self.port = 0
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> str:
-        """Listen on host:port (0: a free one), with `tls` where it is given; answers the address. Raises InUseError where it is taken."""
+        """Listen on host:port (0: a free port), with `tls` if given; return the address. Raises InUseError if the port is taken."""
         self.port = await self._listener.start(host, port, tls)
         self.service.address = f"{'https://' if tls else ''}{host}:{self.port}"
         if self._sweep_seconds > 0:
@@ -96,7 +96,7 @@ class QueueServer:
         return server
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Refuse new calls, let running ones end, write what is waiting, close the engine."""
+        """Refuse new calls, let running ones end, finish waiting writes, close the engine."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         self.service.stop_waiting()
@@ -109,5 +109,5 @@ class QueueServer:
             await asyncio.sleep(self._sweep_seconds)
             try:
                 await self.service.sweep()
-            except AglError as error:  # a full disk passes; the next round tries again
+            except AglError as error:  # such as a full disk: the next round tries again
                 _log.warning("the watchdog could not sweep: %s", error)

@@ -1,6 +1,6 @@
-"""The servicer of queue.proto: every call is one operation on the engine, or a wait that the engine's signals end.
+"""The servicer of queue.proto: each call is one operation on the engine, or waits until the engine's signals wake it.
 
-What belongs here: waiting, cancellation, errors as statuses. What does not: any rule about rollouts (operations/, lifecycle.py).
+Waiting, cancellation and the mapping of errors to statuses belong here; rules about rollouts do not (operations/, lifecycle.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from agl_otel.telemetry.meters import Meters
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
-CHUNK_ITEMS: Final = 256  # in one message of a stream
-HAND_OFFS: Final = 16  # claims that one enqueue serves in its own transaction; more are woken after it
-CHUNK_BYTES: Final = 8 << 20  # in one message of a stream, after its first item: others are served between two
+CHUNK_ITEMS: Final = 256  # items in one message of a stream
+HAND_OFFS: Final = 16  # claims that one enqueue serves in its own transaction; further ones are woken after it
+CHUNK_BYTES: Final = 8 << 20  # of one message of a stream that holds several items: other calls are served between two messages
 WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
     "Start": enqueue.start,
     "StartAttempt": enqueue.start_attempt,
@@ -46,26 +46,26 @@ WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
     "Heartbeat": observe.heartbeat,
     "Lease": admin.lease,
 }
-"""Calls that are one writing operation."""
+"""Calls that run one writing operation."""
 READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
     "Rollouts": query.query_rollouts,
     "Attempts": query.query_attempts,
     "Resources": query.query_resources,
     "Workers": query.query_workers,
 }
-"""Queries, each a reading operation whose answer is sent in parts (Stream…): the field of the answer that holds what is asked for."""
+"""{field of the answer with the items: reading operation} of the queries that are streamed in parts (Stream…)."""
 COLUMNS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
     "QueryRuns": query.query_runs,
     "QueryRunMembers": query.query_run_members,
 }
-"""Calls that are one reading operation with one answer."""
+"""Calls that run one reading operation and return one message."""
 _log = logging.getLogger(__name__)
 
 
 class QueueService:
     """A servicer of queue.proto on one engine.
 
-    `clock` gives Unix seconds; `meters` are the service's metrics, for Statistics; only callers with `token` read providers' keys.
+    `clock` returns Unix seconds; `meters` are the service's metrics, for Statistics; only callers with `token` get providers' API keys.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class QueueService:
 
     @property
     def claims_idle(self) -> int:
-        """How many of them do nothing but wait: they were tried, and no hand-off has begun."""
+        """How many claims are only waiting: their first try found nothing, and no hand-off has begun."""
         return self._waiters.claims_idle
 
     async def sweep(self) -> int:
-        """Run one round of the watchdog, and wake claims for what has become claimable. Answers how many attempts it gave up."""
+        """Run one round of the watchdog and wake claims for claimable rollouts; return how many attempts it timed out."""
         given_up = await self._engine.write(lambda tx: admin.sweep(tx, self._clock()))
         if waiting := self._waiters.claims_waiting:  # a lost wake-up costs at most one round
             count = await self._engine.read(lambda tx: int(tx.rows("claimable_count", {"limit": waiting})[0][0]))
@@ -121,22 +121,22 @@ class QueueService:
         return given_up
 
     def stop_waiting(self) -> None:
-        """End every claim and every wait that waits."""
+        """End all waiting Claim and Wait calls."""
         self._stopping.set()
         self._waiters.wake_claims(ALL)
 
     async def drain(self) -> None:
-        """Wait for claims that are being taken back."""
+        """Wait until the claims of vanished callers are put back."""
         await asyncio.gather(*self._abandoned)
 
     # --- calls that wait
 
     async def Enqueue(self, request: pb.EnqueueRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
-        """New rollouts. Claims that wait get theirs in the same transaction: they are on the disk, and out again, with one sync."""
+        """Enqueue rollouts. Waiting claims are served in the same transaction, so that enqueue and claim share one sync to disk."""
         if waiters := self._waiters.begin_hand_off(len(request.rollouts), HAND_OFFS):
             asked = [waiter.request for waiter in waiters]
             writing = self._engine.write(lambda tx: enqueue.enqueue_and_claim(tx, request, asked, self._clock()))
-            writing.add_done_callback(partial(_hand_off, waiters))  # even where the caller goes away
+            writing.add_done_callback(partial(_hand_off, waiters))  # even if the caller disconnects
             try:
                 return (await asyncio.shield(writing))[0]
             except Exception as error:  # noqa: BLE001 - a claim may be why: below, each has its own outcome
@@ -147,14 +147,14 @@ class QueueService:
             return await _abort(context, error)
 
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
-        """The next rollouts, or after `wait_seconds` none."""
+        """Claim the next rollouts; none after `wait_seconds` without any."""
         try:
             return await self._claim(request)
         except AglError as error:
             return await _abort(context, error)
 
     async def Wait(self, request: pb.WaitRequest, context: Context) -> AsyncIterator[pb.Rollouts]:  # noqa: N802 - the wire's name
-        """Finished rollouts, as they finish."""
+        """Stream rollouts as they finish."""
         ids = [*dict.fromkeys(request.rollout_ids)]
         heard = self._waiters.listen(ids)
         try:
@@ -170,7 +170,7 @@ class QueueService:
     # --- calls that many workers make at once
 
     async def UpdateAttempts(self, request: pb.UpdateAttemptsRequest, context: Context) -> pb.Attempts:  # noqa: N802 - the wire's name
-        """Attempts as they are now."""
+        """Change attempts; return them as changed."""
         try:
             return await self._updates.write(request, request.request_id or uuid.uuid4().hex, complete.weight(request))
         except AglError as error:
@@ -179,15 +179,15 @@ class QueueService:
     # --- calls to which the service adds its own data
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
-        """Where the services are."""
+        """Return the addresses of the services."""
         return self._described(await self._read(lambda tx, _: admin.describe(tx, self._clock(), self._started), request, context))
 
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
-        """Register a service, or deregister it."""
+        """Register or deregister a service."""
         return self._described(await self._write(partial(admin.announce, heard_since=self._started), request, context))
 
     async def Statistics(self, request: pb.StatisticsRequest, context: Context) -> pb.StatisticsResponse:  # noqa: N802 - the wire's name
-        """What there is."""
+        """Return counts, uptime and, on request, the service's metrics."""
         answer = await self._read(lambda tx, _: query.statistics(tx, self._clock()), request, context)
         answer.uptime_seconds = self._clock() - self._started
         answer.engine = self._engine.name
@@ -213,7 +213,7 @@ class QueueService:
         return answer
 
     def _knows_the_token(self, context: Context) -> bool:
-        """Whether the caller has the stack's token itself, as runners and trainers do, and not one that was made of it."""
+        """Whether the caller sent the stack's token itself, as runners and trainers do, and not a token derived from it."""
         return not self._token or shows(authorization_of(context.invocation_metadata()), self._token)
 
     async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
@@ -229,7 +229,7 @@ class QueueService:
 
     async def _claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
         deadline = asyncio.get_running_loop().time() + request.wait_seconds
-        request.request_id = request.request_id or uuid.uuid4().hex  # a claim must be known by name to be put back
+        request.request_id = request.request_id or uuid.uuid4().hex  # a claim is put back by its request id
         waiter = ClaimWaiter(request)
         if request.wait_seconds > 0:
             self._waiters.add(waiter)
@@ -269,7 +269,7 @@ class QueueService:
         return await self._claimed(self._claims.write(request, request.request_id, claim.weight(request)), request)
 
     async def _claimed(self, claiming: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
-        """What a claim gets; where the caller goes away meanwhile, what it took or may still take is put back."""
+        """Await a claim; if the caller disconnects meanwhile, put back what it took or may still take."""
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -282,7 +282,7 @@ class QueueService:
         put_back.add_done_callback(self._abandoned.discard)
 
     async def _put_back(self, claiming: asyncio.Future[pb.Rollouts], request_id: str) -> None:
-        await asyncio.wait([claiming])  # whatever became of it
+        await asyncio.wait([claiming])  # success or failure: see below
         if claiming.exception() is None and not claiming.result().rollouts:
             return
         try:
@@ -292,7 +292,7 @@ class QueueService:
             _log.warning("a claimer went away and its claim %s could not be put back: %s", request_id, error)
 
     async def _finished(self, ids: Sequence[str], heard: asyncio.Queue[str], timeout: float | None) -> AsyncIterator[list[pb.Rollout]]:
-        """Finished ones of these rollouts, as they finish; ends when none is open, or after `timeout` seconds."""
+        """Yield these rollouts as they finish, until none is open or `timeout` seconds have passed."""
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         open_ids = set(ids)
         asked: Sequence[str] = ids
@@ -313,7 +313,7 @@ class QueueService:
                 asked = [rollout_id for rollout_id in settled if rollout_id in open_ids]
 
     async def _next_settled(self, heard: asyncio.Queue[str], patience: float | None) -> list[str] | None:
-        """All ids that have been heard, at least one; None when time is up or the service stops."""
+        """Wait for settled ids and return all that have arrived; None when time is up. Raises UnavailableError when the service stops."""
         if patience is not None and patience <= 0 and heard.empty():
             return None
         listening = asyncio.ensure_future(heard.get())
@@ -334,7 +334,7 @@ class QueueService:
 
 
 def _hand_off(waiters: Sequence[ClaimWaiter], writing: asyncio.Future[tuple[pb.Rollouts, list[pb.Rollouts]]]) -> None:
-    """Give claims what they got: nothing, where the transaction failed; then each tries for itself."""
+    """Deliver to each claim what the transaction claimed for it; if it failed, nothing, and each claim tries by itself."""
     failed = writing.cancelled() or writing.exception() is not None
     for waiter, found in zip(waiters, [pb.Rollouts()] * len(waiters) if failed else writing.result()[1], strict=True):
         if waiter.handed is not None:
@@ -356,7 +356,7 @@ def _rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:
 
 
 def _chunks(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Messages by the message of a stream, at least one."""
+    """Split items into the messages of a stream; at least one message."""
     chunk: list[Any] = []
     size = 0
     for item in items:

@@ -1,8 +1,7 @@
-"""The embedded engine: SQLite in WAL mode, one writer thread, group commit; readers on connections of their own.
+"""The embedded engine: SQLite in WAL mode with one writer thread and group commit; readers have their own connections.
 
-The writer takes all operations that are waiting as one transaction and syncs once (synchronous=FULL), so that an fsync is shared;
-nothing is acknowledged before that sync. Where one of them raises, the group runs again with a savepoint for each. A lock file keeps
-a second service off the same file.
+The writer runs all waiting operations as one transaction and syncs once (synchronous=FULL); nothing is acknowledged before that sync.
+If one of them raises, the group runs again with a savepoint for each. A lock file prevents a second service on the same file.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from agl_otel.queue.statements import Statements
 from agl_otel.service.lock import FileLock
 
 T = TypeVar("T")
-GROUP: Final = 256  # operations in one transaction: bounds how long the first of them waits for the last
-BUSY_SECONDS: Final = 5.0  # a reader of another process (a backup, a shell) may hold the file this long
-CHECKPOINT_PAGES: Final = 8192  # 32 MB of log: fewer, larger checkpoints, because each one syncs the database file too
-_PRIMARY: Final = 0xFF  # of an extended result code
+GROUP: Final = 256  # most operations in one transaction: bounds how long the first waits for the last
+BUSY_SECONDS: Final = 5.0  # how long another process (a backup, a shell) may lock the file
+CHECKPOINT_PAGES: Final = 8192  # 32 MB of log: fewer, larger checkpoints, since each also syncs the database file
+_PRIMARY: Final = 0xFF  # mask for the primary code of an extended result code
 _PROBE_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file that sqlite:///PATH names (four slashes for an absolute path); None for any other URL."""
+    """Return the path in sqlite:///PATH (four slashes for an absolute one); None for any other URL."""
     path = url.removeprefix("sqlite:///")
     return Path(path) if path and path != url else None
 
 
 def table_names(database: sqlite3.Connection) -> list[str]:
-    """The tables of a queue's file, in order, without SQLite's own."""
+    """Return the tables of a queue's file, sorted, without SQLite's own."""
     names = [str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
     return [name for name in names if not name.startswith("sqlite_")]
 
@@ -71,11 +70,11 @@ class SqliteTransaction:
         self._connection.execute(self.statements[name], params)
 
     def changed(self, name: str, params: Params = {}) -> int:  # noqa: B006 - read only
-        """Run the named statement; answers how many rows it changed."""
+        """Run the named statement; return how many rows it changed."""
         return self._connection.execute(self.statements[name], params).rowcount
 
     def run_many(self, name: str, params: Sequence[Params] | Sequence[Row]) -> None:
-        """Run the named statement once for each."""
+        """Run the named statement once for each of `params`."""
         if params:
             sql, in_order = self.statements.positional(name, params[0])
             self._connection.executemany(sql, map(in_order, params))
@@ -87,11 +86,11 @@ class SqliteTransaction:
         """Nothing to do: there is one writer."""
 
     def write_tallies(self) -> None:
-        """The last thing before the end of the transaction."""
+        """Write the counters; the last step of a transaction."""
         if self.tallies:
             self.run_many("tally_add", tally_changes(self.tallies))
         self.run_many("run_tally_add", self.runs.changes())
-        if self.runs.deleted:  # what is deleted leaves the file with this commit
+        if self.runs.deleted:  # deleted data must leave the file with this commit
             self.run("run_tallies_purge")
 
 
@@ -107,7 +106,7 @@ class _Outcome(NamedTuple):
 
 
 class SqliteEngine(Instrumented):
-    """See engine.Engine. Create it inside the event loop that uses it."""
+    """An engine.Engine. Create it inside the event loop that uses it."""
 
     name = "sqlite"
 
@@ -140,7 +139,7 @@ class SqliteEngine(Instrumented):
         self._writer.start()
 
     def now(self) -> float:
-        """Unix seconds by this machine's clock."""
+        """Return Unix seconds by this machine's clock."""
         return time.time()
 
     def write(self, operation: Operation[T]) -> asyncio.Future[T]:
@@ -154,11 +153,11 @@ class SqliteEngine(Instrumented):
         return future
 
     async def read(self, operation: Operation[T]) -> T:
-        """Run an operation on a reader's connection, on one consistent state."""
+        """Run an operation on a reader's connection, on a consistent snapshot."""
         return await self._timed("read", self._loop.run_in_executor(self._readers, self._read, operation))
 
     async def close(self) -> None:
-        """Write what is waiting, then close the file."""
+        """Finish waiting writes, then close the file."""
         if self._stopping:
             return
         self._stopping = True
@@ -206,7 +205,7 @@ class SqliteEngine(Instrumented):
         connection.close()
 
     def _write_group(self, connection: sqlite3.Connection, group: list[_Waiting]) -> None:
-        """Run the operations as one transaction, as a rule without savepoints; where one raises, again with a savepoint for each."""
+        """Run the operations as one transaction, first without savepoints; if one raises, again with a savepoint for each."""
         signals = Signals()
         try:
             try:
@@ -215,14 +214,14 @@ class SqliteEngine(Instrumented):
                 outcomes = [_Outcome(waiting.future, waiting.operation(transaction), None) for waiting in group]
                 transaction.write_tallies()
             except sqlite3.OperationalError:
-                raise  # a full disk or a damaged file: SQLite has often rolled back already
+                raise  # a full disk or a damaged file: SQLite may have rolled back already
             except Exception:  # noqa: BLE001 - the second pass delivers it to its own caller
                 connection.execute("ROLLBACK")
                 outcomes = self._run_each(connection, group, signals)
             else:
                 connection.execute("COMMIT")
                 signals = transaction.signals
-        except sqlite3.Error as error:  # a full disk, a damaged file: no operation has had an effect
+        except sqlite3.Error as error:  # a full disk or a damaged file: no operation had an effect
             _log.error("queue database %s: %s; %d operations were refused", self._path, error, len(group))
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -231,7 +230,7 @@ class SqliteEngine(Instrumented):
         self._loop.call_soon_threadsafe(self._deliver, signals, outcomes)
 
     def _run_each(self, connection: sqlite3.Connection, group: list[_Waiting], signals: Signals) -> list[_Outcome]:
-        """The group again, each operation under a savepoint, so that one that raises has no effect and the others have theirs."""
+        """Run the group again, each operation under a savepoint, so that one that raises is undone without the others."""
         connection.execute("BEGIN IMMEDIATE")
         outcomes = [self._run_one(connection, waiting, signals) for waiting in group]
         connection.execute("COMMIT")
@@ -245,7 +244,7 @@ class SqliteEngine(Instrumented):
             transaction.write_tallies()
             signals.add(transaction.signals)
         except sqlite3.OperationalError:
-            raise  # the group as a whole cannot be written
+            raise  # the whole group fails
         except sqlite3.IntegrityError as error:
             outcome = _Outcome(waiting.future, None, ConflictError(f"the queue's database refused a row: {error}"))
         except Exception as error:  # noqa: BLE001 - AglErrors, and defects: of one operation, which must not fail its neighbours
@@ -277,9 +276,9 @@ def _unavailable(error: sqlite3.Error, path: Path) -> UnavailableError:
 
 
 def _no_room(folder: Path) -> OSError | None:
-    """What a small file in this folder cannot be written for, where that is a full disk or a user's quota.
+    """Write a small file in this folder; return the error if the disk or the user's quota is full, else None.
 
-    SQLite calls ENOSPC alone a full disk; a quota (EDQUOT) is an I/O error to it, as a broken disk is.
+    SQLite reports only ENOSPC as a full disk; an exceeded quota (EDQUOT) looks like the I/O error of a broken disk.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -295,7 +294,7 @@ def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten: `rollouts delete` promises it
+        connection.execute("PRAGMA secure_delete=ON")  # deleted data is overwritten, as `rollouts delete` promises
         connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cache_size=-65536")
@@ -316,7 +315,7 @@ def _cannot_open(path: Path, error: sqlite3.Error) -> AglError:
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of an empty file. Raises ConflictError where they are there in another version."""
+    """Create the tables in an empty file. Raises ConflictError for another version, InUseError or SettingsError if it cannot be opened."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema_migrations'").fetchall():

@@ -1,6 +1,6 @@
-"""The named queries of sql/*.sql, and how a user's filter and page become a WHERE and an ORDER BY.
+"""The named queries of sql/*.sql, and the composition of WHERE and ORDER BY from a user's filter and page.
 
-An engine of another dialect names a further file, which overrides single queries, and rewrites idioms; nothing else of the SQL differs.
+An engine with another dialect adds a file that overrides single queries and a function that rewrites idioms; the rest of the SQL is shared.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Statements:
         return self._texts[name]
 
     def positional(self, name: str, example: Row | Mapping[str, object]) -> tuple[str, Callable[[Any], Sequence[object]]]:
-        """The query `name` with numbers for its parameters, and what takes those, in that order, from a row or mapping like `example`.
+        """Return the query `name` with numbered parameters, and a function that takes their values, in order, from a row like `example`.
 
-        SQLite binds them in half the time.
+        SQLite binds numbered parameters in half the time.
         """
         kind = type(example)
         found = self._positional.get((name, kind))
@@ -58,9 +58,9 @@ class Statements:
         return found
 
     def paged(self, name: str, where: Sequence[str], page: str = "", *, any_of: bool = False, always: Sequence[str] = ()) -> str:
-        """The query `name` with fragments put in: `where` joined by AND (or OR), `always` by AND; `page` as page_clause makes it.
+        """Return the query `name` with its conditions and page: `where` joined by AND (or OR), `always` by AND; `page` is of page_clause.
 
-        A query that has taken its page already has /*order*/ at its end.
+        A query that applies the page in a subquery ends with /*order*/.
         """
         conditions = [f"({(' OR ' if any_of else ' AND ').join(self[w] for w in where)})"] if where else []
         conditions += [self[w] for w in always]
@@ -71,16 +71,16 @@ class Statements:
 def page_clause(
     sort_by: str, sortable: Mapping[str, str], *, default: str, descending: bool, limit: int, offset: int, nulls: bool = True
 ) -> str:
-    """ORDER BY … LIMIT … OFFSET …; `sortable` maps the fields a user may name to columns, `default` breaks ties.
+    """Return ORDER BY … LIMIT … OFFSET …; `sortable` maps the fields that a user may name to columns, `default` breaks ties.
 
-    Where the field is never null, `nulls` False leaves their place unsaid: PostgreSQL takes an index only in the order it was made for.
+    For a field that is never null, pass `nulls` False to omit NULLS FIRST/LAST: PostgreSQL uses an index only in its own order of nulls.
 
     Raises UsageError for a field that is not sortable.
     """
     direction = "DESC" if descending else "ASC"
     if sort_by and sort_by not in sortable:
         raise UsageError(f"cannot sort by {sort_by!r}: use one of {', '.join(sorted(sortable))}")
-    place = (" NULLS LAST" if descending else " NULLS FIRST") if nulls else ""  # what SQLite does unasked
+    place = (" NULLS LAST" if descending else " NULLS FIRST") if nulls else ""  # SQLite's default
     order = f"{sortable[sort_by]} {direction}{place}, {default} {direction}" if sort_by else f"{default} {direction}"
     if limit <= 0 and offset <= 0:
         return f"ORDER BY {order}"

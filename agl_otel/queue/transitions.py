@@ -1,7 +1,7 @@
-"""The writing side of lifecycle.py: what every operation uses to move a rollout, an attempt or a worker, and to count what it moved.
+"""The writing side of lifecycle.py: change the status of rollouts, attempts and workers, and count the changes.
 
-Counters spare queries from counting rows: each operation counts what it moves (Transaction.tallies, engine.RunTallies), and the engine
-writes the sums with its commit. Names: `rollouts/STATUS/MODE` (MODE empty where there is none), `claimable`, `attempts`.
+Counters spare queries from counting rows: each operation counts its changes (Transaction.tallies, engine.RunTallies), and the engine
+writes the sums with its commit. Names: `rollouts/STATUS/MODE` (MODE may be empty), `claimable`, `attempts`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ATTEMPTS: Final = "attempts"
 
 @lru_cache(maxsize=256)  # there are 7 statuses and 3 modes
 def _names(status: RolloutStatus, mode: str | None, placed: bool) -> tuple[str, ...]:
-    """What a rollout counts as."""
+    """Return the counters that count such a rollout."""
     name = f"{ROLLOUTS}{status}/{mode or ''}"
     return (name, CLAIMABLE) if placed and status in lifecycle.QUEUED else (name,)
 
 
 def moved(tx: Transaction, before: RolloutRow | None, after: RolloutRow | None) -> None:
-    """A rollout changed; None where it was not there before, or is not there any more."""
+    """Count a changed rollout; `before` is None for a new one, `after` for a deleted one."""
     for row, change in ((before, -1), (after, 1)):
         for name in _names(row.status, row.mode, row.position is not None) if row is not None else ():
             tx.tallies[name] += change
@@ -40,24 +40,24 @@ def moved(tx: Transaction, before: RolloutRow | None, after: RolloutRow | None) 
 
 
 def take_places(tx: Transaction, count: int) -> int:
-    """The first of `count` new numbers, growing with time: ordinals of rollouts, and their places in the queue."""
+    """Reserve `count` ascending numbers, for ordinals of rollouts and places in the queue; return the first."""
     last = tx.rows("counter_take", {"name": "place", "count": count})[0][0]
     return last - count + 1
 
 
 def place_for(tx: Transaction, not_before: float | None, now: float) -> int | None:
-    """A place at the end of the queue; None while its time has not come."""
+    """Reserve a place at the end of the queue; None before `not_before`."""
     return None if not_before is not None and not_before > now else take_places(tx, 1)
 
 
 def find_rollout(tx: Transaction, rollout_id: str) -> RolloutRow | None:
-    """One rollout, held until the transaction ends."""
+    """Return one rollout, locked until the transaction ends."""
     row = first(tx.rows("rollout_for_update", {"rollout_id": rollout_id}))
     return None if row is None else RolloutRow._make(row)
 
 
 def begin_attempts(tx: Transaction, claims: Iterable[tuple[RolloutRow, str | None]], now: float) -> list[tuple[RolloutRow, AttemptRow]]:
-    """Give each rollout a further attempt, in status preparing, of the worker beside it. One that it has and that is open ends."""
+    """Begin an attempt, in status preparing, of each (rollout, worker). An open earlier attempt of the rollout ends."""
     pairs: list[tuple[RolloutRow, AttemptRow]] = []
     claims = list(claims)
     _end_replaced(tx, [rollout.latest_attempt_id for rollout, _ in claims if rollout.latest_attempt_id is not None], now)
@@ -80,7 +80,7 @@ def begin_attempts(tx: Transaction, claims: Iterable[tuple[RolloutRow, str | Non
 
 
 def _end_replaced(tx: Transaction, attempt_ids: Sequence[str], now: float) -> None:
-    """End attempts that newer ones replace, as lifecycle.replaced says."""
+    """End attempts that newer ones replace, by lifecycle.replaced."""
     if not attempt_ids:
         return
     attempts = map(AttemptRow._make, tx.rows("attempts_of_held", {"attempt_ids": json.dumps(attempt_ids)}))
@@ -93,9 +93,9 @@ def _end_replaced(tx: Transaction, attempt_ids: Sequence[str], now: float) -> No
 
 
 def with_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now: float, *, reason: str | None = None) -> RolloutRow:
-    """Move a rollout: a terminal status stamps its end, a queued one puts it at the end of the queue unless it is in it.
+    """Change a rollout's status: a terminal one sets its end time, a queued one puts it at the end of the queue unless it is in it.
 
-    Counts and signals the move; `save_statuses` writes it.
+    Counts and signals the change; `save_statuses` writes it.
     """
     position = rollout.position
     if status in lifecycle.QUEUED and rollout.status not in lifecycle.QUEUED:
@@ -112,7 +112,7 @@ def with_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now
 
 
 def save_statuses(tx: Transaction, rollouts: Iterable[RolloutRow]) -> None:
-    """Write what `with_status` changed."""
+    """Write the changes of `with_status`."""
     tx.run_many(
         "rollout_status",
         [
@@ -123,7 +123,7 @@ def save_statuses(tx: Transaction, rollouts: Iterable[RolloutRow]) -> None:
 
 
 def propagated(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, now: float, *, reason: str | None = None) -> RolloutRow:
-    """What becomes of a rollout by its attempt, as `with_status`; only its latest one counts."""
+    """Change a rollout's status, as `with_status`, to follow its attempt; only its latest attempt counts."""
     if rollout.latest_attempt_id != attempt.attempt_id:
         return rollout
     status = lifecycle.propagate(attempt.status, sequence_id=attempt.sequence_id, policy=rollout.policy)
@@ -131,7 +131,7 @@ def propagated(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, now: f
 
 
 def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float, *, dequeued: bool = False) -> None:
-    """Make the attempts' workers what the statuses say, one after the other, without repetitions."""
+    """Set the status of each attempt's worker from the attempts' statuses, in order, skipping repetitions."""
     by_worker: dict[str, list[AttemptRow]] = {}
     for attempt in attempts:
         if attempt.worker_id is None:
@@ -140,7 +140,7 @@ def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float, *,
         if before and lifecycle.worker_status(before[-1].status) == lifecycle.worker_status(attempt.status):
             before.pop()
         before.append(attempt)
-    workers = sorted(by_worker)  # in one order for all, so that two transactions do not wait for each other
+    workers = sorted(by_worker)  # sorted, so that two transactions cannot deadlock
     for turn in range(max(map(len, by_worker.values()), default=0)):
         attempts = [by_worker[worker_id][turn] for worker_id in workers if turn < len(by_worker[worker_id])]
         busy: list[dict[str, object]] = []
@@ -157,7 +157,7 @@ def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float, *,
 
 
 def end_reason(status: AttemptStatus, rollout: RolloutRow, attempt: AttemptRow) -> str:
-    """Why the watchdog gave an attempt up, in words for a person."""
+    """Return a message why the watchdog ended an attempt."""
     number = f"attempt {attempt.attempt_id} ({attempt.sequence_id} of {rollout.max_attempts})"
     if status == "timeout":
         return f"{number} ran longer than {rollout.timeout_seconds:g} s"
@@ -167,14 +167,14 @@ def end_reason(status: AttemptStatus, rollout: RolloutRow, attempt: AttemptRow) 
 # --- runs
 
 LONGEST_NAME: Final = 256
-"""Characters of a run's name in metadata; what is longer names none. (It is part of an index entry, which PostgreSQL bounds.)"""
+"""Most characters of a run's name in metadata; a longer one is ignored. (PostgreSQL bounds the size of index entries.)"""
 
 
 def run_and_step(metadata: str | None, resources_id: str | None) -> tuple[str, int | None]:
-    """(the run that metadata's `run` names, else the set of resources, else empty; the step that its `step` names)."""
+    """Return the run (metadata's `run`, else `resources_id`, else empty) and metadata's `step`."""
     named: Any = None
     if metadata and any(word in metadata for word in ('"run"', '"step"', "\\u")):
-        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON names no run
+        with contextlib.suppress(ValueError, RecursionError):  # metadata that is no JSON names no run
             named = json.loads(metadata)
     run, step = (named.get("run"), named.get("step")) if isinstance(named, dict) else (None, None)
     is_number = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 1 << 53

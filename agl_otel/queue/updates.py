@@ -1,4 +1,4 @@
-"""What a caller of the client hands over: changes of rollouts and attempts, and observations. A field left out stays as it is."""
+"""The client's arguments: changes of rollouts and attempts, and observations. Fields that are left out stay unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Keep:
 
 
 KEEP: Final = _Keep()
-"""An input that is left as it is (None is an input too)."""
+"""Leaves the input unchanged (None is a valid input)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class RolloutUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptUpdate:
-    """A change of one attempt (`attempt_id` may be "latest"). With its claim's `token` it is fenced.
+    """A change of one attempt (`attempt_id` may be "latest"). With its claim's `token` it is fenced: refused once the claim is void.
 
-    `seals` is {process marker: spans ended}; `ledger` is what its runner read of its processes;
+    `seals` is {process marker: spans ended}; `ledger` is the runner's summary of the attempt's ledger files;
     `clear` names fields that become null (metadata, worker_id, error, seals, …).
     """
 
@@ -86,14 +86,14 @@ class AttemptUpdate:
             seals=None if self.seals is None else dict(self.seals),
             has_seals=self.seals is not None,
             ledger_json=None if self.ledger is None else self.ledger.model_dump_json(exclude_defaults=True),
-            error=None if self.error is None else mended(self.error),  # it quotes agents and servers
+            error=None if self.error is None else mended(self.error),  # it may quote agents and servers
             token=self.token,
             clear=self.clear,
         )
 
 
 class Witness(NamedTuple):
-    """A proxy process, by its marker and address, is about to forward calls of an attempt."""
+    """Report that a proxy process, with this marker and address, is about to forward calls of an attempt."""
 
     rollout_id: str
     attempt_id: str
@@ -103,7 +103,7 @@ class Witness(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation:
-    """Spans of an attempt were received; 0 spans is a heartbeat alone (attempt spans and seals). `received_at` is Unix seconds."""
+    """Report that spans of an attempt were received; 0 spans: only a heartbeat (attempt spans, seals). `received_at` is Unix seconds."""
 
     rollout_id: str
     attempt_id: str

@@ -1,8 +1,8 @@
 """The waiters of a service: long-polling claims, and `wait` streams. Runs on the event loop, without polling.
 
-A claim that found nothing waits here and is woken by the commit that makes a rollout claimable: as many of the longest-waiting as there is
-work for, and every one with a filter, because only its own query knows whether it matches. A wake-up that a claim could not use goes to
-the next. An enqueue may hand rollouts to idle claims in its own transaction (`begin_hand_off`, `ClaimWaiter.handed`): one sync, not two.
+A claim that found nothing waits here. A commit that makes rollouts claimable wakes as many of the longest-waiting claims as needed, and
+every claim with a filter, since only its own query can decide whether it matches. An unused wake-up passes to the next claim. An enqueue
+may claim for idle waiters in its own transaction (`begin_hand_off`, `ClaimWaiter.handed`): one sync, not two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALL: Final = 1 << 62
 
 
 class ClaimWaiter:
-    """One claim that waits."""
+    """One waiting claim."""
 
     def __init__(self, request: pb.ClaimRequest) -> None:
         self.request = request
@@ -27,9 +27,9 @@ class ClaimWaiter:
         self.filtered = bool(request.modes or request.labels)
         self.event = asyncio.Event()
         self.idle = False
-        """Whether it waits for `event`, and not for a claim of its own."""
+        """Whether it waits for `event`, rather than for its own query."""
         self.handed: asyncio.Future[pb.Rollouts] | None = None
-        """What an enqueue's transaction claims for it; empty where that came to nothing. `event` is set when it is there."""
+        """The rollouts that an enqueue's transaction claims for it (may be empty). `event` is set when the future is done."""
 
 
 class Waiters:
@@ -40,7 +40,7 @@ class Waiters:
         self._settled: defaultdict[str, set[asyncio.Queue[str]]] = defaultdict(set)
 
     def on_signals(self, signals: Signals) -> None:
-        """Wake the waiters that a committed transaction concerns."""
+        """Wake the waiters that a committed transaction affects."""
         self.wake_claims(signals.claimable)
         for rollout_id in self._settled if signals.missed else signals.settled:
             for queue in self._settled.get(rollout_id, ()):
@@ -50,26 +50,26 @@ class Waiters:
 
     @property
     def claims_waiting(self) -> int:
-        """How many claims wait."""
+        """How many claims are waiting."""
         return len(self._claims)
 
     @property
     def claims_idle(self) -> int:
-        """How many of them do nothing but wait."""
+        """How many claims are idle and without a hand-off."""
         return sum(waiter.idle and waiter.handed is None for waiter in self._claims)
 
     def add(self, waiter: ClaimWaiter) -> None:
-        """Add a claim; before its first try, so that no commit falls between."""
+        """Add a claim; call it before the claim's first query, so that no commit is missed in between."""
         self._claims[waiter] = None
 
     def remove(self, waiter: ClaimWaiter) -> None:
-        """Remove a claim; a wake-up that it has not used goes to the next."""
+        """Remove a claim; an unused wake-up passes to the next one."""
         self._claims.pop(waiter, None)
         if waiter.event.is_set():
             self.wake_claims(waiter.limit)
 
     def wake_claims(self, claimable: int) -> None:
-        """Wake the longest-waiting claims for so many rollouts, and all that have a filter."""
+        """Wake the longest-waiting claims for `claimable` rollouts, and all claims with a filter."""
         if claimable <= 0:
             return
         for waiter in self._claims:
@@ -80,7 +80,7 @@ class Waiters:
                 claimable -= waiter.limit
 
     def begin_hand_off(self, work: int, at_most: int) -> list[ClaimWaiter]:
-        """The longest-waiting idle claims without a filter that take so many rollouts; each now expects its `handed`."""
+        """Select the longest-waiting idle claims without a filter for `work` rollouts, at most `at_most`; give each a `handed` future."""
         taken: list[ClaimWaiter] = []
         for waiter in self._claims:
             if work <= 0 or len(taken) >= at_most:
@@ -94,7 +94,7 @@ class Waiters:
     # --- finished rollouts
 
     def listen(self, rollout_ids: Iterable[str]) -> asyncio.Queue[str]:
-        """A queue that gets the id of each of these rollouts when it is finished or deleted."""
+        """Return a queue that receives the id of each of these rollouts when it is finished or deleted."""
         queue: asyncio.Queue[str] = asyncio.Queue()
         for rollout_id in rollout_ids:
             self._settled[rollout_id].add(queue)

@@ -1,6 +1,6 @@
-"""Changes of rollouts that callers ask for, deletion, resources, registered services, leases, and the watchdog's sweep.
+"""Changes of rollouts by callers, deletion, resources, registered services, leases, and the watchdog's sweep.
 
-(Changes of attempts: complete.py.)
+Changes of attempts are in complete.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CLEARABLE: Final = {
 
 
 def update_rollouts(tx: Transaction, request: pb.UpdateRolloutsRequest, now: float) -> pb.Rollouts:
-    """Change rollouts; their attempts are not touched. All or nothing. Raises NotFoundError, UsageError."""
+    """Change rollouts, all or none; their attempts are not touched. Raises NotFoundError, UsageError."""
     remembered = recall(tx, request.request_id, "UpdateRollouts")
     if remembered is None:
         tx.hold([update.rollout_id for update in request.updates])
@@ -104,7 +104,7 @@ def _change_fields(tx: Transaction, rollout: RolloutRow, update: pb.RolloutUpdat
 
 
 def delete(tx: Transaction, request: pb.DeleteRequest, now: float) -> pb.DeleteResponse:
-    """Remove rollouts with their attempts, counters and keys; unknown ids are left out. Answers how many there were."""
+    """Delete rollouts with their attempts, counters and keys; unknown ids are ignored. Returns how many existed."""
     remembered = recall(tx, request.request_id, "Delete")
     if remembered is not None:
         return pb.DeleteResponse(deleted=remembered)
@@ -128,13 +128,13 @@ _RESOURCES: Final = TypeAdapter[NamedResources](NamedResources)
 
 
 def hide_keys(answer: pb.ResourcesList) -> None:
-    """Take providers' keys out of an answer."""
+    """Remove providers' API keys from an answer."""
     for message in answer.resources:
         message.resources_json = _RESOURCES.dump_json(resources_from_pb(message).without_keys().resources).decode()
 
 
 def put_resources(tx: Transaction, request: pb.PutResourcesRequest, now: float) -> pb.ResourcesList:
-    """A new set (version 1), or a new version of a known one."""
+    """Store a new set of resources (version 1), or a new version of a known one."""
     remembered = recall(tx, request.request_id, "PutResources")
     if remembered is not None:
         rows = tx.rows("resources_version", {"resources_id": remembered[0], "version": remembered[1]})
@@ -159,7 +159,7 @@ def put_resources(tx: Transaction, request: pb.PutResourcesRequest, now: float) 
 
 
 def announce(tx: Transaction, request: pb.AnnounceRequest, now: float, heard_since: float) -> pb.DescribeResponse:
-    """Register a service's addresses for some seconds, or deregister it."""
+    """Register a service's addresses (for `request.seconds` if given), or deregister it."""
     if not request.service or not request.instance:
         raise UsageError("announce needs the name of a service and of its instance")
     seconds = request.seconds if request.HasField("seconds") else None
@@ -181,9 +181,9 @@ def announce(tx: Transaction, request: pb.AnnounceRequest, now: float, heard_sin
 
 
 def describe(tx: Transaction, now: float, heard_since: float) -> pb.DescribeResponse:
-    """Where the services are; of several with the same address the one that was registered last.
+    """Return the addresses of the services; of several under the same name the one registered last.
 
-    A registration that has expired is left out, but not before the queue, up since `heard_since`, gave its service the time to renew it.
+    Expired registrations are left out, but only once the queue, up since `heard_since`, has given the service time to renew.
     """
     answer = pb.DescribeResponse()
     for service, text in tx.rows("services_present", {"now": now, "heard_since": heard_since}):
@@ -200,7 +200,7 @@ def describe(tx: Transaction, now: float, heard_since: float) -> pb.DescribeResp
 
 
 def lease(tx: Transaction, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse:
-    """Take, prolong or (0 seconds) give back a lease."""
+    """Take, renew or (0 seconds) release a lease."""
     if not request.name or not request.holder:
         raise UsageError("a lease needs a name and a holder")
     row = first(tx.rows("lease_of", {"name": request.name}))
@@ -211,18 +211,18 @@ def lease(tx: Transaction, request: pb.LeaseRequest, now: float) -> pb.LeaseResp
         return pb.LeaseResponse(held=False)
     given = {"name": request.name, "holder": request.holder, "expires_at": now + request.seconds, "now": now}
     if not tx.changed("lease_set", given):
-        [(holder, expires_at)] = tx.rows("lease_of", {"name": request.name})  # another was faster
+        [(holder, expires_at)] = tx.rows("lease_of", {"name": request.name})  # another holder was faster
         return pb.LeaseResponse(held=False, holder=holder, expires_at=expires_at)
     return pb.LeaseResponse(held=True, holder=request.holder, expires_at=now + request.seconds)
 
 
 # --- the watchdog
 
-FORGOTTEN_SECONDS: Final = 86400.0  # a service that has been gone for longer was replaced by one at another address
+FORGOTTEN_SECONDS: Final = 86400.0  # how long expired registrations are kept
 
 
 def sweep(tx: Transaction, now: float) -> int:
-    """One round of the watchdog. Answers how many attempts it gave up."""
+    """Run one round of the watchdog; return how many attempts timed out or became unresponsive."""
     attempts: list[AttemptRow] = []
     rollouts: list[RolloutRow] = []
     for row in tx.rows("overdue_candidates", {"now": now}):

@@ -1,4 +1,4 @@
-"""Claims of rollouts, and taking back claims whose callers went away."""
+"""Claims of rollouts, and the undoing of claims whose callers disconnected."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from agl_otel.queue.transitions import ATTEMPTS, CLAIMABLE, begin_attempts, move
 from agl_otel.types import RolloutStatus
 
 MAX_CLAIM: Final = 1000
-"""Rollouts in one claim, whatever the caller asks for."""
+"""Most rollouts in one claim."""
 MAX_CLAIM_BYTES: Final = 24 << 20
-"""Of inputs in one claim, after its first: a message that is too large would strand what it claimed."""
+"""Most bytes of inputs in a claim of several rollouts: an answer too large to send would strand the claimed rollouts."""
 
 
 def weight(request: pb.ClaimRequest) -> int:
-    """What a claim weighs among others: its rollouts, or AT_MOST where it chooses, because others may not be served what it passes over."""
+    """Return a claim's weight in a batch: its limit, or AT_MOST if it filters by mode or label, because its query fits no other claim."""
     return AT_MOST if request.modes or request.labels else max(request.limit, 1)
 
 
 def claim_all(tx: Transaction, requests: Sequence[pb.ClaimRequest], now: float) -> list[pb.Rollouts]:
-    """The next rollouts for each of these claims in turn, each with a new attempt; where there is none, nothing has changed.
+    """Serve these claims in turn with the next rollouts, each with a new attempt; without claimable rollouts nothing is changed.
 
-    A claim that chooses (see `weight`) comes alone.
+    A claim with a filter must be the only one (see `weight`).
     """
     known = recall_all(tx, (request.request_id for request in requests), "Claim")
     answers = [claimed_again(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
@@ -41,7 +41,7 @@ def claim_all(tx: Transaction, requests: Sequence[pb.ClaimRequest], now: float) 
         return answers
     choice = fresh[0][0]
     found = _claimable(tx, choice, sum(wanted))
-    if len(found) < sum(wanted) and promote(tx, now):  # otherwise the watchdog does it, within a second
+    if len(found) < sum(wanted) and promote(tx, now):  # otherwise the watchdog promotes them within a second
         found = _claimable(tx, choice, sum(wanted))
     waiting = deque(found)
     shares = [_share(waiting, limit) for limit in wanted]
@@ -68,11 +68,11 @@ def _limit(request: pb.ClaimRequest) -> int:
 
 
 def _share(waiting: deque[tuple[RolloutRow, str]], limit: int) -> list[tuple[RolloutRow, str]]:
-    """Take the next of `waiting`, as many as one answer has room for."""
+    """Take the next of `waiting`, as many as fit into one answer."""
     share: list[tuple[RolloutRow, str]] = []
     room = MAX_CLAIM_BYTES
     while waiting and len(share) < limit:
-        room -= len(waiting[0][1])  # characters, and JSON text of ours is ASCII
+        room -= len(waiting[0][1])  # characters are bytes: the stored JSON is ASCII
         if share and room < 0:
             break
         share.append(waiting.popleft())
@@ -89,12 +89,12 @@ def _claimable(tx: Transaction, request: pb.ClaimRequest, limit: int) -> list[tu
 
 
 def found_nothing(tx: Transaction, worker_id: str, now: float) -> None:
-    """A worker's claim ended without a rollout."""
+    """Record that a worker's claim ended without a rollout."""
     tx.run("worker_found_nothing", {"worker_id": worker_id, "now": now})
 
 
 def promote(tx: Transaction, now: float) -> int:
-    """Give rollouts whose not_before has come a place at the end of the queue; answers how many."""
+    """Put rollouts whose not_before has passed at the end of the queue; return how many."""
     due = tx.rows("rollouts_due", {"now": now})
     if due:
         place = take_places(tx, len(due))
@@ -105,7 +105,7 @@ def promote(tx: Transaction, now: float) -> int:
 
 
 def release(tx: Transaction, request: pb.ReleaseRequest, now: float) -> pb.ReleaseResponse:
-    """Undo claims that were not begun; the rollouts get their old places back."""
+    """Undo claims that were not begun; the rollouts return to their old places."""
     remembered = recall(tx, request.request_id, "Release")
     if remembered is not None:
         return pb.ReleaseResponse(released=remembered)
@@ -118,7 +118,7 @@ def release(tx: Transaction, request: pb.ReleaseRequest, now: float) -> pb.Relea
 
 
 def abandon(tx: Transaction, claim_request_id: str, now: float) -> int:
-    """Undo a claim whose caller went away before the answer, unless a retry has got the answer meanwhile."""
+    """Undo a claim whose caller disconnected before the answer, unless a retry has received it meanwhile; return how many rollouts."""
     return _undo(tx, _forget_claim(tx, claim_request_id, replays=0), now)
 
 

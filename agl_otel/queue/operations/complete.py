@@ -1,7 +1,7 @@
-"""Changes of attempts that callers ask for, and what follows for their rollouts and workers.
+"""Changes of attempts by callers, and the resulting changes of their rollouts and workers.
 
-A batch is read at once, changed in memory in the order of its updates, and written at once: each rollout and each attempt as it is in
-the end, so that a hundred results cost a handful of statements.
+A batch is read at once, changed in memory in the order of its updates, and only the final rows are written, so that a hundred results
+cost a handful of statements.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _CLEARABLE: Final = (*_COPIED, "metadata", "seals", "ledger")
 
 
 def weight(request: pb.UpdateAttemptsRequest) -> int:
-    """What a request weighs among others: its updates, or AT_MOST where the refusal of one undoes others that came before."""
+    """Return a request's weight in a batch: its number of updates, or AT_MOST if one refusal must undo the earlier updates."""
     return max(len(request.updates), 1) if request.each or len(request.updates) <= 1 else AT_MOST
 
 
 def update_all(tx: Transaction, requests: Sequence[pb.UpdateAttemptsRequest], now: float) -> list[pb.Attempts | AglError]:
-    """Change attempts, and what follows for their rollouts and workers. A request is all or nothing, or with `each` whatever can be done.
+    """Change attempts; their rollouts and workers follow. A request is all or nothing; with `each` its updates are independent.
 
-    Answers for each request what it changed, or why it is refused (without `each`): NotFoundError, UsageError, and FencedError where a
-    token is given and the claim is void. Raises the same where that must undo what the request's first updates changed.
+    Returns for each request the changed attempts or, without `each`, the error that refused it: NotFoundError, UsageError, or FencedError
+    if a token is given and the claim is void. Raises that error if earlier updates of the request must be undone.
     """
     known = recall_all(tx, (request.request_id for request in requests), "UpdateAttempts")
     batch = _Batch(tx, [update for request in requests if request.request_id not in known for update in request.updates])
@@ -55,7 +55,7 @@ def update_all(tx: Transaction, requests: Sequence[pb.UpdateAttemptsRequest], no
         for index, update in enumerate(request.updates):
             try:
                 changed.append(batch.change(update, now))
-            except AglError as error:  # before it has changed anything
+            except AglError as error:  # this update has changed nothing yet
                 if not request.each:
                     if changed:
                         raise
@@ -71,7 +71,7 @@ def update_all(tx: Transaction, requests: Sequence[pb.UpdateAttemptsRequest], no
 
 
 def _attempts_by_id(tx: Transaction, attempt_ids: Sequence[str]) -> list[AttemptRow]:
-    """In this order; what was deleted is left out."""
+    """Return attempts in the order of the ids; deleted ones are skipped."""
     rows = (split(row)[1] for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(attempt_ids)}))
     found = {attempt.attempt_id: attempt for attempt in rows}
     return [found[attempt_id] for attempt_id in attempt_ids if attempt_id in found]
@@ -86,7 +86,7 @@ def _answer(changed: Sequence[AttemptRow], refusals: Iterable[tuple[int, str, st
 
 
 class _Batch:
-    """The rollouts and attempts that some updates are about, held until the transaction ends."""
+    """The rollouts and attempts of some updates, locked until the transaction ends."""
 
     def __init__(self, tx: Transaction, updates: Sequence[pb.AttemptUpdate]) -> None:
         self._tx = tx
@@ -101,7 +101,7 @@ class _Batch:
         self._synced: list[AttemptRow] = []
 
     def change(self, update: pb.AttemptUpdate, now: float) -> AttemptRow:
-        """One update, in memory. All that may be refused is asked first, so that a refused update has changed nothing."""
+        """Apply one update in memory. All checks come first, so that a refused update changes nothing."""
         rollout, attempt = self._addressed(update)
         if update.HasField("token"):
             _fence(rollout, attempt, update.token)
@@ -116,7 +116,7 @@ class _Batch:
         return attempt
 
     def write(self, now: float) -> None:
-        """Write what has changed."""
+        """Write the changed rows."""
         self._tx.run_many("attempt_save", [row for row in self._attempts.values() if row.attempt_id in self._saved])
         save_statuses(self._tx, [row for row in self._rollouts.values() if row.rollout_id in self._moved])
         sync_workers(self._tx, self._synced, now)
@@ -141,7 +141,7 @@ class _Batch:
 
 
 def _changes(update: pb.AttemptUpdate, now: float) -> dict[str, Any]:
-    """The columns that an update changes. Raises UsageError."""
+    """Return the columns that an update changes. Raises UsageError."""
     changes: dict[str, Any] = {name: None for name in update.clear if name in _CLEARABLE}
     for name in _COPIED:
         if update.HasField(name):
@@ -162,7 +162,7 @@ def _changes(update: pb.AttemptUpdate, now: float) -> dict[str, Any]:
 
 
 def _checked_ledger(text: str) -> str:
-    """The ledger as it is kept. Raises UsageError."""
+    """Validate and normalise a ledger. Raises UsageError."""
     try:
         return AttemptLedger.model_validate_json(text).model_dump_json(exclude_defaults=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""New rollouts: queued (enqueue) or begun at once (start), and further attempts by hand (start_attempt)."""
+"""New rollouts, queued (enqueue) or started at once (start), and further attempts on request (start_attempt)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from agl_otel.types import ADOPTED, NOT_RUN, AttemptStatus, RolloutMode, check_i
 MODES: Final = frozenset(get_args(RolloutMode))
 ATTEMPT_STATUSES: Final = frozenset(get_args(AttemptStatus))
 NO_CONFIG: Final = (None, None, 1, "[]")
-"""What checked_config answers where there is none."""
+"""The result of checked_config for a rollout without a config."""
 
 
 def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollouts:
-    """Put new rollouts at the end of the queue, in order; an id that exists is answered as it is."""
+    """Put new rollouts at the end of the queue, in order; a known id returns the existing rollout."""
     remembered = recall(tx, request.request_id, "Enqueue")
     if remembered is not None:
         return rollouts_by_id(tx, remembered)
@@ -49,7 +49,7 @@ def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollo
 def enqueue_and_claim(
     tx: Transaction, request: pb.EnqueueRequest, claims: Sequence[pb.ClaimRequest], now: float
 ) -> tuple[pb.Rollouts, list[pb.Rollouts]]:
-    """New rollouts, and what claims that wait get of them (or of what was there before), in order."""
+    """Enqueue rollouts and serve waiting claims, in order, from the queue; return both answers."""
     answer = enqueue(tx, request, now)
     handed = claim_all(tx, claims, now)
     tx.signals.claimable = max(0, tx.signals.claimable - sum(len(found.rollouts) for found in handed))
@@ -57,7 +57,7 @@ def enqueue_and_claim(
 
 
 def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
-    """Make rollouts that were never queued, each with a first attempt; an id that exists is answered as it is."""
+    """Create rollouts that are never queued, each with a first attempt; a known id returns the existing rollout."""
     remembered = recall(tx, request.request_id, "Start")
     if remembered is not None:
         return _started_again(tx, remembered)
@@ -84,7 +84,7 @@ def _started_again(tx: Transaction, begun: Sequence[tuple[str, str | None]]) -> 
 
 
 def start_attempt(tx: Transaction, request: pb.StartAttemptRequest, now: float) -> pb.Rollouts:
-    """A further attempt of each rollout, whatever its status and max_attempts say. Raises NotFoundError."""
+    """Begin a further attempt of each rollout, regardless of its status and max_attempts. Raises NotFoundError."""
     remembered = recall(tx, request.request_id, "StartAttempt")
     if remembered is not None:
         return claimed_again(tx, remembered)
@@ -108,7 +108,7 @@ def _worker(request: pb.StartRequest | pb.StartAttemptRequest) -> str | None:
 def _new_rollouts(
     tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, queued: bool
 ) -> tuple[pb.Rollouts, list[RolloutRow], list[InputRow]]:
-    """Every request's rollout, as it is where its id exists; and the rows, to be inserted, of those that are new."""
+    """Return the rollout of every request (the existing one for a known id), and the rows and inputs to insert for new ones."""
     answer = pb.Rollouts()
     own = [check_id(new.rollout_id, "rollout id") for new in requests if new.HasField("rollout_id")]
     known = {row[1]: pb.Rollout(**joined_fields(row)) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(own)})} if own else {}
@@ -172,7 +172,7 @@ def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | N
 
 
 def checked_json(text: str, what: str) -> str:
-    """`text`, which is JSON ("null" where it is empty). Raises UsageError: what is stored and is none would fail every later reader."""
+    """Return `text` ("null" if empty). Raises UsageError if it is not JSON: once stored, it would fail every later reader."""
     try:
         json.loads(text or "null")
     except (ValueError, RecursionError) as error:
@@ -181,21 +181,21 @@ def checked_json(text: str, what: str) -> str:
 
 
 def checked_object(text: str, what: str) -> str:
-    """`text`, which is a JSON object, or null. Raises UsageError."""
+    """Return `text`. Raises UsageError if it is neither a JSON object nor null."""
     if not isinstance(json.loads(checked_json(text, what)), dict | None):
         raise UsageError(f"the {what} is no JSON object: {text[:100]}")
     return text
 
 
 def checked_mode(mode: str) -> str:
-    """`mode`, or UsageError that names the ones there are."""
+    """Return `mode`. Raises UsageError, which lists the valid modes."""
     if mode not in MODES:
         raise UsageError(f"there is no mode {mode!r}: use one of {', '.join(sorted(MODES))}")
     return mode
 
 
 def checked_config(config: pb.Config) -> tuple[float | None, float | None, int, str]:
-    """timeout_seconds, unresponsive_seconds, max_attempts, retry_condition as JSON. Raises UsageError."""
+    """Return timeout_seconds, unresponsive_seconds, max_attempts, and retry_condition as JSON. Raises UsageError."""
     limits: list[float | None] = []
     for name in ("timeout_seconds", "unresponsive_seconds"):
         value: float | None = getattr(config, name) if config.HasField(name) else None
@@ -212,20 +212,20 @@ def checked_config(config: pb.Config) -> tuple[float | None, float | None, int, 
 
 
 def _current_resources(tx: Transaction, resources_id: str | None) -> tuple[str, int] | None:
-    """(id, version) that is current for this id; None: of all."""
+    """Return (id, current version) of this set, or of the set written last if the id is None."""
     query = "resources_latest" if resources_id is None else "resources_current"
     row = first(tx.rows(query, {} if resources_id is None else {"resources_id": resources_id}))
     return None if row is None else (row[0], row[1])
 
 
 def current_version(tx: Transaction, resources_id: str) -> int | None:
-    """The current version of a set of resources; None where there is none."""
+    """Return the current version of a set of resources; None if there is none."""
     current = _current_resources(tx, resources_id)
     return None if current is None else current[1]
 
 
 def _fingerprints(request: pb.EnqueueRequest) -> list[str]:
-    """Of each rollout among so many: a call with more or fewer is another one."""
+    """Hash each rollout together with the total, so that a call with more or fewer rollouts does not match."""
     total = request.total or len(request.rollouts)
     return [hashlib.sha256(b"%d:" % total + new.SerializeToString(deterministic=True)).hexdigest()[:32] for new in request.rollouts]
 

@@ -1,6 +1,6 @@
-"""What collectors, proxies and workers report and need: heartbeats, span numbers, which proxies forward calls.
+"""Calls of collectors, proxies and workers: heartbeats, span numbers, and which proxies forward calls.
 
-None fails because of an unknown rollout.
+An unknown rollout is no error in any of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.queue.transitions import moved, sync_workers
 
-MAX_SEQUENCE: Final = 1 << 53  # what a client may set (contracts §5); what is added later stays within 63 bits
-MAX_TAKEN: Final = 1 << 31  # numbers at once
+MAX_SEQUENCE: Final = 1 << 53  # bound of what a client may set (contracts §5); numbers taken later stay within 63 bits
+MAX_TAKEN: Final = 1 << 31  # numbers in one request
 
 
 def observe(tx: Transaction, request: pb.ObserveRequest, now: float) -> pb.ObserveResponse:
-    """Spans of attempts were received: a heartbeat, and with `spans` > 0 what lifecycle.observed says."""
-    ahead = request.sent_at - now if request.HasField("sent_at") else 0.0  # of the sender's clock
+    """Record that spans of attempts were received: a heartbeat, and with `spans` > 0 the changes of lifecycle.observed."""
+    ahead = request.sent_at - now if request.HasField("sent_at") else 0.0  # offset of the sender's clock
     merged: dict[tuple[str, str], tuple[int, float]] = {}
     for seen in request.observations:
         key = (seen.rollout_id, seen.attempt_id)
@@ -54,7 +54,7 @@ def _observe(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, spans: i
 
 
 def witness(tx: Transaction, request: pb.WitnessRequest, now: float) -> pb.WitnessResponse:
-    """Proxies are about to forward calls of attempts: add their markers to those that each attempt is known to have."""
+    """Add the markers of proxies that are about to forward calls to the known proxies of each attempt."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for seen in request.witnesses:
         found.setdefault((seen.rollout_id, seen.attempt_id), {})[seen.marker] = seen.address
@@ -69,7 +69,7 @@ def witness(tx: Transaction, request: pb.WitnessRequest, now: float) -> pb.Witne
 
 
 def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
-    """Stamp a worker; answer which of its attempts to end. An attempt that is gone altogether is to be ended too."""
+    """Store a worker's heartbeat; return which of its attempts it must end, including those that were deleted."""
     stats = checked_object(request.stats_json, "statistics") if request.HasField("stats_json") else None
     tx.run("worker_heartbeat", {"worker_id": request.worker_id, "stats": stats, "now": now})
     if not request.attempt_ids:
@@ -84,9 +84,9 @@ def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.H
 
 
 def take_sequence(tx: Transaction, request: pb.TakeSequenceRequest, now: float) -> pb.TakeSequenceResponse:
-    """For each request the first of `count` new numbers of its rollout (from 1), above `at_least`; 0 for an empty rollout id.
+    """Reserve for each request `count` new numbers of its rollout (from 1) above `at_least`; return the first (0 for an empty rollout id).
 
-    Raises UsageError where a number is past its bound.
+    Raises UsageError if a number exceeds its bound.
     """
     for asked in request.requests:
         if asked.at_least >= MAX_SEQUENCE or asked.count > MAX_TAKEN:
@@ -103,7 +103,7 @@ def take_sequence(tx: Transaction, request: pb.TakeSequenceRequest, now: float) 
 
 
 def _in_order(request: pb.TakeSequenceRequest) -> list[int]:
-    """By rollout id, so that two that take numbers for the same rollouts do not wait for each other."""
+    """Sort by rollout id, so that two calls for the same rollouts cannot deadlock."""
     return sorted(range(len(request.requests)), key=lambda i: request.requests[i].rollout_id)
 
 

@@ -1,4 +1,4 @@
-"""What users ask: filters and pages over rollouts, attempts, resources and workers; runs; statistics."""
+"""Queries: filters and pages over rollouts, attempts, resources and workers; runs; statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agl_otel.queue.transitions import ATTEMPTS, CLAIMABLE, ROLLOUTS
 from agl_otel.types import RolloutStatus
 
 SEARCHED_INPUTS: Final = 100_000
-"""Of how many rollouts, the latest ones, inputs are read to find a text in them."""
+"""How many of the latest rollouts a search in inputs reads."""
 ROLLOUT_STATUSES: Final = frozenset(get_args(RolloutStatus))
 _ROLLOUT_SORT: Final = {
     name: f"r.{name}"
@@ -48,7 +48,7 @@ def _page(page: pb.Page, sortable: dict[str, str], default: str, *, nulls: bool 
 
 
 def _conditions(kind: str, asked: pb.Filter) -> tuple[list[str], dict[str, Any]]:
-    """The fragments that a filter names, and their parameters."""
+    """Return the names of a filter's SQL fragments, and their parameters."""
     where: list[str] = []
     params: dict[str, Any] = {}
     for name in _LISTS[kind]:
@@ -84,22 +84,22 @@ def _total(tx: Transaction, name: str, where: list[str], params: dict[str, Any],
 
 
 def _is_cut(page: pb.Page) -> bool:
-    """Whether there may be more matches than the page holds."""
+    """Whether there may be matches outside the page."""
     return page.limit > 0 or page.offset > 0
 
 
 def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Rollouts:
-    """Rollouts with their latest attempts; in the order of their creation unless `sort_by` names a field."""
+    """Query rollouts with their latest attempts, in the order of their creation unless `sort_by` names a field."""
     where, params = _conditions("rollout", request.filter)
     dead = _is_dead(request)
     named = request.filter.has_id_in and not request.filter.any
-    order = "r.ordinal + 0" if named else "r.ordinal"  # sorts a handful: for the bare column PostgreSQL would walk all of them
+    order = "r.ordinal + 0" if named else "r.ordinal"  # sort the few rows: for the bare column PostgreSQL would walk all
     page = _page(request.page, _ROLLOUT_SORT, order, nulls=not dead)
     options: dict[str, Any] = {"any_of": request.filter.any}
     if request.filter.HasField("ended_before"):
         options["always"] = ["where_rollout_ended_before"]
         params["ended_before"] = request.filter.ended_before
-    chosen_first = request.page.offset > 0 or (bool(request.page.sort_by) and _is_cut(request.page))  # what is passed over is not looked up
+    chosen_first = request.page.offset > 0 or (bool(request.page.sort_by) and _is_cut(request.page))  # skipped rows are not joined
     query = "rollouts_page_dead" if dead else "rollouts_page_sorted" if chosen_first else "rollouts_page"
     rows = tx.rows_of(tx.statements.paged(query, where, page, **options), params)
     if _is_tallied(request.filter) and _is_cut(request.page):
@@ -113,25 +113,25 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
 
 
 def _is_dead(request: pb.QueryRolloutsRequest) -> bool:
-    """Whether it asks for a page of dead letters, by the time of their end; they have one, all of them."""
+    """Whether it asks for a page of dead letters (failed rollouts) by end time; those all have one."""
     asked = request.filter
     others = _is_searched(asked) or (asked.any and bool(asked.mode_in))
     return list(asked.status_in) == ["failed"] and request.page.sort_by == "end_time" and _is_cut(request.page) and not others
 
 
 def _is_tallied(asked: pb.Filter) -> bool:
-    """Whether the counters know how many rollouts match, so that none has to be counted."""
+    """Whether the counters give the number of matches, so that no rows need counting."""
     either = asked.any and bool(asked.status_in) and bool(asked.mode_in)
     return not (either or _is_searched(asked) or asked.HasField("ended_before"))
 
 
 def _is_searched(asked: pb.Filter) -> bool:
-    """Whether it names more than statuses, modes and times."""
+    """Whether it filters by more than status, mode and time."""
     return asked.has_id_in or asked.attempts_from > 0 or any(asked.HasField(name) for name in ("id_contains", "run", "input_contains"))
 
 
 def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Attempts:
-    """Attempts of these rollouts, by number unless `sort_by` names a field; none for unknown ones."""
+    """Query the attempts of these rollouts, ordered by number unless `sort_by` names a field; unknown rollouts have none."""
     where = ["where_attempt_latest" if request.latest_only else "where_attempt_rollout_in"]
     params = {"rollout_ids": json.dumps(list(request.rollout_ids))}
     default = "a.sequence_id" if len(request.rollout_ids) == 1 else "a.rollout_id, a.sequence_id"
@@ -144,7 +144,7 @@ def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Atte
 
 
 def query_resources(tx: Transaction, request: pb.QueryResourcesRequest) -> pb.ResourcesList:
-    """Current versions of sets of resources, or the latest of all, one version, or all versions."""
+    """Query the current versions of sets of resources; or all versions, one version, or only the set written last."""
     if request.latest_only:
         rows = tx.rows("resources_latest")
         total = len(rows)
@@ -161,7 +161,7 @@ def query_resources(tx: Transaction, request: pb.QueryResourcesRequest) -> pb.Re
 
 
 def query_workers(tx: Transaction, request: pb.QueryWorkersRequest) -> pb.Workers:
-    """Workers, by id unless `sort_by` names a field."""
+    """Query workers, ordered by id unless `sort_by` names a field."""
     where, params = _conditions("worker", request.filter)
     options: dict[str, Any] = {"any_of": request.filter.any}
     page = _page(request.page, _WORKER_SORT, "w.worker_id")
@@ -174,7 +174,7 @@ def query_workers(tx: Transaction, request: pb.QueryWorkersRequest) -> pb.Worker
 
 
 def query_runs(tx: Transaction, request: pb.QueryRunsRequest) -> pb.Runs:
-    """How many rollouts each run has, by status and mode; of one run where it is named. Runs without any are left out."""
+    """Count the rollouts of each run, or of `request.run`, by status and mode. Runs without rollouts are left out."""
     of_run: dict[str, list[_Part]] = {}
     for row in tx.rows("runs_parts", {"run": _asked(request)}):
         part = _Part._make(row)
@@ -191,14 +191,14 @@ def query_runs(tx: Transaction, request: pb.QueryRunsRequest) -> pb.Runs:
 
 
 def query_run_members(tx: Transaction, request: pb.QueryRunsRequest) -> pb.RunMembers:
-    """The rollouts of one run, as columns."""
+    """Return the rollouts of one run as columns."""
     rows = tx.rows("run_members", {"run": _asked(request)})
     ids, steps, statuses, modes = zip(*rows, strict=True) if rows else ((), (), (), ())
     return pb.RunMembers(rollout_ids=ids, steps=steps, statuses=statuses, modes=modes)
 
 
 class _Part(NamedTuple):
-    """A row of `runs_parts`, which is a RunPart on the wire."""
+    """A row of `runs_parts`; pb.RunPart on the wire."""
 
     run: str
     status: str
@@ -218,7 +218,7 @@ def _asked(request: pb.QueryRunsRequest) -> str | None:
 
 
 def statistics(tx: Transaction, now: float) -> pb.StatisticsResponse:
-    """What there is."""
+    """Return the counts of rollouts, attempts, resources and workers, and the age of the oldest claimable rollout."""
     tallies = all_tallies(tx)
     by_status = rollouts_by_status(tallies)
     oldest = tx.rows("claimable_oldest")[0][0]
@@ -234,12 +234,12 @@ def statistics(tx: Transaction, now: float) -> pb.StatisticsResponse:
 
 
 def all_tallies(tx: Transaction) -> dict[str, int]:
-    """How many there are of everything; what there is none of may be missing."""
+    """Return all counters by name; those at 0 may be missing."""
     return {name: int(count) for name, count in tx.rows("tallies_all")}
 
 
 def rollouts_by_status(tallies: dict[str, int]) -> dict[str, int]:
-    """{status: rollouts}, without those that there are none of."""
+    """Return {status: number of rollouts}, without zeros."""
     counted: dict[str, int] = {}
     for status, _, count in _split(tallies.items()):
         counted[status] = counted.get(status, 0) + count
@@ -247,7 +247,7 @@ def rollouts_by_status(tallies: dict[str, int]) -> dict[str, int]:
 
 
 def matching(tallies: dict[str, int], statuses: Collection[str], modes: Collection[str]) -> int:
-    """How many rollouts have one of these statuses and one of these modes; empty means any."""
+    """Count the rollouts with one of these statuses and one of these modes; empty means any."""
     return sum(
         count for status, mode, count in _split(tallies.items()) if (not statuses or status in statuses) and (not modes or mode in modes)
     )

@@ -1,11 +1,11 @@
 """The shared engine: PostgreSQL, used by any number of queue services at once. Needs the extra `agl-otel[postgres]`.
 
-dialect.py says what differs in the SQL, address.py where the server is, session.py runs operations on one connection, signals.py signals
-to the other services, schema.py makes the tables, engine.py puts it together. No rule about rollouts is in here.
+dialect.py adapts the SQL, address.py parses the URL, session.py runs operations on one connection, signals.py notifies the other
+services, schema.py creates the tables, engine.py combines them. Rules about rollouts do not belong here.
 
-psycopg and not asyncpg: operations are plain functions, so the driver is used from worker threads, where psycopg (C, libpq) needs about
-60 % of asyncpg's CPU time for a claim and none of its event loops; and it pipelines, so that a claim is three round trips and not ten,
-which is what counts when the server is another machine.
+Why psycopg and not asyncpg: operations are plain functions, so the driver runs in worker threads, where psycopg (C, libpq) needs no
+event loop and about 60 % of asyncpg's CPU time for a claim. It also pipelines: a claim takes three round trips instead of ten, which
+matters most when the server is another machine.
 """
 
 from __future__ import annotations

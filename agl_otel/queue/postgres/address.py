@@ -1,4 +1,4 @@
-"""Where the server is: a postgresql:// URL, its password kept apart from every text that a person or a log may see."""
+"""The server's address: a postgresql:// URL, whose password is kept out of every message and log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "application_name": "agl-otel queue",
     "client_encoding": "UTF8",
     "connect_timeout": 5,
-    "keepalives_idle": 10,  # a server whose machine vanished is noticed within half a minute
+    "keepalives_idle": 10,  # a server whose machine vanished is detected within half a minute
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
@@ -30,10 +30,10 @@ SET lock_timeout = '10s';
 SET idle_in_transaction_session_timeout = '60s';
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
-"""What every connection begins with: no commit is answered before it is on the server's disk, no transaction holds rows for ever.
+"""Settings of every connection: no commit is acknowledged before it is on the server's disk, no transaction holds locks for ever.
 
-Plans are kept, and the first are made when the tables are empty, where reading
-and sorting all of one looks cheap: hence neither, where there is another way.
+Plans are cached, and the first ones are made for empty tables, where scanning and
+sorting a whole table looks cheap: hence both are avoided if an index will do.
 """
 _WRONG_URL: Final = (
     "AGL_QUEUE_URL is no PostgreSQL URL: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with every special character of user and "
@@ -49,19 +49,19 @@ class Address:
     """A server, a database and a user."""
 
     params: dict[str, Any] = field(repr=False)
-    """libpq's connection parameters, the password among them."""
+    """libpq's connection parameters, including the password."""
     shown: str
-    """The same for people: without password and without query."""
+    """The URL for messages: without password and query."""
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """From a URL as libpq reads it. Raises SettingsError that does not repeat the URL."""
+        """Parse a URL of libpq's form. Raises SettingsError, whose message does not repeat the URL."""
         try:
             parts = urlsplit(url)
         except ValueError:
             raise SettingsError(_WRONG_URL) from None
         credentials, _, host = parts.netloc.rpartition("@")
-        if "@" in parts.path or "#" in url:  # a password that was not encoded: the rest of it would pass for host or database
+        if "@" in parts.path or "#" in url:  # an unencoded password: part of it would be taken for host or database
             raise SettingsError(_WRONG_URL)
         user, _, password = credentials.partition(":")
         bare = f"postgresql://{user + '@' if user else ''}{host}{parts.path}{'?' + parts.query if parts.query else ''}"
@@ -78,9 +78,9 @@ class Address:
         return cls(params, f"postgresql://{who}{where}{port}{database}")
 
     def connect(self, settings: bytes = b"") -> psycopg.Connection[Any]:
-        """A new connection in autocommit mode, after `settings`.
+        """Open a connection in autocommit mode and run `settings` on it.
 
-        Raises SettingsError where the server refuses us, UnavailableError where it is away.
+        Raises SettingsError if the server refuses the login, UnavailableError if it does not answer.
         """
         try:
             connection = psycopg.connect(**self.params, autocommit=True, prepare_threshold=1)
@@ -93,7 +93,7 @@ class Address:
         return connection
 
     def words(self, error: Exception) -> str:
-        """What a driver's error says, in one line, without the password."""
+        """Return a driver's error message as one line, without the password."""
         text = " ".join(str(error).split())
         password = str(self.params.get("password", ""))
         return text.replace(password, "***") if password else text

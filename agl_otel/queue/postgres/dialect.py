@@ -1,8 +1,8 @@
-"""What differs in PostgreSQL's SQL: three idioms are rewritten, sql/postgres.sql holds the queries that lock rows.
+"""The differences of PostgreSQL's SQL: three idioms are rewritten, and sql/postgres.sql holds the queries that lock rows.
 
-Operations were written for one transaction at a time. Here several run at once (READ COMMITTED), so whatever a decision rests on is
-read FOR UPDATE: the rollout's row stands for all that belongs to it. What two could insert at once has a unique index, and the second
-one runs again.
+Operations are written for one transaction at a time. Here several run concurrently (READ COMMITTED), so rows that a decision depends on
+are read FOR UPDATE; the lock on a rollout's row covers its attempts too. Where two transactions could insert the same row, a unique
+index makes the second one fail and run again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARAMETER: Final = re.compile(r"(?<!:):(\w+)")
 
 
 def statements() -> Statements:
-    """The named queries for psycopg."""
+    """Return the named queries in psycopg's syntax."""
     return Statements((*FILES, "postgres.sql"), rewrite=_rewrite)
 
 

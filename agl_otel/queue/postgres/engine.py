@@ -1,7 +1,7 @@
-"""The engine over PostgreSQL: a few threads for writes and for reads, each with a connection of its own.
+"""The engine over PostgreSQL: a few threads for writes and a few for reads, each with its own connection.
 
-Operations run side by side, here and in every other service on the database; PostgreSQL keeps them apart (dialect.py) and syncs commits
-together. Their signals reach this process directly, the others through signals.py.
+Operations run concurrently, in this service and in the others on the database; PostgreSQL isolates them (dialect.py) and groups the
+syncs of commits. Signals reach this process directly, the other services through signals.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Job(NamedTuple):
 
 
 class PostgresEngine(Instrumented):
-    """See engine.Engine. Create it inside the event loop that uses it; `url` as libpq reads it. It holds at most 5 connections.
+    """An engine.Engine. Create it inside the event loop that uses it. `url` is libpq's; at most 5 connections are open.
 
     Raises SettingsError (refused, no rights), UnavailableError (does not answer), ConflictError (tables of another version or program).
     """
@@ -65,7 +65,7 @@ class PostgresEngine(Instrumented):
             thread.start()
 
     def now(self) -> float:
-        """Unix seconds by the database's clock, so that services on machines whose clocks differ agree on what is overdue."""
+        """Return Unix seconds by the database's clock, so that services on different machines agree on which attempts are overdue."""
         return time.time() + self._exchange.clock_ahead
 
     def write(self, operation: Operation[T]) -> asyncio.Future[T]:
@@ -77,7 +77,7 @@ class PostgresEngine(Instrumented):
         return await self._timed("read", self._submit(self._reads, operation, session.READ))
 
     async def close(self) -> None:
-        """Finish what is waiting, then close all connections."""
+        """Finish waiting operations, then close all connections."""
         if self._stopping:
             return
         self._stopping = True
@@ -86,7 +86,7 @@ class PostgresEngine(Instrumented):
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
         await asyncio.to_thread(self._exchange.close)
-        await asyncio.sleep(0)  # what the threads delivered last
+        await asyncio.sleep(0)  # lets the loop run the threads' last callbacks
 
     def _submit(self, queue: SimpleQueue[_Job | None], operation: Operation[T], begin: bytes) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
@@ -114,7 +114,7 @@ class PostgresEngine(Instrumented):
         connection.close()
 
     def _on_loop(self, callback: Callable[..., None], *values: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop ended before us: no call waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no call waits any more
             self._loop.call_soon_threadsafe(callback, *values)
 
     # --- on the event loop

@@ -1,4 +1,4 @@
-"""Makes the queue's tables. Several services may do it at once: the first does it, the others wait and find it done."""
+"""Creates the queue's tables. If several services start at once, the first creates them and the others wait."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _OWN_SCHEMA = "give the queue a schema of its own (CREATE SCHEMA agl; then AGL_Q
 
 
 def create_tables(connection: psycopg.Connection[Any], address: Address) -> str:
-    """Make the tables where there are none, as one transaction; answers the name of the schema that holds the tables.
+    """Create the tables if there are none, in one transaction; return the name of their schema.
 
-    Raises ConflictError where the schema is of another version or another program's, SettingsError where the user may not create tables.
+    Raises ConflictError if the tables are of another version or another program, SettingsError if the user may not create tables,
+    UnavailableError if the server fails.
     """
     try:
         with connection.transaction():

@@ -1,7 +1,7 @@
-"""One connection that runs operations as transactions, pipelined: statements without an answer travel with the next one that has one.
+"""One connection that runs operations as pipelined transactions: a statement without rows is sent along with the next that returns some.
 
-A transaction that lost against another (deadlock, serialization, a unique index) is run again. A connection that broke is replaced, and
-the operation is run again unless its COMMIT was on the way: then its outcome is unknown, and the caller's request id finds it.
+A transaction that loses a conflict (deadlock, serialization, unique index) is run again. A broken connection is replaced, and the
+operation runs again unless its COMMIT had been sent: then the outcome is unknown, and the caller's retry finds it by its request id.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from agl_otel.service.retry import Backoff
 
 T = TypeVar("T")
 LOOK_UP: Final = b"SET enable_hashjoin = off; SET enable_mergejoin = off"
-"""For writes: all they do is look rows up by index, and a plan that was made when the tables were small, to join all of one, is kept while
-they grow (see address.SESSION)."""
+"""For writes, which only look rows up by index: a cached plan from when the tables were small would otherwise go on joining whole tables
+while they grow (see address.SESSION)."""
 PLAN_EACH: Final = b"SET plan_cache_mode = force_custom_plan"
-"""For reads, which may ask for anything: plan every one for the tables as they are."""
+"""For reads, whose conditions vary: plan each one for the current tables."""
 WRITE: Final = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 READ: Final = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 TRIES: Final = 10
 BACKOFF: Final = Backoff(0.004, 0.2, jitter=1.0)
-ROWS: Final = "%(rows)s"  # a statement that has this takes all rows at once, as JSON
+ROWS: Final = "%(rows)s"  # a statement with this parameter takes all rows at once, as JSON
 _LOST: Final = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
 _log = logging.getLogger(__name__)
 
 
 class _Int(Dumper):
-    """Numbers travel without a type, so that a statement is prepared once and not once for each width of number."""
+    """Sends integers untyped, so that a statement is prepared once and not once for each width of integer."""
 
     oid = 0
 
     def dump(self, obj: Any) -> Buffer | None:
-        """As text."""
+        """Return the decimal text."""
         return str(int(obj)).encode()
 
 
@@ -55,7 +55,7 @@ class _Float(Dumper):
     oid = 0
 
     def dump(self, obj: Any) -> Buffer | None:
-        """As the shortest text that is read as the same number."""
+        """Return the shortest text that reads back as the same number."""
         return repr(float(obj)).encode()
 
 
@@ -63,7 +63,7 @@ class _Str(Dumper):
     oid = 0
 
     def dump(self, obj: Any) -> Buffer | None:
-        """NUL, which PostgreSQL's text cannot hold, becomes the replacement character."""
+        """Return UTF-8 with NUL, which PostgreSQL's text cannot hold, as the replacement character."""
         return str(obj).replace("\0", "\ufffd").encode()
 
 
@@ -88,17 +88,17 @@ class PostgresTransaction:
         return self._connection.cursor().execute(sql.encode(), params).fetchall()
 
     def run(self, name: str, params: Params = {}) -> None:  # noqa: B006 - read only
-        """Run the named statement; it is sent with the next that has an answer."""
+        """Run the named statement; it is sent with the next one that returns rows."""
         self.send(self.statements[name].encode(), params)
 
     def changed(self, name: str, params: Params = {}) -> int:  # noqa: B006 - read only
-        """Run the named statement; answers how many rows it changed."""
+        """Run the named statement; return how many rows it changed."""
         cursor = self._connection.cursor().execute(self.statements[name].encode(), params)
         self._pipeline.sync()
         return cursor.rowcount
 
     def run_many(self, name: str, params: Sequence[Params] | Sequence[Row]) -> None:
-        """Run the named statement once for each, or once for all where it takes `:rows`."""
+        """Run the named statement once for each row, or once for all if it takes `:rows`."""
         if not params:
             return
         sql = self.statements[name]
@@ -108,15 +108,15 @@ class PostgresTransaction:
             self._silent.executemany(sql.encode(), [*map(_named, params)])
 
     def alone(self, keys: Sequence[str]) -> None:
-        """Wait for other transactions with one of these keys."""
+        """Wait until other transactions that locked one of these keys have ended, then lock them."""
         self.run("keys_held", {"keys": json.dumps(keys)})
 
     def hold(self, rollout_ids: Sequence[str]) -> None:
-        """Keep all others from changing these rollouts until the transaction ends."""
+        """Lock these rollouts until the transaction ends."""
         self.run("rollouts_held", {"rollout_ids": json.dumps([*rollout_ids])})
 
     def send(self, sql: bytes, params: Params | None = None) -> None:
-        """Run a statement without waiting for its answer."""
+        """Send a statement without waiting for its result."""
         self._silent.execute(sql, params)
 
 
@@ -125,13 +125,13 @@ def _named(row: Params | Row) -> Params:
 
 
 def rows_json(params: Sequence[Params] | Sequence[Row]) -> str:
-    """Rows for json_populate_recordset; as _Str and _Float do it: NUL is replaced, and infinity is written as PostgreSQL reads it."""
+    """Encode rows for json_populate_recordset; NUL is replaced as in _Str, infinity and NaN are written as text that PostgreSQL reads."""
     rows = [*map(_named, params)]
     try:
         text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except ValueError:
         text = json.dumps([{name: _finite(value) for name, value in row.items()} for row in rows], ensure_ascii=False)
-    if "\\u0000" in text:  # it may also be a text that says so
+    if "\\u0000" in text:  # or the text contains the escape literally
         text = json.dumps([{name: _without_nul(value) for name, value in row.items()} for row in rows], ensure_ascii=False)
     return text
 
@@ -145,14 +145,14 @@ def _without_nul(value: object) -> object:
 
 
 class Done(NamedTuple):
-    """What a committed operation answered and signals."""
+    """The result of a committed operation, and its signals."""
 
     result: Any
     signals: Signals
 
 
 class Session:
-    """A connection that is opened when it is needed, used by one thread."""
+    """A connection, opened on first use, for one thread."""
 
     def __init__(self, address: Address, statements: Statements, planner: bytes) -> None:
         self._address = address
@@ -168,7 +168,10 @@ class Session:
             connection.close()
 
     def run(self, operation: Operation[Any], begin: bytes) -> Done:
-        """Run an operation as one transaction. Raises what it raises, UnavailableError, or ConflictError where a row is refused."""
+        """Run an operation as one transaction.
+
+        Raises what it raises, ConflictError for a refused row, UsageError for a value that PostgreSQL cannot hold, UnavailableError.
+        """
         for number in itertools.count(1):
             fresh = self._connection is None
             try:
@@ -179,7 +182,7 @@ class Session:
             except psycopg.Error as error:
                 broken = self._connection is not None and self._connection.closed
                 if isinstance(error, errors.ReadOnlySqlTransaction) or broken:
-                    self.close()  # the next operation asks for the server anew: it may have another address by then
+                    self.close()  # the next operation resolves the server again: its address may have changed
                 if not broken or fresh or self._committing:
                     raise self._refused(error) from error
             time.sleep(BACKOFF.jittered(number))
@@ -209,13 +212,13 @@ class Session:
                 connection.execute(b"ROLLBACK")
         except psycopg.Error as error:
             _log.debug("roll back: %s", self._address.words(error))
-            connection.close()  # the server rolls back what is left of it
+            connection.close()  # then the server rolls back
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:
             try:
                 connection = self._address.connect(self._planner)
-            except AglError as error:  # a password that was changed meanwhile is, for a running service, a database that is away
+            except AglError as error:  # to a running service even a changed password means that the database is unavailable
                 raise UnavailableError(str(error)) from None
             connection.adapters.register_dumper(int, _Int)
             connection.adapters.register_dumper(float, _Float)

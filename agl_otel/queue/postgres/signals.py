@@ -1,8 +1,8 @@
-"""Signals between the services on one database what a commit made claimable or settled: LISTEN and NOTIFY, one connection and thread.
+"""Signals between the services on one database (rollouts made claimable or settled): LISTEN and NOTIFY on one connection and thread.
 
-A NOTIFY inside a transaction would make all commits of all services wait for each other, so it is sent just after the commit, for all
-commits since the last one together. What may get lost that way (a kill in between, a connection that broke) is made good: a service
-that (re)connects, or has received nothing for a while, wakes its waiting calls, which look for themselves.
+NOTIFY inside a transaction would serialize the commits of all services, so one is sent just after commits, for all since the last. Some
+may get lost (a kill in between, a broken connection); therefore a service that (re)connects, or has received nothing for LOOK_SECONDS,
+wakes its waiting calls, which query again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from agl_otel.errors import AglError
 from agl_otel.queue.engine import Signals
 from agl_otel.queue.postgres.address import Address
 
-LOOK_SECONDS: Final = 5.0  # how late a notification that was lost is made good
+LOOK_SECONDS: Final = 5.0  # delay after which a lost notification is made up for
 RECONNECT_SECONDS: Final = 0.5
-PAYLOAD_IDS: Final = 50  # of at most 128 characters each: PostgreSQL takes 8000 bytes
+PAYLOAD_IDS: Final = 50  # ids of at most 128 characters each: PostgreSQL limits a payload to 8000 bytes
 _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """Sends the signals of this service, hears those of others. `hear` is called on this object's thread."""
+    """Sends the signals of this service and receives those of others; `hear` is called with them on this object's thread."""
 
     def __init__(self, address: Address, channel: str, hear: Callable[[Signals], None], clock_ahead: float = 0.0) -> None:
         self.clock_ahead = clock_ahead
-        """Seconds by which the server's clock is ahead of ours; asked again with every look."""
+        """Seconds by which the server's clock is ahead of this machine's; measured on connecting and every LOOK_SECONDS without signals."""
         self._address = address
         self._channel = channel
         self._hear = hear
@@ -48,13 +48,13 @@ class Exchange:
         self._thread.start()
 
     def tell(self, signals: Signals) -> None:
-        """Send to the other services, soon. From any thread."""
+        """Queue signals for the other services; callable from any thread."""
         with self._lock:
             self._unsent.add(signals)
         self._wake()
 
     def close(self) -> None:
-        """Send what is waiting and end."""
+        """Send queued signals and end the thread."""
         self._stopping.set()
         self._wake()
         self._thread.join()
@@ -62,7 +62,7 @@ class Exchange:
         self._wake_writer.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the thread has plenty of reasons to wake up already
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread already
             self._wake_writer.send(b"\0")
 
     def _run(self) -> None:
@@ -96,7 +96,7 @@ class Exchange:
             if self._wake_reader in ready:
                 self._wake_reader.recv(4096)
             if not ready and not heard:
-                self.clock_ahead = server_clock_ahead(connection)  # and a connection that is dead without a word is noticed
+                self.clock_ahead = server_clock_ahead(connection)  # also detects a dead connection
                 self._hear(Signals(missed=True))
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
@@ -108,12 +108,12 @@ class Exchange:
                 connection.cursor().executemany(b"SELECT pg_notify(%s, %s)", [(self._channel, payload) for payload in payloads])
             except psycopg.Error:
                 with self._lock:
-                    self._unsent.add(unsent)  # heard twice is harmless
+                    self._unsent.add(unsent)  # a duplicate is harmless
                 raise
 
 
 def server_clock_ahead(connection: psycopg.Connection[Any]) -> float:
-    """Seconds by which the server's clock is ahead of ours, give or take half the time of the question."""
+    """Measure by how many seconds the server's clock is ahead of this machine's, within half a round trip."""
     asked = time.time()
     row = connection.execute(b"SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
     assert row is not None
@@ -130,5 +130,5 @@ def _read(payload: str) -> Signals:
     try:
         data = json.loads(payload)
         return Signals(int(data["claimable"]), [str(rollout_id) for rollout_id in data["settled"]])
-    except (ValueError, TypeError, KeyError):  # of another release or program: something has happened
+    except (ValueError, TypeError, KeyError):  # from another release or program
         return Signals(missed=True)

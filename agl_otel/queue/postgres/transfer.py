@@ -1,7 +1,7 @@
-"""A queue on PostgreSQL: moved there from SQLite, dumped to a file by pg_dump, and brought back by pg_restore.
+"""Moves a queue from SQLite to PostgreSQL, dumps it by pg_dump, and restores it by pg_restore.
 
-SQLite and PostgreSQL have the same tables. A move carries all of them but what only the services that ran know: leases and addresses.
-pg_dump and pg_restore are programs of PostgreSQL's client, which must be at least as new as the server.
+SQLite and PostgreSQL have the same tables. A move copies them all except leases and service addresses, which only concern the services
+that ran. pg_dump and pg_restore belong to PostgreSQL's client programs, which must be at least as new as the server.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from agl_otel.queue.schema import check_version
 from agl_otel.queue.sqlite import table_names
 
 LEFT: Final = frozenset({"schema_migrations", "leases", "services", "counters"})
-"""Tables that are not carried: PostgreSQL numbers by a sequence of its own (`places`), which begins above all that is there."""
+"""Tables that a move leaves out. PostgreSQL replaces `counters` by its sequence `places`, set above every number in use."""
 _HIGHEST: Final = (
     "SELECT max(n) FROM (SELECT max(ordinal) AS n FROM rollouts UNION ALL SELECT max(position) FROM rollouts UNION ALL "
     "SELECT max(ordinal) FROM resources)"
 )
-PLACE_BITS: Final = 24  # of a number that the sequence does not give (sql/postgres.sql)
-_PATIENT: Final = b"SET idle_in_transaction_session_timeout = 0"  # a snapshot must outlive pg_dump's start
+PLACE_BITS: Final = 24  # low bits of a place that do not come from the sequence (sql/postgres.sql)
+_PATIENT: Final = b"SET idle_in_transaction_session_timeout = 0"  # the exported snapshot must live until pg_dump has imported it
 _AS_THE_USER: Final = ("--no-owner", "--no-privileges")
 _RAISE: Final = (
     "INSERT INTO sequences (rollout_id, last) VALUES (%s, %s) "
     "ON CONFLICT (rollout_id) DO UPDATE SET last = greatest(sequences.last, excluded.last)"
 )
 LastNumbers = Callable[[Sequence[str]], list[tuple[str, int]]]
-"""The highest sequence number that is stored of each of some rollouts that has spans."""
+"""Returns (rollout id, highest stored sequence number) for those of the given rollouts that have spans."""
 
 
 def move(source: Path, url: str) -> dict[str, int]:
-    """Copy the SQLite database at `source`, which nobody writes to, into the PostgreSQL database at `url`. Returns {table: rows}.
+    """Copy the SQLite database at `source` (no service may be writing to it) to the PostgreSQL database at `url`. Returns {table: rows}.
 
-    Raises ConflictError where either is of another release or the target holds rollouts, SettingsError for a wrong URL, UnavailableError
-    where the server does not answer, DataError where what arrived is not what was sent; then nothing is there.
+    Raises ConflictError if either is of another release or the target holds rows, SettingsError for a wrong URL, UnavailableError if the
+    server does not answer, DataError if rows are refused or missing on arrival; after an error nothing is kept.
     """
     address = Address.parse(url)
     with contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old, address.connect() as new:
@@ -66,10 +66,9 @@ def move(source: Path, url: str) -> dict[str, int]:
 
 
 def dump(url: str, target: Path) -> dict[str, Any]:
-    """Write the queue at `url`, as it is at one moment, to `target`; services go on meanwhile.
+    """Write a consistent snapshot of the queue at `url` to `target` while its services go on.
 
-    Returns {"schema": its name, "rows": {table: rows}}. Raises ConflictError where it is of another release, SettingsError,
-    UnavailableError.
+    Returns {"schema": its name, "rows": {table: rows}}. Raises ConflictError if it is of another release, SettingsError, UnavailableError.
     """
     address = Address.parse(url)
     try:
@@ -87,10 +86,10 @@ def dump(url: str, target: Path) -> dict[str, Any]:
 
 
 def restore(source: Path, about: dict[str, Any], url: str, last_numbers: LastNumbers) -> None:
-    """Bring back what `dump` wrote and returned as `about`, into a schema of the same name that holds no queue.
+    """Restore a dump (`about` is what `dump` returned) into a schema of the same name that holds no queue.
 
-    Counters of unfinished rollouts are raised to `last_numbers`: no number is given twice.
-    Raises ConflictError, SettingsError, UnavailableError; then there is no queue.
+    The sequence counters of unfinished rollouts are raised to `last_numbers`, so that no number is issued twice.
+    Raises ConflictError, SettingsError, UnavailableError; after an error there is no queue.
     """
     address = Address.parse(url)
     with address.connect() as connection:
