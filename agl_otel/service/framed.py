@@ -1,4 +1,4 @@
-"""Files of checksummed frames that are only appended to, and what is left of one after a crash, a power loss or a bad disk.
+"""Append-only files of checksummed frames, and their recovery after a crash, a power loss or a bad disk.
 
 A frame is, little-endian:
 
@@ -7,25 +7,25 @@ A frame is, little-endian:
     position u64      of the record: 0, 1, 2, … over all files of a log
     group    u64      position of the first record of its fsync group
     length   u32      of the payload
-    kind     u8       what the record is; 0 (LOST) stands for records that were lost
+    kind     u8       type of the record; 0 (LOST) stands for lost records
     checksum u32      CRC-32 of the header above
     payload  `length` bytes
     checksum u32      CRC-32 of the payload, continued from the header's
 
-A **group** is what one fsync covers; group n + 1 is written only after the fsync of group n. So after a power loss any page of the last
-group may be missing, and no other. A bad payload is skipped by its length. Only a bad header is searched for, by the salt and a position
-that rises: payloads are bytes of strangers and may hold what looks like a frame, but nobody outside knows the salt, and a copy of an
-earlier part of the same file has lower positions.
+A **group** is what one fsync covers; group n + 1 is written only after the fsync of group n. So after a power loss only pages of the last
+group may be missing. A bad payload is skipped by its length. After a bad header the next one is searched for by the salt and a higher
+position: payloads come from untrusted clients and may contain fake frames, but those cannot have the salt, and a copy of an earlier part
+of the same file has lower positions.
 
-A record that cannot be read is **damage** exactly if a record of a later group stands behind it: what it held was on disk. Without one
-it is **torn or damaged**, and whether its group was synced cannot be told. `mend` keeps the bad bytes aside (NAME.damaged, or
-NAME.2.damaged …), reports what is lost, and puts a LOST record in its place, so that every other record keeps its position and a
-later start still knows of the gap. Its payload is JSON: `first` (the record's own position is the last one that is missing), `kind`
-(where the header was whole), `damage`, `offset` and `size` of the bad bytes, `about`, what could be told of them, and `aside`, the file
-that has them. A record that is found damaged while its file is open is kept aside by `keep_aside`.
+An unreadable record is **damage** exactly if a record of a later group follows: its content was on disk. Otherwise it is **torn or
+damaged**, and it is unknown whether its group was synced. `mend` moves the bad bytes to another file (NAME.damaged, or
+NAME.2.damaged …), reports the loss, and puts a LOST record in their place, so that all other records keep their positions and later
+starts know of the gap. Its payload is JSON: `first` (the first missing position; the record's own is the last), `kind` (if the header
+was whole), `damage`, `offset` and `size` of the bad bytes, `about` (their description), and `aside` (the file that has them). If a
+record is found damaged while its file is open, `keep_aside` copies its bytes.
 
-A file that is never synced (a journal that must survive its process, not its machine) has a group for each write; there a power loss may
-also leave what reads as damage. Files are for their owner only. One process appends to a file, one thread at a time; anybody may read.
+A file that is never synced (a journal that must survive its process, not its machine) has one group per write; there a power loss, too,
+may look like damage. Files are private to their owner. One process appends to a file, one thread at a time; any process may read it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from typing import Any, Final, NamedTuple
 from agl_otel.errors import DataError
 
 LOST: Final = 0
-"""The kind of a record that stands for lost ones."""
+"""The kind of records that stand for lost ones."""
 DAMAGED: Final = ".damaged"
-"""How the names of files with bytes that were kept aside end."""
+"""Suffix of files with bad bytes that were kept aside."""
 UNFINISHED: Final = ".new"
-"""How the name of a file that `mend` was writing when it was killed ends; it may go."""
+"""Suffix of the file that `mend` writes; one left by a killed process may be deleted."""
 MAGIC: Final = b"AGLF"
 SALT_BYTES: Final = 8
 _SALT: Final = ".salt"
 _HEADER: Final = struct.Struct("<4s8sQQIB")
 _SUM: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _SUM.size
-_REPORTED: Final = 20  # losses of a file that are named one by one
+_REPORTED: Final = 20  # at most so many losses of a file are listed one by one
 _logger = logging.getLogger(__name__)
 
 
@@ -66,31 +66,31 @@ class Frame(NamedTuple):
     kind: int
     payload: bytes
     offset: int
-    """Of its header in the file."""
+    """Offset of its header in the file."""
 
 
 class Lost(NamedTuple):
     """Records that cannot be read."""
 
     first: int
-    """Position of the first. Behind the last record of a file, where nobody can count them, they are taken for one."""
+    """Position of the first. After the last record of a file their number is unknown: they count as one."""
     last: int
-    """Position of the last one, inclusive; below `first` where there are bad bytes and no record is missing."""
+    """Position of the last, inclusive; below `first` if there are bad bytes but no record is missing."""
     kind: int | None
-    """Where the header was whole: of one record."""
+    """The kind of the record, if its header was whole."""
     damage: bool
-    """Whether a record of a later group stands behind."""
+    """Whether a record of a later group follows."""
     offset: int
-    """Of the bad bytes in the file as it was."""
+    """Offset of the bad bytes in the original file."""
     size: int
     about: str = ""
-    """What could be told of the bad bytes."""
+    """Description of the bad bytes, by `Describe`."""
     aside: str = ""
-    """The file beside this one that has the bad bytes; empty as long as they are still in the file itself."""
+    """Name of the file that has the bad bytes; empty while they are still in the original file."""
 
     @property
     def words(self) -> str:
-        """Which records these are."""
+        """The lost records, for messages."""
         if self.last < self.first:
             return f"{self.size} bytes before record {self.first}, which hold no record"
         which = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
@@ -98,7 +98,7 @@ class Lost(NamedTuple):
 
 
 Describe = Callable[[int | None, bytes], str]
-"""(kind of a record, None where its header is bad; what is there of its payload) → words for the report; empty where nobody can tell."""
+"""(kind of a record or None if its header is bad, the rest of its payload) → its description for the report, or an empty string."""
 
 
 class _Header(NamedTuple):
@@ -110,12 +110,12 @@ class _Header(NamedTuple):
 
 
 def read(path: Path, *, first: int = 0, end: int | None = None) -> list[Frame | Lost]:
-    """The records of a file in order, and what is missing of them; a file that is not there has none.
+    """Return the records of a file in order, and the losses between them; a missing file has none.
 
     Args:
         path: the file.
-        first: the position at which it begins.
-        end: the position at which the log's next file begins, where there is one: then all that is bad here is damage.
+        first: the position of its first record.
+        end: the first position of the log's next file, if there is one: then every loss in this file is damage.
     """
     try:
         data = path.read_bytes()
@@ -125,9 +125,9 @@ def read(path: Path, *, first: int = 0, end: int | None = None) -> list[Frame | 
 
 
 def mend(path: Path, *, first: int = 0, end: int | None = None, describe: Describe | None = None) -> list[Frame | Lost]:
-    """Read a file, and leave it whole: bad bytes are kept aside and reported, LOST records stand in the place of what is missing.
+    """Read a file and repair it: bad bytes are kept aside and reported, LOST records take the place of missing ones.
 
-    `describe` puts words to what is lost, for the report; the other arguments and the answer are those of `read`. Raises OSError.
+    `describe` describes the losses for the report; the other arguments and the result are those of `read`. Raises OSError.
     """
     try:
         data = path.read_bytes()
@@ -160,22 +160,22 @@ def mend(path: Path, *, first: int = 0, end: int | None = None, describe: Descri
 
 
 def remove(path: Path) -> None:
-    """Delete a file and what belongs to it, where they are there. What was kept aside stays. Raises OSError."""
+    """Delete a file and the copy of its salt, if they exist. Bytes that were kept aside stay. Raises OSError."""
     path.unlink(missing_ok=True)
     _salt_path(path).unlink(missing_ok=True)
 
 
 def orphans(folder: Path, pattern: str) -> list[Path]:
-    """Copies of salts whose file (its name fits `pattern`) is not there; they may go."""
+    """Return copies of salts without their file (of a name that fits `pattern`); they may be deleted."""
     return [path for path in folder.glob(f"{pattern}{_SALT}") if not path.with_suffix("").exists()]
 
 
 class FramedFile:
-    """An open file, at its end. Raises OSError wherever the disk refuses; where it refuses a new file nothing is left of that.
+    """A file open for appending. Methods raise OSError if the disk fails; a new file that cannot be set up is removed.
 
     Args:
-        path: made where it is missing; one that is there must be whole (`mend`).
-        next_position: of the next record.
+        path: created if missing; an existing file must be whole (`mend`).
+        next_position: the position of the next record.
     """
 
     def __init__(self, path: Path, next_position: int = 0) -> None:
@@ -199,14 +199,14 @@ class FramedFile:
 
     @classmethod
     def mended(cls, path: Path, *, describe: Describe | None = None) -> tuple[FramedFile, list[Frame | Lost]]:
-        """Open a file that is a log by itself, mended; with what is in it."""
+        """Mend and open a file that is a whole log; return it with its records."""
         entries = mend(path, describe=describe)
         return cls(path, next_position(entries)), entries
 
     def write(self, records: Sequence[tuple[int, bytes]]) -> list[tuple[int, int]]:
-        """Append records (kind, payload) as one group, without an fsync: (position, offset) of each.
+        """Append records (kind, payload) as one group, without an fsync; return (position, offset) of each.
 
-        Where the disk refuses, none of them is in the file.
+        On an OSError none of them is in the file.
         """
         group = self.next_position
         parts: list[bytes] = []
@@ -226,11 +226,11 @@ class FramedFile:
         return places
 
     def sync(self) -> None:
-        """Have all that was written on disk. After an error nobody knows what is: `cut`, and go on in another file."""
+        """Sync all written records to disk. After an error their state is unknown: `cut`, and continue in another file."""
         os.fdatasync(self._handle)
 
     def cut(self, size: int, next_position: int) -> None:
-        """Take back what was written since the file had this size."""
+        """Truncate the file to an earlier size."""
         self.next_position = next_position
         try:
             os.ftruncate(self._handle, size)
@@ -238,20 +238,20 @@ class FramedFile:
             self.size = os.fstat(self._handle).st_size
 
     def discard(self) -> None:
-        """Close it, and leave nothing of it as far as the disk allows."""
+        """Close the file and delete it if the disk allows."""
         self.close()
         with contextlib.suppress(OSError):
             remove(self.path)
 
     def close(self) -> None:
-        """Close it; again is allowed."""
+        """Close the file. A second call does nothing."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
 def next_position(entries: Sequence[Frame | Lost], first: int = 0) -> int:
-    """The position after these records of a file that begins at `first`."""
+    """Return the position after these records of a file that begins at `first`."""
     if not entries:
         return first
     end = entries[-1]
@@ -259,7 +259,7 @@ def next_position(entries: Sequence[Frame | Lost], first: int = 0) -> int:
 
 
 def read_at(path: Path, offset: int, position: int) -> bytes:
-    """The payload of the record `position`, whose header lies at `offset`. Raises DataError where it is not there or damaged, OSError."""
+    """Return the payload of the record `position`, whose header is at `offset`. Raises DataError if it is missing or damaged, OSError."""
     with path.open("rb") as file:
         file.seek(offset)
         head = file.read(HEADER_BYTES)
@@ -273,9 +273,9 @@ def read_at(path: Path, offset: int, position: int) -> bytes:
 
 
 def keep_aside(path: Path, offset: int, position: int, length: int, *, describe: Describe | None = None) -> int:
-    """Keep the bytes of a record aside that was on disk and that `read_at` finds damaged, and report it; how many bytes.
+    """Copy the bytes of a record that `read_at` found damaged to a file, and report the loss; return how many bytes.
 
-    The file stays as it is, for `mend`: a process may be appending to it. Raises OSError.
+    The file itself is left for `mend`, since a process may be appending to it. Raises OSError.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -291,14 +291,14 @@ def keep_aside(path: Path, offset: int, position: int, length: int, *, describe:
 
 
 def frame(salt: bytes, position: int, group: int, kind: int, payload: bytes) -> tuple[bytes, bytes, bytes]:
-    """The bytes of a record: header, payload and the payload's checksum."""
+    """Return the parts of a record: header, payload and the payload's checksum."""
     header = _HEADER.pack(MAGIC, salt, position, group, len(payload), kind)
     checksum = zlib.crc32(header)
     return header + _SUM.pack(checksum), payload, _SUM.pack(zlib.crc32(payload, checksum))
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file for its owner only, and have it on disk. Raises OSError."""
+    """Write a private file and sync it to disk. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         _write_all(handle, data)
@@ -308,7 +308,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Have the content of a file on disk. Raises OSError."""
+    """Sync the content of a file to disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -317,7 +317,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk. Raises OSError."""
+    """Sync the entries of a folder to disk. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -326,12 +326,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def _parse(data: bytes, salt: bytes | None, first: int, end: int | None) -> list[Frame | Lost]:
-    """See `read`; `salt` is None where nobody knows it: then nothing can be read."""
+    """Parse as `read` does; without a known salt (None) nothing can be read."""
     entries: list[Frame | Lost] = []
     offset, expected, last_group = 0, first, first
     while offset < len(data):
         at, header = _next_header(data, offset, salt, expected)
-        if header is None or (end is not None and header.position >= end):  # the next file has another record of that position
+        if header is None or (end is not None and header.position >= end):  # positions from `end` on belong to the next file
             entries.append(Lost(expected, expected if end is None else end - 1, None, False, offset, len(data) - offset))
             expected = end or expected
             break
@@ -361,7 +361,7 @@ def _parse(data: bytes, salt: bytes | None, first: int, end: int | None) -> list
 
 
 def _next_header(data: bytes, offset: int, salt: bytes | None, expected: int) -> tuple[int, _Header | None]:
-    """Where the next whole header is, and what it says: at `offset`, else searched for behind it."""
+    """Find the next whole header at or after `offset`; return its offset and content."""
     if salt is None:
         return len(data), None
     mark = MAGIC + salt
@@ -384,7 +384,7 @@ def _header(data: bytes, offset: int, salt: bytes) -> _Header | None:
 
 
 def _lost_before(position: int, payload: bytes) -> Lost | None:
-    """What a LOST record tells; None where it is none."""
+    """Parse the payload of a LOST record; None if it is invalid."""
     try:
         about: dict[str, Any] = json.loads(payload)
         if not all(isinstance(about[name], int) for name in ("first", "offset", "size")) or not about["aside"]:
@@ -395,7 +395,7 @@ def _lost_before(position: int, payload: bytes) -> Lost | None:
 
 
 def _again(salt: bytes, entries: Iterable[Frame | Lost], group: int) -> Iterator[bytes]:
-    """The bytes of a file with these records."""
+    """Yield the bytes of a file with these records."""
     for entry in entries:
         if isinstance(entry, Frame):
             group = entry.group
@@ -419,7 +419,7 @@ def _report(path: Path, lost: Sequence[Lost], aside: Path) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """A name beside `path`, which no file has, for bytes of it that are kept aside."""
+    """Return an unused name beside `path` for bytes that are kept aside."""
     aside, number = path.with_name(path.name + DAMAGED), 1
     while aside.exists():
         number += 1
@@ -432,7 +432,7 @@ def _salt_path(path: Path) -> Path:
 
 
 def _salt_of(path: Path, data: bytes) -> bytes | None:
-    """The salt of a file: its first header has it; where that is bad, the copy."""
+    """Return the salt of a file, from its first header or, if that is bad, from the copy."""
     salt = data[len(MAGIC) : len(MAGIC) + SALT_BYTES]
     return salt if _header(data, 0, salt) is not None else _read_salt(path)
 

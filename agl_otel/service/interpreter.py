@@ -1,9 +1,8 @@
-"""How the interpreter of a service is set: it starts soon, and its loop answers beside threads that compute.
+"""Interpreter settings of a service: a fast start, and an event loop that stays responsive beside computing threads.
 
-`python -m agl_otel.service.interpreter MODULE …` is `python -m MODULE …` in an interpreter that is set so before MODULE is imported: the
-search for garbage among what is being imported finds none. The last search, at the end, stays: without it triton's bindings print what they
-miss.
-What such a process makes is its owner's only (private.py).
+`python -m agl_otel.service.interpreter MODULE …` is `python -m MODULE …` with these settings applied before MODULE is imported, since
+garbage collection during imports finds nothing. The collection at exit stays: without it triton's bindings report leaks.
+Files that such a process creates are private (private.py).
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Final
 
 from agl_otel.service.private import keep_private
 
-GARBAGE_OBJECTS: Final = 20_000  # new ones between two collections: a request makes thousands, hardly any of them in a circle
-SWITCH_INTERVAL_SECONDS: Final = 0.0005  # after which a thread that computes hands over; the default 5 ms would hold every answer up
+GARBAGE_OBJECTS: Final = 20_000  # new objects between two collections: a request makes thousands, hardly any of them in cycles
+SWITCH_INTERVAL_SECONDS: Final = 0.0005  # after which a computing thread yields; the default 5 ms would delay every answer
 
 
 def load_quickly() -> None:
-    """Before much is imported: collect garbage rarely."""
+    """Collect garbage rarely, for a faster import of many modules."""
     gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
 
 
 def answer_first() -> None:
-    """Collect garbage rarely, never go through what is loaded by now, and let the event loop run soon when other threads compute."""
+    """Exempt all objects loaded so far from garbage collection, collect rarely, and let computing threads yield sooner to the loop."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""One lock for every folder that one process at a time may use: data directory, write-ahead log, queue, traces, run, proxy journal.
+"""A lock for folders that only one process may use at a time: data directory, write-ahead log, queue, traces, run, proxy journal.
 
-It is flock(2) on a file in the folder, or beside it: the kernel releases it when its process ends, however that ends. Forks share it until
-they exec. Not for folders on network file systems without flock.
+It is flock(2) on a file in or beside the folder: the kernel releases it when the process ends for any reason. Forks share it until they
+exec. It does not work on network file systems without flock.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ OTHER_DATA_DIR: Final = "choose another data directory with --data-dir or AGL_DA
 
 
 class FileLock:
-    """A lock that this process has, until `close` or the end of a `with` block."""
+    """A lock held by this process until `close` or the end of a `with` block."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     @classmethod
     def take(cls, path: Path) -> FileLock:
-        """Lock a file, which is made where there is none. Raises BlockingIOError where another process has it, or another OSError."""
+        """Lock a file, creating it if missing. Raises BlockingIOError if another process holds the lock, or another OSError."""
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,13 +40,13 @@ class FileLock:
 
     @classmethod
     def hold(cls, path: Path, *, what: str, taken: Callable[[str], str], other: str = OTHER_DATA_DIR) -> FileLock:
-        """Lock a file with this process's id in it, for whoever comes next; its folder is made where there is none.
+        """Lock a file and write this process's id into it, for messages of other processes; create its folder if missing.
 
         Args:
             path: the file.
-            what: what cannot be used where the file cannot be written, for the message.
-            taken: the message where another process has it, given that process's id (`?` where it is not known).
-            other: the remedy where the file cannot be written.
+            what: names, in the message, what cannot be used if the file cannot be written.
+            taken: returns the message if another process holds the lock, given its id (`?` if unknown).
+            other: the remedy if the file cannot be written.
 
         Raises InUseError, SettingsError.
         """
@@ -57,13 +57,13 @@ class FileLock:
             raise InUseError(taken(holder(path))) from None
         except OSError as error:
             raise SettingsError(f"{what} cannot be written: {error.strerror or error}. Fix its permissions, or {other}") from None
-        with contextlib.suppress(OSError):  # a full disk: the lock holds, and others do not learn whose it is
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only without the holder's id
             os.truncate(lock._handle, 0)
             os.pwrite(lock._handle, str(os.getpid()).encode(), 0)
         return lock
 
     def close(self) -> None:
-        """Release it. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -76,7 +76,7 @@ class FileLock:
 
 
 def holder(path: Path) -> str:
-    """The id of the process that holds a lock taken by `hold`; `?` where it is not known."""
+    """Return the id of the process that holds a lock taken by `hold`; `?` if unknown."""
     try:
         with path.open("rb") as file:
             return str(int(file.read(_PID_BYTES)))

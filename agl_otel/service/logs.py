@@ -1,6 +1,6 @@
-"""How services and commands write their logs: text for people, or one JSON object a line for machines (setting `log_format`).
+"""The log format of services and commands: text, or one JSON object per line (setting `log_format`).
 
-What is logged may quote agents and strangers: it is written so that a terminal shows it and does not obey it.
+Messages may quote agents and untrusted clients, so control sequences are escaped: a terminal shows them and does not execute them.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctim
 
 
 class WithoutErrors(logging.Filter):
-    """Drops what a library logs with a traceback of one of these errors: strangers can cause as many as they like, and were answered."""
+    """Suppress library tracebacks for errors that any client can trigger (the client got an error response)."""
 
     def __init__(self, *errors: type[BaseException]) -> None:
         super().__init__()
         self._errors = errors
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record stays."""
+        """Whether the record is logged."""
         return not (record.exc_info and isinstance(record.exc_info[1], self._errors))
 
 
 class TextFormatter(logging.Formatter):
-    """One record: its line, and indented below what belongs to it."""
+    """Formats a record as its line, with further lines indented below."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Without characters that a terminal would obey."""
+        """Return the text with control characters escaped."""
         return printable_lines(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, exception, and what the call gave as `extra`."""
+    """Formats a record as JSON: time, level, logger, message, exception, and the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line of JSON."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, style: Literal["text", "json"] = "text", *, line: str = TEXT, force: bool = False) -> None:
-    """Log to stderr, in lines of the form `line`; with `force` also where somebody has configured logging before."""
+    """Log to stderr in lines of the form `line`; `force` replaces an existing configuration of logging."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(line))
     logging.basicConfig(level=level, handlers=[handler], force=force)

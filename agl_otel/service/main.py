@@ -1,7 +1,7 @@
-"""The main of every service: settings, logs, the line that it is ready, an ordered stop on SIGTERM or SIGINT, the exit code.
+"""The main function of every service: settings, logs, the line that it is ready, graceful stop on SIGTERM or SIGINT, exit code.
 
-A service is an async context manager: entering it starts it and yields `Serving`, leaving it stops it in order. It knows neither signals
-nor exit codes, and starts in a test as it does in a process.
+A service is an async context manager: entering it starts it and yields `Serving`, leaving it stops it gracefully. It does not deal with
+signals or exit codes, so it starts in a test as in a process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
 from agl_otel.text import printable_lines
 
-SAME_SECONDS: Final = 0.3  # SIGTERMs within it are one: the kernel sends one for each thread of a parent that was killed
-STOP_SECONDS: Final = 60.0  # every part of a stop has a shorter limit of its own, so what still runs then is stuck
+SAME_SECONDS: Final = 0.3  # SIGTERMs within it count as one: the kernel sends one for each thread of a killed parent
+STOP_SECONDS: Final = 60.0  # every part of a stop has a shorter limit, so after this the service is stuck
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -31,18 +31,18 @@ class Serving(NamedTuple):
     """A service that has started."""
 
     line: str
-    """What is logged then, e.g. `the queue serves on 127.0.0.1:4747`."""
+    """The line to log, e.g. `the queue serves on 127.0.0.1:4747`."""
     ended: Awaitable[object] | None = None
-    """Done when the service cannot go on (raises why), or need not; None where only a signal ends it."""
+    """Completes when the service is finished, or raises when it fails; None: only a signal ends it."""
 
 
 Service = AbstractAsyncContextManager[Serving]
 
 
 def run_service(name: str, service: Callable[[Settings], Service], *, cancel_start: bool = False) -> int:
-    """Run a service with the settings of the environment until SIGTERM or SIGINT; the exit code.
+    """Run a service with the settings of the environment until SIGTERM or SIGINT; return the exit code.
 
-    It is 0 after an ordered stop, and 1 with one line on stderr where the service raised an AglError: most often it could not start.
+    It is 0 after a graceful stop, and 1 with a message on stderr if the service raised an AglError, mostly because it could not start.
     For `cancel_start` see `until_stopped`.
     """
     keep_private()
@@ -68,10 +68,10 @@ def run_service(name: str, service: Callable[[Settings], Service], *, cancel_sta
 async def until_stopped(
     service: Service, ready: Callable[[str], None], *, cancel_start: bool = False, stop_seconds: float | None = STOP_SECONDS
 ) -> None:
-    """Start a service, call `ready` with its line, and stop it in order at SIGTERM, SIGINT or its own end. Raises what the service raises.
+    """Start a service, call `ready` with its line, and stop it on SIGTERM, SIGINT or its own end. Raises what the service raises.
 
-    A signal that comes while it starts is heeded when it has started; with `cancel_start` it cancels the start. A service that has not
-    stopped `stop_seconds` after the signal ends with its process, exit code 1.
+    A signal during the start takes effect once the service has started, or with `cancel_start` cancels the start. If the service has not
+    stopped `stop_seconds` after the signal, the process exits with code 1.
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     started = False
@@ -104,7 +104,7 @@ async def until_stopped(
 
 
 async def _first_of(*awaitables: Awaitable[object]) -> None:
-    """Wait for the first to be done; raises what it raised."""
+    """Wait for the first to finish; raise its error."""
     tasks = [asyncio.ensure_future(each) for each in awaitables]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -123,9 +123,9 @@ def _end_at_once(seconds: float) -> NoReturn:
 def on_stop_signals(
     first: Callable[[signal.Signals], None], again: Callable[[signal.Signals], None], *, same_seconds: float = SAME_SECONDS
 ) -> None:
-    """Have the running loop call `first` on the first SIGTERM or SIGINT, and `again` on any later one: for commands.
+    """Call `first` on the first SIGTERM or SIGINT and `again` on each later one, from the running loop: for commands.
 
-    A SIGTERM within `same_seconds` of the first signal is no later one; a second Ctrl+C always is.
+    A SIGTERM within `same_seconds` of the first signal is ignored; a second Ctrl+C never is.
     """
     loop = asyncio.get_running_loop()
     began: float | None = None

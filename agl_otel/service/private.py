@@ -1,8 +1,8 @@
-"""Files that are for their owner only: a data directory, a run's folder, and all that is in them.
+"""Files private to their owner: a data directory, a run's folder, and everything in them.
 
-Processes that are ours alone (services, commands) make nothing that others may read, whatever library makes it: `keep_private` sets their
-umask. Agents are started with the one of whoever started us. A process of the user's (a Trainer in a script) keeps its own: there the
-folder is closed, and files that are made by our hands.
+Services and commands create no file that other users can read, whichever library creates it: `keep_private` sets the umask. Agents get
+the umask with which the service or command was started. In a user's process (a Trainer in a script) the umask is left alone: there only
+the folder, and the files that this package creates, are private.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _given = -1
 
 
 def keep_private() -> None:
-    """From here on, what this process makes is its owner's only. For processes that are ours alone."""
+    """Set the umask so that all files this process creates are private; for services and commands, not for a user's process."""
     global _given
     before = os.umask(UMASK)
     if _given < 0:
@@ -24,22 +24,22 @@ def keep_private() -> None:
 
 
 def given_umask() -> int:
-    """The umask for processes that are not ours (as subprocess takes it): the one before `keep_private`; -1 where that was not called."""
+    """Return the umask for agents and other foreign processes (subprocess's): the one before `keep_private`, or -1 without that call."""
     return _given
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for its owner only, where there is none; its parents as the umask has it. Raises OSError."""
+    """Create a private folder if missing; its parents follow the umask. Raises OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def open_file(path: Path, mode: str) -> IO[Any]:
-    """As `open`; a file that is made is its owner's only."""
+    """Open a file as `open` does; a new one is private."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def open_to_others(path: Path) -> str:
-    """What to say of a folder that other users of the machine may look into, with the remedy; empty where they may not."""
+    """Return a message with the remedy if other users can access this folder; else an empty string."""
     try:
         mode = path.stat().st_mode & 0o777
     except OSError:

@@ -1,9 +1,8 @@
-"""A child process of ours: started with its own log file and process group, watched, and ended by its own id.
+"""Child processes: started with their own log file and process group, watched, and ended by their own ids.
 
-Of our AGL_* variables children get none but the settings that they are given (`Settings.environment`): a module of ours those of this
-process, unless others are named.
-Children get SIGTERM when their parent dies, whatever kills it, so that nothing is left behind. They have a process group of
-their own: Ctrl+C in a terminal reaches the parent alone, which then stops its children in order.
+A child inherits no AGL_* variables; it gets the settings passed to it (`Settings.environment`), for a module of this package those of
+this process by default. Children get SIGTERM when their parent dies for any reason, so that none is left behind. They have their own
+process group: Ctrl+C in a terminal reaches only the parent, which then stops its children gracefully.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from agl_otel.errors import UnavailableError
 from agl_otel.service.private import given_umask, make_folder, open_file
 from agl_otel.settings import Settings, without_settings
 
-STARTER: Final = "agl_otel.service.interpreter"  # runs a module, as python -m does
+STARTER: Final = "agl_otel.service.interpreter"  # runs a module as python -m does
 TAIL_BYTES: Final = 4000
 HEALTH_POLL_SECONDS: Final = 0.05
 _live: set[Process] = set()
 
 
 def die_with_parent(argv: Sequence[str]) -> list[str]:
-    """`argv` as a command that gets SIGTERM from the kernel when its parent is gone; as it is where util-linux is missing.
+    """Wrap a command so that the kernel sends it SIGTERM when its parent ends; unchanged if util-linux is missing.
 
-    A program of its own, because nothing of ours may run between fork and exec: the parent has threads.
+    It is a separate program because the parent has threads, so no Python code may run between fork and exec.
     """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else list(argv)
@@ -47,7 +46,7 @@ async def spawn(
     umask: int = -1,
     pass_fds: Sequence[int] = (),
 ) -> asyncio.subprocess.Process:
-    """Start a command without input, as leader of a session and process group, that ends with this process. Raises OSError."""
+    """Start a command with no input, as leader of a new session and process group; it ends with this process. Raises OSError."""
     return await asyncio.create_subprocess_exec(
         *die_with_parent(argv),
         stdin=asyncio.subprocess.DEVNULL,
@@ -62,8 +61,8 @@ async def spawn(
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Signal a process group; whether there was a process in it that this one may signal. Signal 0 only asks; group 0 is none."""
-    if group <= 0:  # to the system 0 is this process's own
+    """Signal a process group; return whether it held a process that this one may signal. Signal 0 only checks; group 0 is ignored."""
+    if group <= 0:  # for killpg 0 would be this process's own group
         return False
     try:
         os.killpg(group, number)
@@ -73,7 +72,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 class Process:
-    """One child process. `python_module` builds the usual kind: a module of ours under the same interpreter."""
+    """One child process. `python_module` builds the usual kind: a module of this package under the same interpreter."""
 
     def __init__(self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
         self.name = name
@@ -88,48 +87,48 @@ class Process:
     def python_module(
         cls, name: str, module: str, *arguments: str, log: Path, settings: Settings | None = None, env: Mapping[str, str] | None = None
     ) -> Process:
-        """A process that runs `python -m module` with the interpreter we run on, and `settings` (default: as this process loads them)."""
+        """Describe a process that runs `python -m module` with this interpreter and `settings` (default: as this process loads them)."""
         given = {"PYTHONUNBUFFERED": "1", **(settings or Settings.load()).environment(), **(env or {})}
         made = cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env=given)
-        made._umask = given_umask()  # it sets its own, and hands this one to agents
+        made._umask = given_umask()  # it sets its own umask and passes this one to agents
         return made
 
     @property
     def pid(self) -> int:
-        """The process id; 0 before the start."""
+        """The process id; 0 before `start`."""
         return self._process.pid if self._process else 0
 
     @property
     def returncode(self) -> int | None:
-        """The exit status; None while it runs or before the start."""
+        """The exit status; None while it runs and before `start`."""
         return self._process.returncode if self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether it has been started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it; what it prints is appended to its log file."""
+        """Start the process; its output is appended to its log file."""
         make_folder(self.log.parent)
         with open_file(self.log, "ab") as out:
             self._process = await spawn(self.argv, stdout=out, stderr=out, env=self.env, cwd=self.cwd, umask=self._umask)
         _live.add(self)
 
     async def wait(self) -> int:
-        """Wait until it has ended; its exit status."""
+        """Wait for its end; return its exit status."""
         assert self._process is not None, "start() comes first"
         code = await self._process.wait()
         _live.discard(self)
         return code
 
     async def ready(self, healthy: Callable[[], Awaitable[bool]], *, timeout_seconds: float) -> None:
-        """Wait until `healthy` says so. Raises UnavailableError with the end of its log where it ends or takes too long."""
+        """Wait until `healthy` returns true. Raises UnavailableError with the end of its log if it ends or takes too long."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
                     well = await healthy()
-                    self.check_running()  # what answers may be another's service, which took the port first
+                    self.check_running()  # the answer may come from another service that took the port first
                     if well:
                         return
                     await asyncio.sleep(HEALTH_POLL_SECONDS)
@@ -139,12 +138,12 @@ class Process:
             ) from None
 
     def check_running(self) -> None:
-        """Raise UnavailableError with the end of its log where it has ended."""
+        """Raise UnavailableError with the end of its log if it has ended."""
         if not self.running:
             raise UnavailableError(f"{self.name} ended with exit code {self.returncode}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """The end of its log, without empty lines."""
+        """Return the end of its log, without empty lines."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
@@ -154,13 +153,13 @@ class Process:
         return "\n".join([line for line in text.splitlines() if line.strip()][-5:])
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, if it runs."""
+        """Send a signal to the process if it is running."""
         if self.running and self._process:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     async def stop(self, *, grace_seconds: float) -> None:
-        """End it: SIGTERM, and after `grace_seconds` SIGKILL to its whole process group."""
+        """End the process by SIGTERM, and after `grace_seconds` by SIGKILL to its whole process group."""
         if not self.running:
             return
         self.signal(signal.SIGTERM)
@@ -170,21 +169,21 @@ class Process:
             await self.kill()
 
     async def kill(self) -> None:
-        """End it at once, with its process group."""
+        """Kill the process and its process group."""
         if self.running:
             signal_group(self.pid, signal.SIGKILL)
             await self.wait()
 
 
 def kill_all() -> None:
-    """End every child that was started here and still runs, at once, with its process group (the second Ctrl+C)."""
+    """Kill all running children with their process groups (on the second Ctrl+C)."""
     for process in list(_live):
         if process.running:
             signal_group(process.pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and that nobody has waited for is none."""
+    """Whether this process is running; a zombie does not count."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -193,12 +192,12 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:  # no Linux, or it ended just now
+    except OSError:  # not Linux, or it has just ended
         return not Path("/proc/self").exists()
 
 
 def environment_of(pid: int) -> frozenset[bytes]:
-    """The variables that a process of this user was started with, as NAME=value; none where it has ended, and elsewhere than on Linux."""
+    """Return the variables (NAME=value) that a process of this user was started with; none if it has ended or the system is not Linux."""
     try:
         return frozenset(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:

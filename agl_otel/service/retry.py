@@ -1,7 +1,7 @@
 """Retry with back-off: how long to wait between tries, and when to give up.
 
-`Backoff` and `Tries` are the policy, without I/O; `retry` is the loop over it. Threads, and loops that fail in more than one way, use
-`Tries.pause` and wait in their own way.
+`Backoff` and `Tries` are the policy, without I/O; `retry` is an async loop over it. Threads, and loops that handle several kinds of
+failure, call `Tries.pause` and wait themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Backoff:
     """Pauses that double from `first_seconds` to `longest_seconds`.
 
-    `jitter` is the share of each pause that is random: callers that failed together do not come back together. 0.5 is AWS's equal jitter,
-    1.0 its full jitter (Brooker, "Exponential Backoff And Jitter", 2015).
+    `jitter` is the random share of each pause, so that callers that failed together do not retry together. 0.5 is AWS's equal jitter, 1.0
+    its full jitter (Brooker, "Exponential Backoff And Jitter", 2015).
     """
 
     first_seconds: float
@@ -31,20 +31,20 @@ class Backoff:
     jitter: float = 0.5
 
     def seconds(self, failures: int) -> float:
-        """The pause after so many failures in a row, before jitter; none after none."""
+        """Return the pause after so many failures in a row, without jitter; 0 after none."""
         return min(self.first_seconds * 2.0 ** min(failures - 1, 60), self.longest_seconds) if failures > 0 else 0.0
 
     def jittered(self, failures: int) -> float:
-        """The same with jitter."""
+        """Return the pause with jitter."""
         return self.seconds(failures) * random.uniform(1.0 - self.jitter, 1.0)
 
 
 QUICK: Final = Backoff(0.05, 1.0)
-"""For a service that is restarted: a caller waits for the answer."""
+"""For a service that may be restarting while a caller waits."""
 
 
 class Tries:
-    """The tries of one thing: at most `limit`, and none that begins later than `seconds` from now (None: no such bound)."""
+    """The tries of one call: at most `limit`, none beginning later than `seconds` from now (None: no bound)."""
 
     def __init__(
         self, backoff: Backoff, *, seconds: float | None = None, limit: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -54,7 +54,7 @@ class Tries:
         self.failures = 0
 
     def pause(self, *, at_least: float = 0.0) -> float | None:
-        """Count a failure; the seconds to wait before the next try (`at_least`: what a server asked for), None where there is none."""
+        """Count a failure; return the seconds to wait before the next try (`at_least`: as a server asked for), or None to give up."""
         self.failures += 1
         if self._limit is not None and self.failures >= self._limit:
             return None
@@ -73,9 +73,9 @@ async def retry(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> T:
-    """What `ask` answers, asked again when it raises `on`: `limit` times or for `seconds` (both None: for ever). Raises the last error.
+    """Call `ask` until it does not raise `on`, at most `limit` times or for `seconds` (both None: for ever). Raises the last error.
 
-    `first_failure` is called with the first error, if another try follows.
+    `first_failure` is called with the first error if another try follows.
     """
     tries = Tries(backoff, seconds=seconds, limit=limit, clock=clock)
     while True:

@@ -1,1 +1,1 @@
-"""Report on our own processes: metrics for Prometheus and OTLP, and spans by the parts of the hook."""
+"""Telemetry of the package's own processes: metrics for Prometheus and OTLP, and spans through the hook's parts."""

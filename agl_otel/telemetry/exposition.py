@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them, by prometheus_client. Imported where somebody asks for a page."""
+"""Metrics in Prometheus' text format, by prometheus_client. Imported on the first request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 from agl_otel.telemetry.meters import Durations, Family
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-_TOTAL: Final = "_total"  # prometheus_client writes it after a counter's name
+_TOTAL: Final = "_total"  # prometheus_client appends it to a counter's name
 
 
 class _Page(Collector):
@@ -27,12 +27,12 @@ class _Page(Collector):
 
 
 def text_of(families: Iterable[Family]) -> str:
-    """A page of them."""
+    """Return the metrics as a page."""
     return _text([_metric(family) for family in families])
 
 
 def merged(pages: Mapping[str, str], label: str) -> str:
-    """One page of several services of a kind: {the service: its page}, told apart by `label`; each metric is described once."""
+    """Merge {service: its page} into one page: `label` holds the service, and each metric is described once."""
     found: dict[str, Metric] = {}
     for service, page in pages.items():
         for metric in text_string_to_metric_families(page):

@@ -1,4 +1,4 @@
-"""Metrics over HTTP: requests counted for every service that has an HTTP port, and a small port of its own for one that has none."""
+"""Metrics over HTTP: request counts for services with an HTTP port, and a separate metrics port for those without."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from agl_otel.settings import Settings
 from agl_otel.telemetry.meters import Meters
 
 GONE: Final = "499"
-"""The `status` of a request whose client went away; as in 0.3."""
+"""The `status` of a request whose client disconnected; as in 0.3."""
 CRASHED: Final = "520"
-"""The `status` of one whose handler failed."""
+"""The `status` of a request whose handler failed."""
 OPEN_PATHS: Final = frozenset({"/health"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def counted_requests(meters: Meters) -> Any:
-    """Middleware that counts requests and how long each took, by route, method and status."""
+    """Make middleware that counts and times requests by route, method and status."""
     count = meters.counter("agl.http.total", "Requests over HTTP.", "path", "method", "status")
     took = meters.durations("agl.http.latency", "Seconds until their answer.", "path", "method", "status")
 
@@ -55,7 +55,7 @@ def counted_requests(meters: Meters) -> Any:
 
 
 def page(meters: Meters) -> web.Response:
-    """The answer of GET /metrics."""
+    """Return the response to GET /metrics."""
     from agl_otel.telemetry.exposition import CONTENT_TYPE
 
     return web.Response(body=meters.text().encode(), headers={"Content-Type": CONTENT_TYPE})
@@ -63,9 +63,9 @@ def page(meters: Meters) -> web.Response:
 
 @contextlib.asynccontextmanager
 async def metrics_port(meters: Meters, settings: Settings, port: int, setting: str) -> AsyncGenerator[None]:
-    """Serve GET /metrics (with the token, where there is one) and GET /health on `port` of the settings' host.
+    """Serve GET /metrics (behind the token, if there is one) and GET /health on `port` of the settings' host.
 
-    Raises InUseError where it is taken.
+    Raises InUseError if the port is taken.
     """
     tls, token = Tls.load(settings), settings.token.get_secret_value()
 

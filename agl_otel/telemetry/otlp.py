@@ -1,8 +1,8 @@
-"""OTLP over gRPC for processes of ours: by the hook's encoder, with a bearer token, and tried again while a collector restarts.
+"""OTLP over gRPC for the package's own processes: the hook's encoder, a bearer token, and retries while a collector restarts.
 
-Unlike the SDK's exporter it encodes a batch once whatever the number of tries, and its channel is built at the first export.
+Unlike the SDK's exporter it encodes a batch only once for all tries, and opens its channel at the first export.
 
-A fork exports over HTTP: gRPC works in none that was made while threads of its parent called into it, and those of a runner always do.
+A fork exports over HTTP: gRPC does not work in a fork made while the parent's threads were calling it, as a runner's always are.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from agl_otel_hook.wire import encode
 PATH: Final = "/v1/traces"
 METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 CALL_SECONDS: Final = 10.0
-RETRY_SECONDS: Final = 60.0  # a collector that is restarted and replays its log is back by then
+RETRY_SECONDS: Final = 60.0  # longer than a collector takes to restart and replay its log
 BACKOFF: Final = Backoff(0.05, 2.0)
 RETRYABLE: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 )
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 MAX_REPLY_BYTES: Final = 1 << 20
-_pid: Final = os.getpid()  # of the process that loaded gRPC
+_pid: Final = os.getpid()  # the process that loaded gRPC, not a fork
 
 
 class _NotTakenError(Exception):
-    """A try failed; `again`: it is worth another one."""
+    """A failed try; `again`: a retry may succeed."""
 
     def __init__(self, why: str, *, again: bool) -> None:
         super().__init__(why)
@@ -45,9 +45,9 @@ class _NotTakenError(Exception):
 
 
 class OtlpExporter(SpanExporter):
-    """Exports to `endpoint` (host:port, or https://host:port; see net/tls.py). Used by one thread at a time.
+    """Exports to `endpoint` (host:port, or https://host:port; see net/tls.py). For one thread at a time.
 
-    `http` (http://host:port or https://host:port) is the same collector's other port, for forks; without it they try gRPC.
+    `http` (http://host:port or https://host:port) is the same collector's HTTP port, for forks; without it they try gRPC.
     """
 
     def __init__(self, endpoint: str, token: str = "", http: str = "", *, retry_seconds: float = RETRY_SECONDS) -> None:
@@ -60,11 +60,11 @@ class OtlpExporter(SpanExporter):
         self._call: Callable[..., bytes] | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send the spans; what is worth another try gets it for RETRY_SECONDS."""
+        """Send the spans; retry for RETRY_SECONDS after errors that may pass."""
         return SpanExportResult.SUCCESS if self.send(encode(spans)) else SpanExportResult.FAILURE
 
     def send(self, request: bytes) -> bool:
-        """The same for a serialised request; whether it was acknowledged."""
+        """Send a serialised request in the same way; return whether it was acknowledged."""
         tries = Tries(BACKOFF, seconds=self._retry_seconds)
         while not self._closed.is_set():
             try:
@@ -82,13 +82,13 @@ class OtlpExporter(SpanExporter):
         return False
 
     def shutdown(self) -> None:
-        """Stop trying, close the channel."""
+        """Stop retrying and close the channel."""
         self._closed.set()
         if self._channel is not None:
             self._channel.close()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is held here."""
+        """Do nothing: there is no buffer."""
         return True
 
     def _ask(self, request: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""A service's own metrics to an OpenTelemetry endpoint, by OTLP over gRPC (`AGL_METRICS_OTLP`): what its /metrics has, pushed.
+"""Pushes a service's own metrics, those of its /metrics, to an OTLP endpoint over gRPC (`AGL_METRICS_OTLP`).
 
-OpenTelemetry's exporter sends; the collector's figures are those of a Meter, the other services' numbers (meters.py) become the same here.
-An endpoint that is away costs a line in the log and nothing else: counters only grow, so the next push has all that one missed.
+OpenTelemetry's exporter sends them. The collector's come from a Meter; the numbers of other services (meters.py) are converted here. An
+unreachable endpoint costs only a line in the log: counters are cumulative, so the next push makes up for a missed one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agl_otel.settings import Settings, parse_headers
 from agl_otel.telemetry.meters import Durations, Family
 
 CALL_SECONDS: Final = 10.0
-FAREWELL_SECONDS: Final = 2.0  # for the last push, when a service stops
+FAREWELL_SECONDS: Final = 2.0  # bound of the last push, when a service stops
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 Tell = Callable[[], Awaitable[MetricsData]]
 _EXPORTER_LOG: Final = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def pushing(tell: Tell, settings: Settings) -> AsyncGenerator[None]:
-    """While the block runs: push what `tell` gives every `metrics_otlp_seconds`, and once more at its end. Raises SettingsError."""
+    """Push the metrics of `tell` every `metrics_otlp_seconds` while the block runs, and once more at its end. Raises SettingsError."""
     push = _Push(tell, settings)
     over = asyncio.Event()
 
@@ -74,7 +74,7 @@ async def pushing(tell: Tell, settings: Settings) -> AsyncGenerator[None]:
 
 
 class _Push:
-    """Sends all metrics when it is called, and names trouble with the endpoint once. Raises SettingsError."""
+    """Sends all metrics on each call, and logs trouble with the endpoint once. Raises SettingsError."""
 
     def __init__(self, tell: Tell, settings: Settings) -> None:
         self._tell = tell
@@ -89,7 +89,7 @@ class _Push:
             endpoint,
             insecure=not secure,
             credentials=trust.credentials() if secure else None,
-            headers=tuple(headers.items()) or ",",  # not empty: else those of OTEL_EXPORTER_OTLP_HEADERS, which the user's own vendor gets
+            headers=tuple(headers.items()) or ",",  # if empty, it would send OTEL_EXPORTER_OTLP_HEADERS, meant for the user's vendor
             timeout=CALL_SECONDS,
             compression=Compression.NoCompression,
         )
@@ -102,7 +102,7 @@ class _Push:
         try:
             if await asyncio.to_thread(self._exporter.export, await self._tell()) is not MetricExportResult.SUCCESS:
                 self._trouble = self._reasons.last or "no reason was given"
-        except AglError as error:  # of a figure that another service has
+        except AglError as error:  # reading another service's metric failed
             self._trouble = str(error)
         if self._trouble and not before:
             _log.warning("metrics are not pushed to %s (AGL_METRICS_OTLP); trying again: %s", self._given, self._trouble)
@@ -110,16 +110,16 @@ class _Push:
             _log.warning("metrics are pushed to %s again", self._given)
 
     def end(self) -> None:
-        """End the connection, and a call that is still under way."""
+        """Close the connection; cancel a call in flight."""
         self._exporter.shutdown()
 
     def close(self) -> None:
-        """Let go of the exporter's log, when no call is under way."""
+        """Remove the filter of the exporter's log; no call may be in flight."""
         _EXPORTER_LOG.removeFilter(self._reasons)
 
 
 class _Reasons(logging.Filter):
-    """Keeps what the exporter logs of each failed try to `endpoint` out of the log: it is named once, above."""
+    """Filters out the exporter's messages about each failed try to `endpoint`: _Push logs the trouble once."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _Reasons(logging.Filter):
 
 
 class Pushed:
-    """A service's families as OpenTelemetry's metrics. `service` is its name without `agl-otel-`."""
+    """Converts a service's families to OpenTelemetry's metrics. `service` is its name without `agl-otel-`."""
 
     def __init__(self, service: str, families: Callable[[], Awaitable[Iterable[Family]]], clock: Callable[[], int] = time.time_ns) -> None:
         self._families = families
@@ -147,7 +147,7 @@ class Pushed:
         self._scope = InstrumentationScope(f"agl_otel.{service}", __version__)
 
     async def data(self) -> MetricsData:
-        """All of it, as of now."""
+        """Return the current state of all metrics."""
         families, now = await self._families(), self._clock()
         scope_metrics = ScopeMetrics(self._scope, [self._metric(family, now) for family in families], schema_url="")
         return MetricsData([ResourceMetrics(self._resource, [scope_metrics], schema_url="")])
@@ -160,7 +160,7 @@ class Pushed:
         return Metric(family.name, family.about, "", data)
 
     def _buckets(self, labels: Mapping[str, str], found: Durations, now: int) -> HistogramDataPoint:
-        counts, unknown = list(found.buckets), cast("float", None)  # which leaves the field out
+        counts, unknown = list(found.buckets), cast("float", None)  # None leaves min and max out
         return HistogramDataPoint(
             dict(labels), self._began, now, sum(counts), found.seconds, counts, found.bounds, min=unknown, max=unknown
         )

@@ -1,4 +1,4 @@
-"""Where the metrics of a service go: a port for Prometheus (http.py), an OTLP endpoint (push.py). Imported where asked for."""
+"""The destinations of a service's metrics: a port for Prometheus (http.py), an OTLP endpoint (push.py). Both are imported on use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from agl_otel.telemetry.meters import Family, Meters
 
 @contextlib.asynccontextmanager
 async def served(meters: Meters, settings: Settings, service: str, port: int = 0, setting: str = "") -> AsyncGenerator[None]:
-    """While the block runs, show the metrics on `port` (http.py) and to `metrics_otlp` (push.py). `setting` names the port.
+    """Serve the metrics on `port` (http.py) and push them to `metrics_otlp` (push.py) while the block runs. `setting` is the port's.
 
-    Where neither is asked for, neither is imported. Raises InUseError, SettingsError.
+    A destination that is not configured is not imported. Raises InUseError, SettingsError.
     """
     async with contextlib.AsyncExitStack() as told:
         if port:
@@ -31,7 +31,7 @@ async def served(meters: Meters, settings: Settings, service: str, port: int = 0
 def pushed(
     service: str, families: Callable[[], Awaitable[Iterable[Family]]], settings: Settings
 ) -> contextlib.AbstractAsyncContextManager[None]:
-    """While the block runs, push what `families` gives to `metrics_otlp`; nothing is imported where none is set. Raises SettingsError."""
+    """Push the metrics of `families` to `metrics_otlp` while the block runs; if that is unset, import nothing. Raises SettingsError."""
     if not settings.metrics_otlp:
         return contextlib.nullcontext()
     from agl_otel.telemetry.push import Pushed, pushing

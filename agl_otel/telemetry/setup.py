@@ -1,4 +1,4 @@
-"""Telemetry for processes of ours (runner worker, proxy): the same processor, ledger and seals as in an agent, set up by a call."""
+"""Telemetry of runner workers and proxies: the same processor, ledger and seals as in an agent, set up by a call."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from agl_otel_hook.unwrapping import unwrap_leftovers
 from agl_otel_hook.whole import WholeSpans
 
 ACK_SECONDS: Final = 30.0
-"""How long an attempt's start waits for the collector."""
+"""How long the start of an attempt waits for the collector."""
 _ALSO: Final = {"httpx": ("httpx", "httpx2")}
-"""Instrumentations that belong together: newer OpenAI clients come with httpx2, and baggage must travel with either."""
+"""Instrumentations that belong together: newer OpenAI clients use httpx2, and both must propagate baggage."""
 INSTRUMENTATIONS: Final = (
     *("openai", "anthropic", "mistralai", "google_generativeai", "litellm", "langchain", "openai_agents", "crewai", "llama-index"),
     *("httpx", "httpx2", "requests", "aiohttp-client", "threading"),
 )
-"""What a plain script gets where they and their library are installed: model calls, frameworks, and what carries baggage to the proxy."""
+"""Instrumentations for plain scripts, if installed with their library: model calls, frameworks, and propagation of baggage to the proxy."""
 _GROUP: Final = "opentelemetry_instrumentor"
 _log = logging.getLogger(__name__)
 _UNLIMITED: Final = SpanLimits(
@@ -59,7 +59,7 @@ _UNLIMITED: Final = SpanLimits(
 
 
 class Telemetry:
-    """Tracing of one process. Build it with `start`. Every method may be called from any thread; those that wait say so."""
+    """Tracing of one process. Build it with `start`. All methods are thread-safe; only those that say so wait."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Telemetry:
         provider: TracerProvider | None = None,
         hook: Hook | None = None,
     ) -> None:
-        os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry; a proxy that records nothing is of no use
+        os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry: a proxy must record
         self._hook = hook
-        """Marks and counts the spans of `provider` already: its ledger is shared, a second one would change the marker under it."""
+        """Already marks and counts the spans of `provider`; its ledger is shared, since a second one would change the marker."""
         self._ledger = hook.ledger if hook is not None else Ledger()
         self._provider = provider or TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
@@ -96,24 +96,24 @@ class Telemetry:
         self._provider.add_span_processor(self._export)
         self._shut = threading.Lock()
         self._ends_in_order = False
-        """Whether os._exit seals and flushes: in forks, which their own code or multiprocessing may end so."""
+        """Whether os._exit seals and flushes; set in forks, which multiprocessing or their own code may end that way."""
         forks.register(self._after_fork)
 
     @classmethod
     def start(
         cls, *, otlp_endpoint: str, otlp_http: str = "", token: str = "", service_name: str, instrument: Sequence[str] = ()
     ) -> Telemetry:
-        """Trace this process to `otlp_endpoint` (host:port, gRPC), as the global tracer provider; forks of it to `otlp_http`, if they can.
+        """Set up the global tracer provider, exporting to `otlp_endpoint` (host:port, gRPC), or in forks to `otlp_http` if given.
 
-        `instrument` names instrumentations to switch on ("openai", "httpx", …); one whose library is not installed is left out. Raises
-        SettingsError for an instrumentation that is not installed.
+        `instrument` names instrumentations to switch on ("openai", "httpx", …); those whose library is not installed are skipped. Raises
+        SettingsError if an instrumentation itself is not installed.
         """
         telemetry = cls(otlp_endpoint=otlp_endpoint, otlp_http=otlp_http, token=token, service_name=service_name)
         telemetry.install(instrument)
         return telemetry
 
     def install(self, instrument: Sequence[str] = ()) -> None:
-        """Make it the process's, and switch on instrumentations, as `start` does. Once."""
+        """Set the global tracer provider and switch on instrumentations, as `start` does. Call it once."""
         if trace.get_tracer_provider() is not self._provider:
             trace.set_tracer_provider(self._provider)
         ensure_propagators()
@@ -127,39 +127,39 @@ class Telemetry:
 
     @property
     def marker(self) -> str:
-        """The marker that an attempt gets which this process sees for the first time now."""
+        """The marker that this process gives to attempts it has not seen yet."""
         return self._ledger.marker
 
     @property
     def resource(self) -> Resource:
-        """What this process's spans say of it."""
+        """The OpenTelemetry resource of this process's spans."""
         return self._provider.resource
 
     @property
     def ledger(self) -> Ledger:
-        """What it counts."""
+        """The counts of spans by attempt."""
         return self._ledger
 
     def on_settled(self, settled: Callable[[Sequence[ReadableSpan]], None]) -> None:
-        """Have `settled` called, in another thread, with spans that were exported or given up."""
+        """Call `settled`, in another thread, with spans that were exported or dropped."""
         self._export.on_settled = settled
 
     def tracer(self, name: str) -> Tracer:
-        """A tracer of this process's provider."""
+        """Return a tracer of this process's provider."""
         return self._provider.get_tracer(name)
 
     def whole_spans(self, scope: str) -> WholeSpans:
-        """For spans that are made at their end; see whole.py."""
+        """Return a recorder for spans that are created at their end; see whole.py."""
         return WholeSpans(
             scope, self._provider.resource, self._ledger, export=self._export.on_end, on_idle=lambda key: self._sealer.idle(key)
         )
 
     def attempt_span(self, rollout_id: str, attempt_id: str) -> str:
-        """Export the attempt's root span and wait for the ack; its traceparent. Raises UnavailableError."""
+        """Export the attempt's root span and wait for the ack; return its traceparent. Raises UnavailableError."""
         return self.attempt_spans([(rollout_id, attempt_id)])[0]
 
     def attempt_spans(self, keys: Sequence[Key], *, hooked: bool = False) -> list[str]:
-        """The same for many attempts, in one export; `hooked` says that their agents run under our hook. Concurrent calls share exports."""
+        """Do so for many attempts in one export; `hooked`: their agents run under the hook. Concurrent calls share exports."""
         traceparents: list[str] = []
         now = time.time_ns()
         tracer = self.tracer(TRACER_NAME)
@@ -179,16 +179,16 @@ class Telemetry:
         return traceparents
 
     def seal(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0) -> dict[Key, dict[str, int]]:
-        """Seal these attempts and flush once; {key: {marker: spans ended}}, empty for one that this process made no span of.
+        """Seal these attempts and flush once; return {key: {marker: spans ended}}, {} for attempts without spans of this process.
 
-        Raises UnavailableError where the flush fails: not all spans are known to be stored.
+        Raises UnavailableError if the flush fails, so that some spans may not be stored.
         """
         return {key: {count.marker: count.spans} for key, count in self.seal_counts(keys, timeout_seconds=timeout_seconds).items()} | {
             key: {} for key in keys if self._ledger.count(key) is None
         }
 
     def seal_counts(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0, closing: bool = False) -> dict[Key, Count]:
-        """`seal` with what was dropped; attempts that this process made no span of are left out.
+        """Seal as `seal` does, and return also what was dropped; attempts without spans of this process are left out.
 
         `closing`: this process does nothing more for them.
         """
@@ -198,25 +198,25 @@ class Telemetry:
         return counts
 
     def keep_records(self, root: str | Path) -> None:
-        """Count attempts that have a folder below `root`, a runner's, in files there: what this process did is known when it was killed."""
+        """Keep the counts of attempts with a folder below `root` (a runner's) in files there, which outlive a kill of this process."""
         self._ledger.keep(str(root))
 
     def over(self, keys: Sequence[Key]) -> None:
-        """The agents of these attempts have ended: what this process still has open for them will not be exported."""
+        """Mark the agents of these attempts as ended: spans still open in this process will not be exported."""
         for key in keys:
             self._ledger.over(key)
 
     def forget(self, rollout_id: str, attempt_id: str) -> None:
-        """Drop an attempt's counts; should it come back, it gets a new marker."""
+        """Drop an attempt's counts; if it appears again, it gets a new marker."""
         self._ledger.forget((rollout_id, attempt_id))
         self._rewards.forget((rollout_id, attempt_id))
 
     def reward(self, key: Key) -> float | None:
-        """The last primary reward that this process has emitted for an attempt."""
+        """Return the last primary reward that this process has emitted for an attempt."""
         return self._rewards.get(key)
 
     def shutdown(self, timeout_seconds: float = 10.0) -> None:
-        """Seal all, flush, close. A second call does nothing."""
+        """Seal all attempts, flush, close. A second call does nothing."""
         if not self._shut.acquire(blocking=False):
             return
         self._sealer.seal_all(timeout_seconds)
@@ -227,7 +227,7 @@ class Telemetry:
         return self._export.force_flush(int(timeout_seconds * 1000))
 
     def _after_fork(self) -> None:
-        if self._hook is None:  # which sees to its own
+        if self._hook is None:  # the hook resets its own parts
             self._processor.after_fork()
             self._shut = threading.Lock()
             if not self._ends_in_order:
@@ -242,10 +242,10 @@ def _some(keys: Sequence[Key]) -> str:
 
 
 class _Switch:
-    """One instrumentation in this process."""
+    """One instrumentation of this process."""
 
     def __init__(self, name: str) -> None:
-        """Raises SettingsError where it is not installed."""
+        """Find the instrumentation. Raises SettingsError if it is not installed."""
         found = next(iter(entry_points(group=_GROUP, name=name)), None)
         if found is None:
             raise SettingsError(f"no OpenTelemetry instrumentation {name!r} is installed: install opentelemetry-instrumentation-{name}")
@@ -253,13 +253,13 @@ class _Switch:
         self._instrumentor: Any = None
 
     def on(self, *, quietly: bool = False) -> None:
-        """Switch on where its library is installed: now, or when the process imports that (waiting.py). `quietly`: log errors."""
+        """Switch on, now or when the process imports the library (waiting.py), if that is installed. `quietly`: log errors."""
         on_now = self._try_on_now if quietly else self._on_now
         if not waiting.wait(self._found.module, on_now):
             on_now()
 
     def off(self) -> None:
-        """Switch off; what waits does not come on any more."""
+        """Switch off, also if it still waits for the import."""
         waiting.forget(self._found.module)
         instrumentor, self._instrumentor = self._instrumentor, None
         if instrumentor is not None:
@@ -285,7 +285,7 @@ _switching: Final = threading.RLock()  # runners that share a process would each
 
 
 def instrument_all() -> None:
-    """Switch on those of INSTRUMENTATIONS that are installed and not on yet. Never raises."""
+    """Switch on all installed INSTRUMENTATIONS that are not on yet. Never raises."""
     installed = {point.name for point in entry_points(group=_GROUP)}
     with _switching:
         for name in [name for name in INSTRUMENTATIONS if name in installed and name not in _switched_on]:
@@ -294,7 +294,7 @@ def instrument_all() -> None:
 
 
 def uninstrument_all() -> None:
-    """Switch off what `instrument_all` switched on."""
+    """Undo `instrument_all`."""
     with _switching:
         while _switched_on:
             _switched_on.popitem()[1].off()
