@@ -1,7 +1,7 @@
 """The data model that users and services share: rollouts, attempts, resources, workers, spans, columns.
 
 Times are Unix seconds (float) here, as in Agent Lightning 0.3; on the wire and in ClickHouse spans carry nanoseconds.
-One module for each kind of thing; import from here.
+Each kind has its own module; import from here.
 """
 
 from __future__ import annotations

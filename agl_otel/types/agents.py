@@ -1,4 +1,4 @@
-"""What agents, hooks and data sets look like to the runner, and what an agent may hand back."""
+"""The interfaces of agents, hooks and data sets to the runner, and the result types of agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agl_otel.types.spans import SpanLike
 
 T_co = TypeVar("T_co", covariant=True)
 RolloutRawResult = float | Sequence[SpanLike] | None
-"""What an agent returns: nothing (its spans say it all), the final reward, or spans of its own making."""
+"""An agent's result: None (its spans are enough), the final reward, or spans that it made itself."""
 
 
 class Triplet(BaseModel):
@@ -25,26 +25,26 @@ class Triplet(BaseModel):
 
 
 class Dataset(Protocol[T_co]):
-    """Tasks by position: a list is one, and so is a data set of torch."""
+    """Tasks by position, such as a list or a torch data set."""
 
     def __getitem__(self, index: int, /) -> T_co:
-        """The task at `index`."""
+        """Return the task at `index`."""
         ...
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of tasks."""
         ...
 
 
 class ParallelWorkerBase:
-    """Something that is set up once (`init`), runs in several workers (`init_worker`, `run`, `teardown_worker`), and is taken down."""
+    """Base of what is set up once (`init`), runs in several workers (`init_worker`, `run`, `teardown_worker`), and is torn down."""
 
     def __init__(self) -> None:
         self.worker_id: int | None = None
-        """Which worker this is; None in the main process."""
+        """The worker's number; None in the main process."""
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Set up what the workers share."""
+        """Set up the workers' shared state."""
 
     def init_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Set up one worker."""
@@ -54,23 +54,23 @@ class ParallelWorkerBase:
         """Do the work of one worker."""
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """Take one worker down."""
+        """Tear down one worker."""
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Take down what the workers shared."""
+        """Tear down the shared state."""
 
 
 class Hook(ParallelWorkerBase):
-    """What a user adds around a rollout: subclass it and override what is needed."""
+    """Callbacks around a rollout: subclass it and override those that you need."""
 
     async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Rollout) -> None:
-        """After the trace was opened, before the agent runs."""
+        """Called after the trace was opened, before the agent runs."""
 
     async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Rollout) -> None:
-        """After the agent ran, before the trace is closed."""
+        """Called after the agent ran, before the trace is closed."""
 
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Rollout) -> None:
-        """Before an attempt begins."""
+        """Called before an attempt begins."""
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Rollout, spans: Sequence[SpanLike]) -> None:
-        """After an attempt ended; `spans` are those of the attempt."""
+        """Called after an attempt ended; `spans` are the attempt's."""

@@ -1,6 +1,6 @@
-"""What the trace reader hands to adapters: flat arrays with offsets, no Python object for a token.
+"""The trace reader's results for adapters: flat arrays with offsets, without a Python object per token.
 
-A ground-floor module: it knows numpy and our types, and does no I/O.
+A ground-floor module: it imports numpy and agl_otel.types only, and does no I/O.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from agl_otel.types import AttemptedRollout, Rollout, Verdict
 AttemptKey = tuple[str, str]
 """(rollout id, attempt id)."""
 VOCABULARY: Final = 1 << 18
-"""Token ids below are shared; the largest vocabularies of models have about so many."""
+"""Token ids below this are shared; the largest vocabularies have about this size."""
 
 
 def shared(ids: list[int]) -> list[int]:
-    """The same token ids; each takes 8 bytes of the list, and not 28 more for a number of its own."""
+    """Return the same token ids as shared int objects: 8 bytes of the list for each, and not 28 more for its own object."""
     try:
-        return list(map(_numbers().__getitem__, ids)) if min(ids, default=0) >= 0 else ids  # below 0 a tuple counts from its end
-    except IndexError:  # no ids of a model
+        return list(map(_numbers().__getitem__, ids)) if min(ids, default=0) >= 0 else ids  # a tuple takes negative numbers from its end
+    except IndexError:  # not ids of a model
         return ids
 
 
@@ -53,12 +53,12 @@ class Ragged:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The length of each row."""
+        """Return the length of each row."""
         return np.diff(self.offsets)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int] | Sequence[float] | NDArray[np.generic]], dtype: type[np.generic]) -> Ragged:
-        """Build from a sequence of rows (tests, small data)."""
+        """Build from a sequence of rows (for tests and small data)."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         parts = [np.asarray(row, dtype=dtype) for row in rows if len(row)]
@@ -69,8 +69,8 @@ class Ragged:
 class CallColumns:
     """Model calls, one row for each stored (call, choice), sorted by (rollout, attempt, process, call, choice).
 
-    Every sequence has one entry for each row. Token ids are as stored: where `prefix_call` is not 0, `prompt` holds only what
-    follows the prompt and response of the row (same rollout, attempt and process) with that call and `prefix_choice`.
+    Every sequence has one entry per row. Token ids are as stored: if `prefix_call` is not 0, `prompt` holds only what follows the prompt
+    and response of the row (same rollout, attempt and process) with that call and `prefix_choice`.
     """
 
     rollout_id: list[str]
@@ -89,29 +89,29 @@ class CallColumns:
     response: Ragged
     """int32 token ids."""
     logprobs: Ragged
-    """float32, natural log; a row shorter than its response means that there are none."""
+    """float32, natural log; a row shorter than its response means that they are missing."""
     model_version: list[str]
     agent: list[str]
     """Name of the agent that made the call; empty where unknown."""
     incomplete: list[str]
-    """Why the reply was cut off; empty on a whole reply."""
+    """Why the reply is incomplete; empty for a complete one."""
     has_images: NDArray[np.bool_] | None = None
-    """Whether the prompt seems to hold images, whose addresses are in the texts; None: not known."""
+    """Whether the prompt seems to hold images, whose addresses are in the texts; None: unknown."""
     truncated: NDArray[np.bool_] | None = None
-    """Whether the reply ended at the limit of its length (finish reason `length`); None: not known."""
+    """Whether the reply reached its length limit (finish reason `length`); None: unknown."""
     temperature: NDArray[np.float64] | None = None
-    """What the reply was sampled at, NaN where its span does not say; None: not known of any."""
+    """The reply's sampling temperature, NaN if its span has none; None: unknown for all."""
     top_p: NDArray[np.float64] | None = None
-    """The same."""
+    """The reply's `top_p`, likewise."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)
 
     @functools.cached_property
     def further_choice(self) -> NDArray[np.bool_]:
-        """Of each row: whether it is another choice of the same call as the row before it (n > 1)."""
+        """For each row, whether it is a further choice of the same call as the row before (n > 1)."""
         further = np.zeros(len(self), np.bool_)
-        if len(self) > 1:  # by numbers first, which leaves hardly any: text is compared in Python
+        if len(self) > 1:  # numbers first, which leaves few candidates: texts are compared in Python
             further[1:] = (self.call[1:] == self.call[:-1]) & (self.call[1:] > 0) & (self.choice[1:] > self.choice[:-1])
         places = (self.process, self.attempt_id, self.rollout_id)
         for row in np.flatnonzero(further).tolist():
@@ -120,19 +120,19 @@ class CallColumns:
 
     @property
     def count(self) -> int:
-        """How many calls there are: choices of one count once."""
+        """Number of calls; the choices of one call count once."""
         return len(self) - int(self.further_choice.sum())
 
     @property
     def several_choices(self) -> NDArray[np.bool_]:
-        """Of each row: whether its call has more than one choice."""
+        """For each row, whether its call has more than one choice."""
         further = self.further_choice
         return further | np.append(further[1:], np.zeros(min(1, len(self)), np.bool_))
 
 
 @dataclass(frozen=True)
 class CallTexts:
-    """What was said in model calls, as JSON by OpenTelemetry's conventions: one entry for each row of CallColumns, empty where not read."""
+    """The content of model calls, as JSON by OpenTelemetry's conventions: one entry per row of CallColumns, empty if not read."""
 
     instructions: list[str]
     """`gen_ai.system_instructions`."""
@@ -156,33 +156,33 @@ class Reward:
     value: float
 
     def is_of(self, dimension: str | None) -> bool:
-        """Whether it is of the dimension of that name; None is the primary one."""
+        """Whether it belongs to the dimension `name`; None: the primary one."""
         return self.index == 0 if dimension is None else self.name == dimension
 
 
 @dataclass(frozen=True)
 class Traces:
-    """All that was observed of a set of rollouts, read in one go behind a barrier, and what was intended of them."""
+    """Everything observed of a set of rollouts, read at once behind a barrier, together with the rollouts from the queue."""
 
     rollouts: list[Rollout | AttemptedRollout]
-    """From the queue, in the order they were asked for; each with its latest attempt where it has one."""
+    """From the queue, in the requested order; each with its latest attempt if it has one."""
     calls: CallColumns
     rewards: dict[AttemptKey, list[Reward]]
     """By attempt, ordered by (sequence, index)."""
     verdicts: dict[AttemptKey, Verdict]
-    """For every attempt of the rollouts, also those without a span."""
+    """For every attempt of the rollouts, including those without spans."""
     texts: CallTexts | None = None
-    """What was said in the calls, where that was asked for or is needed: breaks to explain, or images; None where it is not."""
+    """The calls' content, if requested or needed (to explain split reasons, or for images); else None."""
     spans: int = 0
-    """How many spans were read."""
+    """Number of spans read."""
     highest_sequence: dict[str, int] = field(default_factory=dict[str, int])
-    """{rollout id: the highest sequence number read}: with `digest` it pins what was read."""
+    """{rollout id: highest sequence number read}; with `digest` it identifies the data read."""
     digest: str = ""
-    """Hash of the identities that were read; it changes when a late span arrives."""
+    """Hash of the spans' identities; it changes when a late span arrives."""
 
     @classmethod
     def joined(cls, first: Traces, second: Traces) -> Traces:
-        """What two reads of different rollouts found, as one read of all of them would have."""
+        """Join the results of two reads of different rollouts into that of one read."""
         texts = None
         if first.texts is not None or second.texts is not None:
             texts = _joined(first.texts or _no_texts(first.calls), second.texts or _no_texts(second.calls))
@@ -199,22 +199,22 @@ class Traces:
 
     @property
     def alarms(self) -> list[AttemptKey]:
-        """Attempts that are unproven though their runner reported a hooked agent."""
+        """Attempts that are unproven although their runner reported a hooked agent."""
         return [key for key, verdict in self.verdicts.items() if verdict.alarm]
 
 
 def digest_of(identities: int, spans: int) -> str:
-    """Traces.digest of so many spans, the hashes of whose identities come to `identities` by exclusive or."""
+    """Return Traces.digest for `spans` spans; `identities` is the exclusive or of the hashes of their identities."""
     return f"{identities:016x}-{spans}"
 
 
 def hash_of(digest: str) -> int:
-    """The `identities` of a digest."""
+    """Return the `identities` of a digest."""
     return int(digest.partition("-")[0] or "0", 16)
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Two sets of columns as one."""
+    """Concatenate two sets of columns."""
     return type(first)(**{each.name: _column(getattr(first, each.name), getattr(second, each.name)) for each in fields(first)})
 
 

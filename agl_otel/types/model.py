@@ -1,4 +1,4 @@
-"""What all models of this package stand on: the base class, and ids."""
+"""The base class of all models, and ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAIRS: Final = [high + low for high in _CROCKFORD for low in _CROCKFORD]
 
 
 def new_id(prefix: Literal["ro", "at", "rs"]) -> str:
-    """A new id, time-ordered: 48 bits of milliseconds and 80 random bits as 26 characters of lower-case base 32 (a ULID).
+    """Return a new time-ordered id: 48 bits of milliseconds and 80 random bits as 26 characters of lower-case base 32 (a ULID).
 
     ClickHouse sorts spans by rollout id, so ids that grow with time keep inserts and reads local.
     """
@@ -25,13 +25,13 @@ def new_id(prefix: Literal["ro", "at", "rs"]) -> str:
 
 
 def check_id(value: str, what: str) -> str:
-    """Return `value`; raise InvalidIdError that names `what` where it breaks the rule of conventions.ID_PATTERN."""
+    """Return `value`; raise InvalidIdError, which names `what`, if it does not match conventions.ID_PATTERN."""
     if not conventions.is_valid_id(value):
         raise InvalidIdError(f"{what} {value[:140]!r} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 . _ : -")
     return value
 
 
 class Model(BaseModel):
-    """A model of ours: unknown fields are refused."""
+    """Base of the models; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")

@@ -1,4 +1,4 @@
-"""Kinds of options that commands of several rooms share."""
+"""Types of command-line options that commands of several rooms share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ SHOWN: Final = 40
 
 
 class RunMode(click.Choice[str]):
-    """A mode of rollouts that runners run."""
+    """A rollout mode that runners run."""
 
     def __init__(self) -> None:
         super().__init__([mode for mode in get_args(RolloutMode) if mode != ADOPTED])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The mode, or click's refusal; of the one that no runner runs with the reason."""
+        """Return the mode, or fail as click does; for the mode that no runner runs, with the reason."""
         if value == ADOPTED:
             self.fail(NOT_RUN, param, ctx)
         return super().convert(value, param, ctx)
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds, of 32 bits: what the queue and ClickHouse count with."""
+    """A 32-bit integer within bounds, as the queue and ClickHouse use."""
 
     def __init__(self, min: int | None = None, max: int | None = None) -> None:  # noqa: A002 - click's names
         super().__init__(min, max)
@@ -38,7 +38,7 @@ class Whole(click.IntRange):
         return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number, or click's refusal."""
+        """Return the number, or fail as click does."""
         number = super().convert(value, param, ctx)
         if abs(number) > LARGEST:
             self.fail(f"{str(value)[:SHOWN]} is beyond {LARGEST}", param, ctx)
@@ -57,7 +57,7 @@ class Finite(click.FloatRange):
         return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, or click's refusal."""
+        """Return the number, or fail as click does."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number", param, ctx)

@@ -1,4 +1,4 @@
-"""What queries are made of and what they answer."""
+"""Queries and their results."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ FilterLogic = Literal["and", "or"]
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutQuery:
-    """Which rollouts, and which page of them: all, in the order of their creation, where nothing is given."""
+    """A filter of rollouts, and a page of them; by default all, in the order of their creation."""
 
     status_in: Sequence[RolloutStatus] | None = None
     rollout_id_in: Sequence[str] | None = None
     rollout_id_contains: str | None = None
     mode_in: Sequence[RolloutMode] | None = None
     run: str | None = None
-    """What `metadata.run` names, else the set of resources."""
+    """The rollout's `metadata.run`, else its resources_id."""
     ended_before: float | None = None
-    """Unix seconds; leaves out those that are not finished, or finished later, whatever `filter_logic` says."""
+    """Unix seconds; selects rollouts finished before then, regardless of `filter_logic`."""
     input_contains: str | None = None
-    """A text as it is written; inputs of the latest 100,000 rollouts are searched."""
+    """A literal text; the inputs of the latest 100,000 rollouts are searched."""
     output_contains: str | None = None
-    """A text in the last reply of a model in the latest attempt, which must hold whatever `filter_logic` says. Only a store knows
-    replies: it searches the first 500 rollouts that match all else; `searched` of the answer is set where there are more."""
+    """A text in the last model reply of the latest attempt, required regardless of `filter_logic`. Only a store can search replies: it
+    searches the first 500 rollouts that match everything else, and sets `searched` of the result if there are more."""
     attempts_from: int = 0
-    """With so many attempts, or more."""
+    """The least number of attempts."""
     filter_logic: FilterLogic = "and"
     sort_by: str | None = None
     sort_order: SortOrder = "asc"
@@ -41,7 +41,7 @@ class RolloutQuery:
 
 
 class RolloutConditions(TypedDict, total=False):
-    """The fields of RolloutQuery, as keywords."""
+    """The fields of RolloutQuery as keyword arguments."""
 
     status_in: Sequence[RolloutStatus] | None
     rollout_id_in: Sequence[str] | None
@@ -62,7 +62,7 @@ class RolloutConditions(TypedDict, total=False):
 class PaginatedResult(Sequence[T_co], Generic[T_co]):
     """One page of a query; `total` counts the matches before paging. Acts as a sequence of its items.
 
-    `searched` says how many were looked into where that was not all of them: there may be more matches. None: all were.
+    `searched` is how many were searched if not all were, so that there may be more matches; None: all were.
     """
 
     def __init__(self, items: Sequence[T_co], limit: int = -1, offset: int = 0, total: int = -1, *, searched: int | None = None) -> None:
@@ -86,21 +86,21 @@ class PaginatedResult(Sequence[T_co], Generic[T_co]):
 
 
 class FilterField(TypedDict, total=False):
-    """A condition on one field; what is given of it must hold."""
+    """Conditions on one field; all given ones must hold."""
 
     exact: Any
     within: Sequence[Any]
     """One of these."""
     contains: str
-    """A part of the text."""
+    """A substring."""
 
 
 FilterOptions = Mapping[str, FilterField | Literal["and", "or"] | Mapping[str, FilterField]]
-"""Conditions by field; `_aggregate` joins them ("and" unless told otherwise), and those under `_must` hold in any case."""
+"""Conditions by field, joined by `_aggregate` ("and" by default); those under `_must` are always required."""
 
 
 class SortOptions(TypedDict):
-    """By which field, and which way."""
+    """The field and the direction to sort by."""
 
     name: str
     order: Literal["asc", "desc"]

@@ -16,15 +16,15 @@ from agl_otel.types.rollouts import AttemptedRollout
 
 _INSIDE: Final = ("agl_otel.", "pydantic")
 _UNBOUNDED: Final = re.compile(r"\d{3}|[{]")
-"""In what follows the colon of a placeholder: a number above 99, or one that a value gives."""
+"""In the format spec of a placeholder: a number above 99, or a nested field."""
 _log = logging.getLogger(__name__)
 
 
 class Resource(Model):
-    """Base of everything that an algorithm can hand to agents."""
+    """Base of everything that an algorithm can provide to agents."""
 
     resource_type: Any
-    """Tells the kinds apart in JSON."""
+    """The discriminator of the kinds in JSON."""
 
 
 class LLM(Resource):
@@ -33,28 +33,28 @@ class LLM(Resource):
     resource_type: Literal["llm"] = "llm"
     endpoint: str
     model: str
-    """Empty: whatever the agent asks for."""
+    """Empty: the model that the agent's request names."""
     api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     def get_base_url(self, *_: Any, **__: Any) -> str:
-        """The base URL that an OpenAI client takes."""
+        """Return the base URL for an OpenAI client."""
         return self.endpoint
 
 
 class ProxyLLM(LLM):
-    """A model behind our proxy: every attempt has an address of its own."""
+    """A model behind the proxy: every attempt has its own address."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride]  # the discriminator: each kind has its own
 
     def __getattribute__(self, name: str) -> Any:
-        """Warn an agent that reads `.endpoint`: calls that go there belong to no attempt."""
+        """Warn an agent that reads `.endpoint`: calls to it belong to no attempt."""
         if name == "endpoint" and not _read_inside():
             _log.warning("ProxyLLM.endpoint is the address of no attempt: use get_base_url(rollout_id, attempt_id)")
         return super().__getattribute__(name)
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """The base URL for one attempt; without ids the plain endpoint. Raises ValueError where only one id is given."""
+        """Return the base URL for one attempt, or the plain endpoint without ids. Raises ValueError if only one id is given."""
         if rollout_id is None and attempt_id is None:
             return self.endpoint
         if rollout_id is None or attempt_id is None:
@@ -62,20 +62,20 @@ class ProxyLLM(LLM):
         return routed_base_url(self.endpoint, rollout_id, attempt_id)
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
-        """A plain LLM whose endpoint is routed to the attempt."""
+        """Return a plain LLM whose endpoint is the attempt's."""
         endpoint = self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
         return LLM(endpoint=endpoint, model=self.model, api_key=self.api_key, sampling_parameters=self.sampling_parameters)
 
 
 def _read_inside() -> bool:
-    """Whether the attribute is read by this package or by pydantic."""
+    """Whether the reader of the attribute is this package or pydantic."""
     here = inspect.currentframe()
     reader = here.f_back.f_back if here is not None and here.f_back is not None else None
     return reader is not None and str(reader.f_globals.get("__name__", "")).startswith(_INSIDE)
 
 
 def routed_base_url(endpoint: str, rollout_id: str, attempt_id: str) -> str:
-    """`endpoint` of a proxy with `/rollout/…/attempt/…` put in, before a trailing `/v1` where there is one."""
+    """Insert `/rollout/…/attempt/…` into a proxy's `endpoint`, before a trailing `/v1` if there is one."""
     base = endpoint.removesuffix("/")
     stem = base.removesuffix("/v1")
     return f"{stem}/rollout/{rollout_id}/attempt/{attempt_id}" + ("/v1" if stem != base else "")
@@ -89,9 +89,9 @@ class PromptTemplate(Resource):
     engine: Literal["jinja", "f-string", "poml"]
 
     def format(self, **values: Any) -> str:
-        """The template with `values` put in.
+        """Return the template with `values` filled in.
 
-        Raises NotImplementedError for engines other than f-string, KeyError for a value that is missing, and what `placeholders` raises.
+        Raises NotImplementedError for engines other than f-string, KeyError for a missing value, and what `placeholders` raises.
         """
         if self.engine != "f-string":
             raise NotImplementedError(f"format() knows f-string templates only, not {self.engine}")
@@ -100,10 +100,10 @@ class PromptTemplate(Resource):
 
 
 def placeholders(template: str) -> set[str]:
-    """The names in braces of an f-string template.
+    """Return the names of an f-string template's placeholders.
 
-    Raises ValueError for braces that str.format cannot read, and for what it could do with a template that a model has written: read any
-    secret of the process through an attribute or an item of a value, and fill the memory by a width.
+    Raises ValueError for braces that str.format cannot parse, and for placeholders by which a template that a model wrote could do harm:
+    attributes and items of values, which reach any secret of the process, and widths that exhaust memory.
     """
     try:
         parts = string.Formatter().parse(template)
@@ -133,7 +133,7 @@ class ResourcesUpdate(Model):
     resources: NamedResources
 
     def without_keys(self) -> ResourcesUpdate:
-        """The same as people may read it: no provider's key, and no password in an address or an option."""
+        """Return a copy for display: without providers' API keys, and without passwords in addresses and options."""
         seen: NamedResources = {}
         for name, resource in self.resources.items():
             secret = isinstance(resource, LLM)

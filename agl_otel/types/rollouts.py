@@ -1,6 +1,6 @@
-"""Rollouts, attempts, workers: what is intended, and how it went.
+"""Rollouts, attempts and workers: what is intended, and its outcome.
 
-Rules (who may go from which state to which) do not belong here: they live in queue/lifecycle.py.
+The state machine does not belong here: see queue/lifecycle.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from agl_otel.errors import UsageError
 from agl_otel.types.model import Model
 
 UNRESPONSIVE_SECONDS: Final = 60.0  # twelve heartbeats of a runner
-"""Silence after which jobs and `rollouts enqueue` take a runner for dead. RolloutConfig itself sets no bound, as in Agent Lightning 0.3."""
+"""Silence after which jobs and `rollouts enqueue` consider a runner dead. RolloutConfig itself sets no bound, as in Agent Lightning 0.3."""
 
 TaskInput = Any
-"""What an agent is given to do: anything that is JSON."""
+"""An agent's task: any JSON value."""
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
 RolloutMode = Literal["train", "val", "test", "production"]
@@ -26,17 +26,18 @@ NOT_RUN: Final = (
     f"the mode {ADOPTED} is of rollouts made from traces of a running product (AGL_UNIDENTIFIED=adopt), which no runner runs: "
     "use train, val or test"
 )
-"""The answer to callers that would queue or run rollouts of mode ADOPTED."""
+"""The error for callers that try to queue or run rollouts of mode ADOPTED."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
 VerdictKind = Literal["complete", "incomplete", "unproven", "empty"]
 LedgerReach = Literal["hooked", "unhooked", "elsewhere"]
-"""Whether the processes of an attempt keep a ledger: they do; they do not (no Python program that we start); they run where none is."""
+"""Whether the processes of an attempt keep a ledger: they do; they do not (not a Python program started by the runner); they run out of
+its reach."""
 
 TERMINAL_STATUSES: frozenset[RolloutStatus] = frozenset({"failed", "succeeded", "cancelled"})
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Labels as people type them, each as NAME=VALUE. Raises UsageError."""
+    """Parse labels given as NAME=VALUE. Raises UsageError."""
     texts = [*texts]
     if wrong := [text for text in texts if "=" not in text]:
         raise UsageError(f"a label is NAME=VALUE, not {wrong[0]!r}")
@@ -47,16 +48,16 @@ class RolloutConfig(Model):
     """How one rollout is run and retried."""
 
     timeout_seconds: float | None = Field(default=None, gt=0)
-    """Counted from the start of each attempt."""
+    """From the start of each attempt."""
     unresponsive_seconds: float | None = Field(default=None, gt=0)
     """Longest silence (no span, no heartbeat) before the attempt counts as unresponsive."""
     max_attempts: int = Field(default=1, ge=1, lt=1 << 31)
-    """The first attempt counts."""
+    """Including the first."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
 
 
 class Rollout(Model):
-    """One task to be run by an agent, and how that went."""
+    """One task to be run by an agent, and its outcome."""
 
     rollout_id: str
     input: TaskInput
@@ -65,66 +66,66 @@ class Rollout(Model):
     mode: RolloutMode | None = None
     resources_id: str | None = None
     resources_version: int | None = None
-    """The version of the resources that was current at enqueue: what this rollout runs with, whatever comes later."""
+    """The version of the resources that was current at enqueue; later versions do not affect this rollout."""
     status: RolloutStatus = "queuing"
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     metadata: dict[str, Any] | None = None
     priority: int = 0
-    """Higher is claimed first; equal ones in the order of their enqueue."""
+    """Higher ones are claimed first, equal ones in the order of their enqueue."""
     not_before: float | None = None
     """Unix seconds before which it is not claimed."""
     labels: dict[str, str] | None = None
-    """What a claim may ask for ({"gpu": "a100"}); None where there are none."""
+    """Labels by which claims may filter ({"gpu": "a100"}); None: no labels."""
     reason: str | None = None
-    """Why it failed for good, in words for a person."""
+    """Message why it finally failed."""
 
 
 class ProcessRecord(Model):
-    """What one process of an attempt did, from the file that it counts in. Counts are of spans."""
+    """One process's counts of spans for an attempt, from its ledger file."""
 
     pid: int
     command: str = ""
     marker: str = ""
-    """Empty: the hook was loaded in it, and it made no span."""
+    """Empty: the hook was loaded, but the process made no span."""
     begun: int = 0
     ended: int = 0
-    """Of those begun, the ones that were handed to the exporter."""
+    """Begun spans that were passed to the exporter."""
     abandoned: int = 0
-    """Of those begun, the ones that it will never export: still open when it closed, or sampled out."""
+    """Begun spans that will never be exported: still open at the end, or not sampled."""
     dropped: int = 0
-    """Of those ended, the ones that its exporter gave up."""
+    """Ended spans that the exporter dropped."""
     closed: bool = False
-    """Whether it ended in order; a process that was killed did not."""
+    """Whether the process ended normally, not by a kill."""
     runner: bool = False
-    """Whether it is the attempt's runner itself, which counts what it does for the attempt: rewards, and agents that are functions."""
+    """Whether it is the attempt's runner, which counts its own spans: rewards, and those of function agents."""
     no_record: str = ""
-    """Why it could not keep counts, in words for a person: it began a span, and only its seals say how many."""
+    """Message why a process with spans could not keep a ledger; then only its seals count them."""
     fork_without_record: str = ""
-    """The same of a fork of it, of which nothing else may be known."""
+    """Message why a fork of it could not; nothing else may be known of the fork."""
 
 
 class Answered(Model):
-    """What a process had done for an attempt when it answered its runner by HTTP."""
+    """A process's counts for an attempt when it answered the runner's HTTP request."""
 
     begun: int
     """How many spans it had begun."""
     streamed: bool = False
-    """Whether it may have begun more before the end of its answer."""
+    """Whether the answer was streamed, so that more spans may have begun before its end."""
 
 
 class AttemptLedger(Model):
-    """What a runner knows of the processes of an attempt when its agent has ended."""
+    """A runner's summary of the processes of an attempt after its agent has ended."""
 
     reach: LedgerReach
     command: str = ""
-    """What was started; empty for agents that are no command."""
+    """The command that was started; empty for other agents."""
     processes: list[ProcessRecord] = Field(default_factory=list[ProcessRecord])
     answered: dict[str, Answered] = Field(default_factory=dict[str, Answered])
-    """{process marker: what it said} of processes that keep no record here and that answered the runner by HTTP."""
+    """{process marker: counts} of processes without a ledger file here that answered the runner by HTTP."""
     over: float | None = None
-    """When the agent had ended or answered, by its runner's clock in Unix seconds; None where the runner died before."""
+    """When the agent ended or answered, by the runner's clock in Unix seconds; None if the runner died before."""
     problem: str | None = None
-    """Why it could not be read, in words for a person."""
+    """Message why the ledger could not be read."""
 
 
 class Attempt(Model):
@@ -140,13 +141,13 @@ class Attempt(Model):
     last_heartbeat_time: float | None = None
     metadata: dict[str, Any] | None = None
     seals: dict[str, int] | None = None
-    """{process marker: spans ended} of its runner and the proxies, as the runner handed it over when the attempt ended; None before."""
+    """{process marker: spans ended} of the runner and the proxies, as the runner reported at the end of the attempt; None before."""
     ledger: AttemptLedger | None = None
-    """What its processes did, as its runner read it when the agent had ended; None before, and where nobody handed it in."""
+    """The runner's summary of its processes after the agent ended; None before, and if no runner reported it."""
     proxies: dict[str, str] | None = None
-    """{process marker: address} of the proxy processes that forwarded calls of it."""
+    """{process marker: address} of the proxy processes that forwarded its calls."""
     error: str | None = None
-    """Why it did not succeed, in words for a person."""
+    """Message why it did not succeed."""
 
 
 class AttemptedRollout(Rollout):
@@ -154,7 +155,7 @@ class AttemptedRollout(Rollout):
 
     attempt: Attempt
     token: str | None = Field(default=None, repr=False)
-    """Fencing token of the claim; only the claimer gets it."""
+    """Fencing token of the claim, given only to the claimer."""
 
     @model_validator(mode="after")
     def _same_rollout(self) -> AttemptedRollout:
@@ -164,7 +165,7 @@ class AttemptedRollout(Rollout):
 
 
 class EnqueueRolloutRequest(Model):
-    """What `enqueue` takes for one rollout; all but `input` is optional."""
+    """One rollout to enqueue; all fields but `input` are optional."""
 
     input: TaskInput
     mode: RolloutMode | None = None
@@ -172,14 +173,14 @@ class EnqueueRolloutRequest(Model):
     config: RolloutConfig | None = None
     metadata: dict[str, Any] | None = None
     rollout_id: str | None = None
-    """The caller's own id; enqueueing an id that exists returns the rollout that is there."""
+    """The caller's own id; enqueueing a known id returns the existing rollout."""
     priority: int = Field(default=0, ge=-(1 << 31), lt=1 << 31)
     not_before: float | None = None
     labels: dict[str, str] | None = None
 
 
 class Worker(Model):
-    """Somebody who claims rollouts."""
+    """A worker of a runner, which claims rollouts."""
 
     worker_id: str
     status: WorkerStatus = "unknown"
@@ -193,44 +194,44 @@ class Worker(Model):
 
 
 class Verdict(Model):
-    """Whether what was observed of one attempt is fit for training (contracts.md §6)."""
+    """Whether the observations of one attempt are fit for training (contracts.md §6)."""
 
     rollout_id: str
     attempt_id: str
     kind: VerdictKind
     missing: int = 0
-    """Spans and calls that are known to exist and are not stored."""
+    """Number of spans and calls known to exist but not stored."""
     reasons: list[str] = Field(default_factory=list[str])
     notes: list[str] = Field(default_factory=list[str])
-    """What a person should know, and what is no reason against training on it."""
+    """Remarks for a person that do not speak against training."""
     alarm: bool = False
-    """Unproven though the runner reported a hooked agent: something keeps its spans from being counted."""
+    """Whether it is unproven although the agent ran under the hook: something prevents the counting of its spans."""
 
 
 class Run(Model):
-    """Rollouts that belong together: those whose metadata names one `run`, or that share a set of resources."""
+    """Rollouts with the same `run` in their metadata, or else with the same resources_id."""
 
     run_id: str
-    """Empty: those that have neither."""
+    """Empty: the rollouts with neither."""
     rollouts: int
     by_status: dict[RolloutStatus, int]
     by_mode: dict[str, int]
-    """Under the empty name those without a mode."""
+    """Rollouts without a mode count under the empty name."""
     attempts: int
     start_time: float
-    """Of the first rollout."""
+    """The start of the first rollout."""
     end_time: float | None = None
-    """Of the last one that ended."""
+    """The end of the rollout that ended last."""
     last_step: int | None = None
-    """The highest step that a rollout's metadata names."""
+    """The highest step in its rollouts' metadata."""
 
 
 class RunMembers(NamedTuple):
-    """The rollouts of a run as columns of one length, in the order of their creation."""
+    """The rollouts of a run as columns, in the order of their creation."""
 
     rollout_ids: list[str]
     steps: list[int]
-    """The step that made it; where nobody said, the version of its resources, and -1 where there are none."""
+    """The `step` of the rollout's metadata, else the version of its resources, else -1."""
     statuses: list[str]
     modes: list[str]
     """Empty: none."""

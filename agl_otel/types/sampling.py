@@ -1,4 +1,4 @@
-"""How tokens are drawn, as model servers take it. What a request leaves out, a server fills in from the model's generation_config.json."""
+"""Sampling parameters of model servers. A server fills in what a request leaves out from the model's generation_config.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agl_otel.text import without_secrets
 
 EXTRA_HEADERS: Final = "extra_headers"
 EXTRA_BODY: Final = "extra_body"
-"""Arguments of OpenAI's client beside the parameters: headers of the request, and more of its body."""
+"""Arguments of OpenAI's client beside the parameters: extra headers, and extra fields of the body."""
 NEUTRAL: Final[Mapping[str, float]] = {
     "top_p": 1.0,
     "top_k": -1,
@@ -18,19 +18,19 @@ NEUTRAL: Final[Mapping[str, float]] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
-"""{parameter: the value that leaves the model's distribution as it is}, as vLLM, SGLang and our own server take them; -1 is all tokens."""
+"""{parameter: the value that leaves the distribution unchanged} for vLLM, SGLang and this package's server; top_k -1 is all tokens."""
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
 def all_parameters(temperature: float, max_tokens: int, **others: float) -> dict[str, Any]:
-    """Every sampling parameter, so that none is left to a server's defaults; `others` over the neutral ones."""
+    """Return every sampling parameter, so that no server's default applies; `others` override the neutral ones."""
     return {"temperature": float(temperature), "max_tokens": int(max_tokens), **NEUTRAL, **others}
 
 
 def for_agents(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that an agent behind the proxy is told, which adds the rest.
+    """Return the parameters to show an agent behind the proxy, which adds the rest itself.
 
-    Without neutral ones that OpenAI's client has no argument for, without headers, and without what holds a secret.
+    Left out are neutral ones for which OpenAI's client has no argument, headers, and anything that holds a secret.
     """
     return {
         name: value

@@ -1,6 +1,6 @@
-"""Spans as users see them: plain pydantic models beside OpenTelemetry's own classes, and the ways between the two.
+"""Spans as users see them: plain pydantic models, and their conversion from OpenTelemetry's classes.
 
-Times are Unix seconds, as in Agent Lightning 0.3; the nanoseconds they came from are kept beside them where they are known.
+Times are Unix seconds, as in Agent Lightning 0.3; the original nanoseconds are kept beside them where known.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 Attributes = dict[str, AttributeValue]
 TraceState = dict[str, str]
 NANOSECONDS_FROM = 1e12
-"""A time above this is nanoseconds: as seconds it would be the year 33658."""
+"""Times above this are nanoseconds: in seconds it is the year 33658."""
 
 
 def convert_timestamp(timestamp: float | None) -> float | None:
-    """Unix seconds of a time in seconds or nanoseconds; None where there is none (or it is 0)."""
+    """Convert a time in seconds or nanoseconds to Unix seconds; None and 0 become None."""
     if not timestamp:
         return None
     return timestamp / 10**9 if timestamp > NANOSECONDS_FROM else timestamp
 
 
 class SpanNames(StrEnum):
-    """Names of spans that mean something, as Agent Lightning 0.3 listed them; conventions.py has them all."""
+    """Span names with a meaning, as listed by Agent Lightning 0.3; conventions.py has them all."""
 
     REWARD = conventions.SPAN_REWARD
     MESSAGE = conventions.SPAN_MESSAGE
@@ -61,7 +61,7 @@ _MAY_HOLD_BYTES: Final = frozenset({bytes, list, tuple, dict})
 
 
 def in_json(value: Any) -> Any:
-    """Bytes as base64, as they are stored: JSON has none, and most are no text."""
+    """Encode bytes as base64, as in storage: JSON has no bytes, and most are no text."""
     match value:
         case bytes():
             return base64.b64encode(value).decode()
@@ -78,11 +78,11 @@ Values = Annotated[dict[str, Any], PlainSerializer(in_json, return_type=dict[str
 
 
 class _Open(BaseModel):
-    model_config = ConfigDict(extra="allow")  # as in 0.3: fields that are not known here are kept
+    model_config = ConfigDict(extra="allow")  # as in 0.3: unknown fields are kept
 
 
 class SpanContext(_Open):
-    """Which span of which trace. Ids are hex: 32 and 16 characters."""
+    """The identity of a span. Ids are hex: 32 characters (trace) and 16 (span)."""
 
     trace_id: str
     span_id: str
@@ -91,7 +91,7 @@ class SpanContext(_Open):
 
     @classmethod
     def from_opentelemetry(cls, src: otel.SpanContext) -> SpanContext:
-        """The same as a model."""
+        """Convert the SDK's object."""
         state = dict(src.trace_state.items()) if src.trace_state else {}
         return cls(trace_id=f"{src.trace_id:032x}", span_id=f"{src.span_id:016x}", is_remote=src.is_remote, trace_state=state)
 
@@ -105,40 +105,40 @@ class Event(_Open):
 
     @classmethod
     def from_opentelemetry(cls, src: otel_sdk.Event) -> Event:
-        """The same as a model."""
+        """Convert the SDK's object."""
         return cls(name=src.name, attributes=_plain(src.attributes), timestamp=convert_timestamp(src.timestamp))
 
 
 class Link(_Open):
-    """Another span that has to do with this one."""
+    """A link to another span."""
 
     context: SpanContext
     attributes: Values | None = None
 
     @classmethod
     def from_opentelemetry(cls, src: otel.Link) -> Link:
-        """The same as a model."""
+        """Convert the SDK's object."""
         return cls(context=SpanContext.from_opentelemetry(src.context), attributes=_plain(src.attributes) or None)
 
 
 class OtelResource(BaseModel):
-    """Where a span comes from: the attributes of the process that made it."""
+    """The source of a span: the attributes of the process that made it."""
 
     attributes: Values = Field(default_factory=dict[str, Any])
     schema_url: str = ""
-    """Not stored: ClickHouse's table for OpenTelemetry has no place for it."""
+    """Not stored: OpenTelemetry's ClickHouse table has no column for it."""
 
     @classmethod
     def from_opentelemetry(cls, src: otel_resources.Resource) -> OtelResource:
-        """The same as a model."""
+        """Convert the SDK's object."""
         return cls(attributes=_plain(src.attributes), schema_url=src.schema_url or "")
 
 
 class SpanRecordingContext(Protocol):
-    """A span that is open; what is recorded goes onto it."""
+    """An open span that records attributes, a status and exceptions."""
 
     def record_exception(self, exception: BaseException) -> None:
-        """The operation failed with this."""
+        """Record the exception with which the operation failed."""
         ...
 
     def record_attributes(self, attributes: Attributes) -> None:
@@ -146,11 +146,11 @@ class SpanRecordingContext(Protocol):
         ...
 
     def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
-        """Set how it ended."""
+        """Set the status."""
         ...
 
     def get_recorded_span(self) -> SpanCoreFields:
-        """What was recorded so far."""
+        """Return what has been recorded so far."""
         ...
 
 
@@ -169,7 +169,7 @@ class SpanLike(Protocol):
 
 
 class Span(_Open):
-    """A stored span with the ids that the collector gave it."""
+    """A stored span with the ids that the collector assigned."""
 
     rollout_id: str
     attempt_id: str
@@ -194,11 +194,11 @@ class Span(_Open):
     parent: SpanContext | None = None
     resource: OtelResource = Field(default_factory=OtelResource)
     scope: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """`name` and `version` of the instrumentation that made it."""
+    """`name` and `version` of the instrumentation that made the span."""
 
     @classmethod
     def from_opentelemetry(cls, src: otel_sdk.ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
-        """A span of the SDK as a model; ids of zero where it has no context. Fields of a subclass are kept as JSON holds them."""
+        """Convert a span of the SDK; without a context its ids are zeros. Fields of a subclass are kept as JSON values."""
         context = src.get_span_context()
         parent, scope = src.parent, src.instrumentation_scope
         return cls(
@@ -242,7 +242,7 @@ class Span(_Open):
         resource: OtelResource | None = None,
         status: TraceStatus | None = None,
     ) -> Span:
-        """A span made up from attributes: random ids and status OK unless told otherwise."""
+        """Make a span from attributes, by default with random ids and status OK."""
         trace_id = trace_id or os.urandom(16).hex()
         span_id = span_id or os.urandom(8).hex()
         return cls(
@@ -266,7 +266,7 @@ class Span(_Open):
     def from_core_fields(
         cls, core: SpanCoreFields, *, rollout_id: str | None = None, attempt_id: str | None = None, sequence_id: int | None = None
     ) -> Span:
-        """A span with random ids around what an emitter handed out; it starts now where that has no start."""
+        """Make a span with random ids from an emitter's fields; it starts now if they have no start."""
         return cls.from_attributes(
             attributes=core.attributes,
             rollout_id=rollout_id,
@@ -280,11 +280,11 @@ class Span(_Open):
 
 
 def _plain(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A dict with lists for the SDK's tuples."""
+    """Return a dict with lists in place of the SDK's tuples."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}  # pyright: ignore[reportUnknownArgumentType]  # of any primitive
 
 
 def _own_fields(src: otel_sdk.ReadableSpan) -> dict[str, Any]:
-    """Instance fields that a subclass added: those of the SDK itself begin with an underscore."""
+    """Return the instance fields that a subclass added; the SDK's own begin with an underscore."""
     own = {name: value for name, value in vars(src).items() if not name.startswith("_") and name not in Span.model_fields}
     return json.loads(json.dumps(own, default=str)) if own else {}

@@ -1,4 +1,4 @@
-"""Where the services of a stack are."""
+"""The addresses of a stack's services."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from agl_otel.types.model import Model
 
 
 class Describe(Model):
-    """Where the services of a stack are, as the caller can reach them; an address that is absent is not running."""
+    """The addresses of a stack's services as the caller can reach them; a service without an address is not running."""
 
     queue: str
-    """host:port of the queue's gRPC; https://host:port where it speaks TLS, and so the others."""
+    """host:port of the queue's gRPC; https://host:port with TLS, as for the others."""
     collector_grpc: str | None = None
     """host:port."""
     collector_http: str | None = None
@@ -22,11 +22,11 @@ class Describe(Model):
     """http://host:port, without a path."""
     web: str | None = None
     collectors: list[str] = Field(default_factory=list[str])
-    """Every collector's http address: a reader asks all of them for a barrier."""
+    """Every collector's HTTP address: a reader requests a barrier from all of them."""
     proxies: list[str] = Field(default_factory=list[str])
-    """Every proxy's http address: a runner closes its attempts at each."""
+    """Every proxy's HTTP address: a runner closes its attempts at each."""
     clickhouses: list[str] = Field(default_factory=list[str])
-    """Every address of the ClickHouse HTTP protocol: each collector before a server is a door to it."""
+    """Every address of the ClickHouse HTTP protocol: each collector in front of a server provides one."""
     down: dict[str, str] = Field(default_factory=dict[str, str])
-    """{service that ended and is to be started again: how it ended, and when it is started}, as its supervisor announces it."""
+    """{service that ended and will be restarted: how it ended, and when it restarts}, as registered by its supervisor."""
     version: str = ""

@@ -1,4 +1,4 @@
-"""Steps of training runs: what made a version of the weights or prompts, and from which attempts."""
+"""Steps of training runs: how each version of the weights or prompts was made, and from which attempts."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class TrainingStep(Model):
     run_id: str
     algorithm: str
     step: int
-    """1, 2, … (a search's score of what it began with is step 0)."""
+    """1, 2, … (step 0 of a search is the score of its initial prompt)."""
     resources_id: str = ""
-    """The set of resources whose versions these are."""
+    """The set of resources to which the versions belong."""
     version_before: str = ""
-    """What sampled the step's rollouts."""
+    """The version that sampled the step's rollouts."""
     version_after: str = ""
-    """What the step made; the one before where it changed nothing."""
+    """The version after the step; the same as before if the step changed nothing."""
     samples: int = 0
     refused: int = 0
-    """Calls and attempts that were not trained on."""
+    """Calls and attempts left out of training."""
     start_time: float
     end_time: float
     """Unix seconds."""
     metrics: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Numbers and texts, by name."""
     attempts: list[tuple[str, str]] = Field(default_factory=list[tuple[str, str]])
-    """(rollout id, attempt id) of what was consumed. When a step is recorded, an empty attempt id means every attempt of the rollout."""
+    """(rollout id, attempt id) of the consumed attempts. For recording, an empty attempt id means every attempt of the rollout."""
     unlinked: int = 0
-    """Set by reading: how many more attempts were consumed of which no span was stored."""
+    """Set on reading: how many further attempts were consumed that have no stored span."""
 
 
 class TrainingRun(Model):
-    """A training run, as its steps tell of it."""
+    """A training run, summed up from its steps."""
 
     run_id: str
     algorithm: str

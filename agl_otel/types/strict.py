@@ -1,6 +1,6 @@
-"""JSON that people and programs hand in, read as RFC 8259 has it. Pure.
+"""JSON from users and other programs, parsed strictly by RFC 8259. Pure.
 
-Python's own reader takes NaN and Infinity, and makes infinity of 1e999: neither can be written as JSON again.
+Python's parser accepts NaN and Infinity and turns 1e999 into infinity, none of which can be written as JSON again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-SHOWN: Final = 40  # characters of a number that is refused
+SHOWN: Final = 40  # most characters of a refused number in the message
 
 SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-"""The start of an escape of half a character in JSON."""
+"""The start of the JSON escape of a surrogate."""
 
 
 def strict_json(text: str | bytes) -> Any:
-    """What the JSON holds. Raises ValueError (of which JSONDecodeError is one) that says what is wrong."""
+    """Parse JSON. Raises ValueError (JSONDecodeError is one) with the reason."""
     try:
         value = json.loads(text, parse_float=number_in_range, parse_constant=_no_json)
     except RecursionError:
@@ -32,7 +32,7 @@ def strict_json(text: str | bytes) -> Any:
 
 
 def strict_lines(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each line that is not blank. Raises ValueError that names the line."""
+    """Yield (line number, value) of each line that is not blank. Raises ValueError, which names the line."""
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             try:
@@ -42,12 +42,12 @@ def strict_lines(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def why_no_json(error: ValueError) -> str:
-    """What strict_json found wrong in a line, in a few words."""
+    """Return the reason of an error of strict_json, without the text."""
     return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def check_json(value: Any) -> None:
-    """Raise ValueError where the value holds a number that JSON has not."""
+    """Raise ValueError if the value holds NaN or Infinity."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
@@ -55,7 +55,7 @@ def check_json(value: Any) -> None:
 
 
 def number_in_range(literal: str) -> float:
-    """The number that is written so. Raises ValueError where it is beyond a double's range."""
+    """Parse a number. Raises ValueError if it exceeds the range of a double."""
     number = float(literal)
     if math.isinf(number):
         shown = literal if len(literal) <= SHOWN else f"{literal[:SHOWN]}…"
