@@ -1,6 +1,6 @@
-"""Where a ClickHouse server is, and who asks: the parts of clickhouse://user:password@host:9000/otel?http_port=8123.
+"""A ClickHouse server's address and credentials: the parts of clickhouse://user:password@host:9000/otel?http_port=8123.
 
-The URL holds a password: it is never printed. `str(address)` is what messages, logs and health answers show.
+The URL holds a password and is never printed; messages, logs and health answers show `str(address)`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from agl_otel.errors import SettingsError
 from agl_otel.traces.engine import DATABASE
 
-SCHEMES: Final = ("clickhouse", "clickhouses")  # the second speaks TLS on both ports
+SCHEMES: Final = ("clickhouse", "clickhouses")  # the second means TLS on both ports
 EXAMPLE: Final = "clickhouse://user:password@host:9000/otel?http_port=8123"
 _OPTIONS: Final = {"http_port": "", "cluster": "", "replicated": "1", "insert_quorum": ""}
 
@@ -23,22 +23,22 @@ class ServerAddress:
 
     host: str
     port: int
-    """Of the native protocol."""
+    """The port of the native protocol."""
     http_port: int
     user: str = "default"
     password: str = field(default="", repr=False)
     secure: bool = False
-    """TLS on both ports."""
+    """Whether both ports use TLS."""
     cluster: str = ""
-    """Its name in the server's remote_servers; empty for a single server."""
+    """The cluster's name in the server's remote_servers; empty for a single server."""
     replicated: bool = True
-    """Whether the tables of a cluster are replicated (that needs Keeper)."""
+    """Whether a cluster's tables are replicated (needs Keeper)."""
     insert_quorum: str = ""
-    """How many replicas must have an insert before it counts (a number, or `auto`); empty means the server's setting."""
+    """How many replicas must confirm an insert (a number, or `auto`); empty: the server's setting."""
 
     @classmethod
     def parse(cls, url: str) -> ServerAddress:
-        """Take a URL apart. Raises SettingsError, without the password in it, where it is not one."""
+        """Parse a URL. Raises SettingsError, without the password, if it is invalid."""
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
             raise SettingsError(f"the ClickHouse URL must start with clickhouse:// or chdb:///, not {parts.scheme!r}: {EXAMPLE}")
@@ -71,7 +71,7 @@ class ServerAddress:
 
     @property
     def ping(self) -> str:
-        """The URL at which it tells everybody that it answers."""
+        """The URL of its health check, which needs no credentials."""
         return f"{'https' if self.secure else 'http'}://{self._host}:{self.http_port}/ping"
 
     @property

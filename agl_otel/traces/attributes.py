@@ -1,6 +1,6 @@
-"""Stored texts back into typed attributes: the inverse of the collector's values.py, which documents the encoding.
+"""Decodes stored texts to typed attributes: the inverse of the collector's values.py, which documents the encoding.
 
-Rows that another writer stored (the stock exporter) have no AttrTypes: their attributes stay texts.
+Rows of another writer (the stock exporter) have no AttrTypes: their attributes stay texts.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _DECODERS: Final[dict[str, Callable[[str], Any]]] = {
     "array": json.loads,
     "kvlist": json.loads,
     "empty": lambda _: None,
-    "otlp": lambda text: from_otlp_json(json.loads(text)),  # of rows of earlier releases
+    "otlp": lambda text: from_otlp_json(json.loads(text)),  # in rows of earlier releases
 }
 _EXACT: Final[dict[str, Callable[[str], Any]]] = {"i": int, "d": float, "s": str, "y": base64.b64decode}
 
 
 def typed(texts: Mapping[str, str], types: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """The attributes of one map with their types; `prefix` is `resource:`, `event.N:`, `link.N:`, or empty for the span's own."""
+    """Decode one map of attributes; `prefix` is `resource:`, `event.N:`, `link.N:`, or empty for the span's own."""
     if not types:
         return dict(texts)
     values: dict[str, Any] = {}
@@ -39,11 +39,11 @@ def typed(texts: Mapping[str, str], types: Mapping[str, str], prefix: str = "") 
 
 
 class _Number(str):
-    """The text of a number."""
+    """The literal of a number, to tell it from a JSON string."""
 
 
 def _exact(text: str, letters: str) -> Any:
-    """A list or an object of which JSON does not tell all; `letters` are those of values.py."""
+    """Decode a list or object whose types JSON alone does not determine; `letters` are those of values.py."""
     following = itertools.chain(letters, itertools.repeat(letters[-1]))
 
     def read(node: Any) -> Any:
@@ -57,7 +57,7 @@ def _exact(text: str, letters: str) -> Any:
 
 
 def from_otlp_json(value: Mapping[str, Any]) -> Any:
-    """A value of the OTLP/JSON form (protobuf's JSON mapping of AnyValue)."""
+    """Decode a value in OTLP/JSON form (protobuf's JSON mapping of AnyValue)."""
     kind = next(iter(value), "")
     content: Any = value.get(kind)
     if kind == "arrayValue":

@@ -1,10 +1,10 @@
-"""The embedded engine: ClickHouse inside this process (chdb), opened by the collector alone.
+"""The embedded engine: ClickHouse inside this process (chdb), opened only by the collector.
 
-A connection is used by one thread at a time: one for the writer, and one of its own for each thread that reads, because reads on
-a shared connection wait for inserts. The reading connections are limited and read-only; guard.py in the collector says what may run there.
+Each connection serves one thread at a time: one is for writing, and each reading thread has its own, because reads on a shared
+connection wait for inserts. Reading connections are limited and read-only; guard.py in the collector decides what may run on them.
 
-A connection on which a query failed is never used again: chdb keeps the rows that were ready before the error, and puts them in front
-of the answer to the next query.
+A connection is discarded after a failed query: chdb keeps the rows that were ready before the error and prepends them to the answer of the
+next query.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, parameter
 
-# What one read may cost. They are set before readonly, so no query can change them.
+# Limits of one read, set before readonly, so that no query can change them.
 READ_LIMITS: Final = {
     "max_memory_usage": 2 << 30,
     "max_execution_time": 60,
     "max_result_rows": 20_000_000,
     "max_result_bytes": 1 << 30,
     "max_threads": 2,
-    "merge_tree_min_rows_for_concurrent_read": 16_384,  # a granule for each of some hundred rollouts is work for both threads
+    "merge_tree_min_rows_for_concurrent_read": 16_384,  # some hundred rollouts, each one granule, should be read by both threads
     "output_format_json_quote_64bit_integers": 0,
     "additional_table_filters": map_literal(READERS_SEE),
 }
@@ -47,7 +47,7 @@ class _Connection(Protocol):
 
 
 class ChdbEngine:
-    """One data directory. Raises InUseError where another process has it open."""
+    """One data directory. Raises InUseError if another process has it open."""
 
     cluster = ""
     embedded = True
@@ -67,7 +67,7 @@ class ChdbEngine:
         self._write_lock = threading.Lock()
         self._local = threading.local()
         self._readers: list[_Connection] = []
-        # chdb's own `default` database shows the file system as tables (SELECT * FROM '/etc/passwd'): put an empty one in its place.
+        # chdb's own `default` database exposes the file system as tables (SELECT * FROM '/etc/passwd'): replace it by an empty one.
         self.command("DROP DATABASE IF EXISTS default")
         self.command("CREATE DATABASE default ENGINE = Memory")
 
@@ -83,7 +83,7 @@ class ChdbEngine:
             self._write(sql, "Null", params)
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
-        """Remove the rows of a table of ours; nobody reads them when this returns."""
+        """Delete matching rows. Deleted rows are invisible to queries when this returns."""
         self.command(f"DELETE FROM {DATABASE}.{table} WHERE {condition}", params)
 
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
@@ -93,15 +93,15 @@ class ChdbEngine:
     def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
         """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
         settings = {
-            "format_schema": f"{schema}:Request",  # by its name: a text would be cached in the current directory, whatever that is
+            "format_schema": f"{schema}:Request",  # by file name: a text would be cached in the current directory
             "input_format_protobuf_oneof_presence": 1,
             "insert_deduplication_token": token,
         }
         self._insert(f"INSERT INTO {table}", settings, "Protobuf", data)
 
     def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert blocks of the Native format, with columns of their own names; on disk when this returns."""
-        token = str(uuid4())  # nobody sends them twice, and chunks of equal content are all wanted
+        """Insert blocks of the Native format, which name their columns; on disk when this returns."""
+        token = str(uuid4())  # unique: blocks are never resent, and chunks of equal content must all be stored
         self._insert(f"INSERT INTO {table}", {"insert_deduplication_token": token}, "Native", blocks)
 
     def _insert(self, sql: str, settings: Mapping[str, str | int], format_name: str, data: bytes) -> None:
@@ -113,19 +113,19 @@ class ChdbEngine:
                     inserter.append(data)
                     inserter.finish()
                 except RuntimeError:
-                    inserter.cancel()  # else the connection stays in the middle of this insert
+                    inserter.cancel()  # else the connection would stay in the middle of this insert
                     raise
             except RuntimeError as error:
                 raise ClickHouseError(str(error)) from None
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
-        """Rows of a query of ours, on the writing connection."""
+        """Return the rows of one of the program's own queries, on the writing connection."""
         with self._write_lock:
             data = self._write(sql, "JSONCompactEachRow", params)
         return [json.loads(line) for line in data.splitlines()]
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Run SQL that the guard has let through, on this thread's read-only connection; `params` are ClickHouse's texts as they are."""
+        """Run SQL that the guard has accepted on this thread's read-only connection; `params` are already in ClickHouse's text form."""
         connection: _Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._reader()
@@ -139,7 +139,7 @@ class ChdbEngine:
             raise
 
     def _write(self, sql: str, format_name: str, params: Mapping[str, object] | None) -> bytes:
-        """Run SQL on the writing connection, whose lock is held; after an error another takes its place."""
+        """Run SQL on the writing connection (the caller holds its lock); replace the connection after an error."""
         try:
             return _run(self._writer, sql, format_name, params)
         except ClickHouseError:
@@ -152,13 +152,13 @@ class ChdbEngine:
             connection = self._connect()
             _run(connection, f"USE {DATABASE}", "Null")
             limits = ", ".join(f"{name} = {value}" for name, value in READ_LIMITS.items())
-            _run(connection, f"SET {limits}, readonly = 2", "Null")  # 2: the guard adds the settings that it allows
+            _run(connection, f"SET {limits}, readonly = 2", "Null")  # 2, not 1: the guard adds settings that it allows
             self._readers.append(connection)
         self._local.connection = connection
         return connection
 
     def close(self) -> None:
-        """Close every connection and give the directory back; the threads that read must have ended."""
+        """Close all connections and release the directory; the reading threads must have ended."""
         with self._write_lock:
             for connection in [*self._readers, self._writer]:
                 connection.close()

@@ -1,8 +1,8 @@
 """A ClickHouse server behind the same interface as the embedded one.
 
-Statements and our own reads go over the native protocol, inserts and other people's reads over HTTP: bytes in a format go in, and
-bytes in a format come out, as they do in chdb. Nothing is opened before the first call, and a server that is away raises
-UnavailableError, so that a collector can start, accept and log before its server does.
+Statements and the program's own queries use the native protocol; inserts and users' queries use HTTP, which takes and returns formatted
+bytes as chdb does. Connections open on the first call, and a server that is down raises UnavailableError, so that a collector can start,
+accept and log before its server is up.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, protobuf_settings
 
 CONNECT_SECONDS: Final = 5.0
-ANSWER_SECONDS: Final = 90.0  # over HTTP: an insert, or a read and its limit of 60 s
-STATEMENT_SECONDS: Final = 300.0  # over the native protocol, where progress keeps a long statement alive
-IDLE_SECONDS: Final = 2.0  # an HTTP connection that rested longer is opened anew: servers close theirs after 3 to 30 seconds
+ANSWER_SECONDS: Final = 90.0  # over HTTP: an insert, or a read with its limit of 60 s
+STATEMENT_SECONDS: Final = 300.0  # over the native protocol, where progress messages extend a long statement
+IDLE_SECONDS: Final = 2.0  # an HTTP connection idle for longer is reopened: servers close idle ones after 3 to 30 seconds
 AUTHENTICATION_FAILED: Final = 516
 NOT_ALLOWED: Final = frozenset({497, 164})  # access denied, read-only
 
-# What every session of ours says, whatever the user's profile says.
+# Settings of every session, regardless of the user's profile.
 SESSION: Final[dict[str, str | int]] = {
     **INSERT_SETTINGS,
     "distributed_foreground_insert": 1,
 }
-# What one read of other people may cost; guard.py in the collector says which reads may run.
+# Limits of one user's query; guard.py in the collector decides which queries may run.
 READ_LIMITS: Final = {
     "max_memory_usage": 2 << 30,
     "max_execution_time": 60,
     "max_result_rows": 20_000_000,
     "max_result_bytes": 1 << 30,
-    "merge_tree_min_rows_for_concurrent_read": 16_384,  # a granule for each of some hundred rollouts is work for several threads
+    "merge_tree_min_rows_for_concurrent_read": 16_384,  # some hundred rollouts, each one granule, should be read by several threads
     "output_format_json_quote_64bit_integers": 0,
     "additional_table_filters": map_literal(READERS_SEE),
     "readonly": 2,
 }
-# A table of a cluster within a query on another of its tables: asked once, for all nodes.
+# A subquery on one distributed table within a query on another runs once, for all nodes.
 CLUSTER_READS: Final = {"distributed_product_mode": "global"}
 CLUSTER_SESSION: Final[dict[str, str | int]] = {
     **CLUSTER_READS,
-    "distributed_ddl_output_mode": "none_only_active",  # a node that is down catches up by itself
+    "distributed_ddl_output_mode": "none_only_active",  # a node that is down catches up later
     "distributed_ddl_task_timeout": 60,
 }
 _OURS: Final = re.compile(rf"\bFROM {DATABASE}\.(otel_\w+)")
 _CODE_HEADER: Final = "X-ClickHouse-Exception-Code"
-# How an answer ends whose query failed after its first rows: https://clickhouse.com/docs/interfaces/http#http_response_codes_caveats
+# End of an answer whose query failed after its first rows: https://clickhouse.com/docs/interfaces/http#http_response_codes_caveats
 _EXCEPTION: Final = re.compile(rb"\r\n__exception__\r\n\w+\r\n(.+)\n\d+ \w+\r\n__exception__\r\n\Z", re.DOTALL)
 _TAIL_BYTES: Final = 64 << 10
-logging.getLogger("clickhouse_driver.connection").setLevel(logging.CRITICAL)  # it logs, with a traceback, what it raises
+logging.getLogger("clickhouse_driver.connection").setLevel(logging.CRITICAL)  # it logs a traceback for what it also raises
 
 
 class ServerEngine:
@@ -96,14 +96,14 @@ class ServerEngine:
         self._native(sql, params)
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
-        """Rows of a query of ours; on a cluster after the replicas have caught up, because recovery asks what is stored."""
+        """Return the rows of a query of the program; on a cluster after replicas have synced, since recovery asks what is stored."""
         table = _OURS.search(sql)
         if self.cluster and self.address.replicated and table:
             self._native(f"SYSTEM SYNC REPLICA{on_cluster(self.cluster)} {DATABASE}.{table[1]}{LOCAL} LIGHTWEIGHT", None)
         return [list(row) for row in self._native(sql, params)]
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
-        """Remove the rows of a table of ours, on every node; nobody reads them when this returns."""
+        """Delete matching rows on every node. Deleted rows are invisible to queries when this returns."""
         where = f"{DATABASE}.{stored_as(table, self.cluster)}{on_cluster(self.cluster)}"
         self.command(f"DELETE FROM {where} WHERE {condition}", params)
 
@@ -117,15 +117,15 @@ class ServerEngine:
         self._insert(f"INSERT INTO {table} FORMAT Protobuf", settings, data)
 
     def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert blocks of the Native format, with columns of their own names; on disk when this returns."""
-        token = str(uuid4())  # nobody sends them twice, and chunks of equal content are all wanted
+        """Insert blocks of the Native format, which name their columns; on disk when this returns."""
+        token = str(uuid4())  # unique: blocks are never resent, and chunks of equal content must all be stored
         self._insert(f"INSERT INTO {table} FORMAT Native", {"insert_deduplication_token": token}, blocks)
 
     def _insert(self, sql: str, settings: Mapping[str, object], data: bytes) -> None:
         self._post({"query": sql, **self._session, **settings}, data)
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Run SQL that the guard has let through, limited and read-only; `params` are ClickHouse's texts as they are."""
+        """Run SQL that the guard has accepted, limited and read-only; `params` are already in ClickHouse's text form."""
         names = {f"param_{name}": value for name, value in (params or {}).items()}
         return self._post({"database": DATABASE, "default_format": format_name, **self._reads}, sql.encode(), names)
 
@@ -198,7 +198,7 @@ class ServerEngine:
 
 
 def setting_at_fault(error: AglError, address: ServerAddress) -> SettingsError | None:
-    """The error that tells a person which setting to mend, where `error` says that trying again is no use at the start."""
+    """Return an error that names the setting to correct if `error` means that a retry at the start is useless; else None."""
     code = error.code if isinstance(error, ClickHouseError) else 0
     if code == AUTHENTICATION_FAILED:
         return SettingsError(f"ClickHouse at {address} refuses the user or the password: check both in AGL_CLICKHOUSE_URL")
@@ -211,7 +211,7 @@ def setting_at_fault(error: AglError, address: ServerAddress) -> SettingsError |
 
 
 def _multipart(form: Mapping[str, str], query: bytes) -> tuple[str, bytes]:
-    """(content type, body) of a form: long parameters do not fit into a URL."""
+    """Return (content type, body) of a form, for parameters too long for a URL."""
     boundary = "agl-otel-7f1c9b0e4d2a"
     parts = [(name, value.encode()) for name, value in form.items()] + [("query", query)]
     if any(boundary.encode() in value for _, value in parts):

@@ -1,11 +1,11 @@
-"""The same schema on a cluster: pure, one statement in, the statements that a cluster needs out.
+"""The schema on a cluster: maps one statement to the statements that a cluster needs. Pure.
 
     table X          X_local on every node (replicated where there is Keeper), and X: a Distributed table over all X_local
     view S to T      from S_local to T_local, on the node that took the rows
     view of no rows  (its source is a Null table) into the Distributed T, which spreads them
     ALTER X … TTL    X_local
 
-So readers and writers name the same tables as on a single server. Rows go by the hash of their rollout: one rollout, one shard.
+So readers and writers use the same table names as on a single server. Rows are sharded by the hash of their rollout id.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final
 from agl_otel.traces.engine import DATABASE
 
 LOCAL: Final = "_local"
-EVERYWHERE: Final = "agl_migrations"  # every node holds all of it
-SHARDING: Final = ("RolloutId", "TraceId", "ServiceName")  # the first of these columns that a table has
+EVERYWHERE: Final = "agl_migrations"  # complete on every node
+SHARDING: Final = ("RolloutId", "TraceId", "ServiceName")  # the sharding key is the first of these that a table has
 _DATABASE: Final = re.compile(rf"CREATE DATABASE IF NOT EXISTS {DATABASE}$")
 _TABLE: Final = re.compile(rf"CREATE TABLE IF NOT EXISTS {DATABASE}\.(\w+) \((.*)\)\s*ENGINE = (\w+)(.*)$", re.S)
 _FEED: Final = re.compile(rf"(CREATE MATERIALIZED VIEW IF NOT EXISTS {DATABASE}\.\w+)( TO {DATABASE}\.)(\w+)( AS\b.*)$", re.S)
@@ -29,33 +29,33 @@ _SOURCE: Final = re.compile(rf"\bFROM {DATABASE}\.(\w+)")
 
 
 def on_cluster(name: str) -> str:
-    """What a statement says after the name of a table, so that every node of the cluster `name` runs it; nothing without one."""
+    """Return the ON CLUSTER clause that makes every node of the cluster `name` run a statement; empty without a cluster."""
     return f" ON CLUSTER '{name}'" if name else ""
 
 
 def stored_as(table: str, cluster: str) -> str:
-    """The table that holds the rows of a table of ours: on a cluster, each node's own."""
+    """Return the name of the table that holds a table's rows: on a cluster, each node's local one."""
     return f"{table}{LOCAL}" if cluster else table
 
 
 def on_every_node(query: str, cluster: str) -> str:
-    """A query for the rows that `query` has on each node, as of its system tables. Raises where a node is away."""
+    """Return a query for the rows of `query` (on system tables) from every node. Running it fails if a node is down."""
     return f"SELECT * FROM clusterAllReplicas('{cluster}', view({query}))" if cluster else query
 
 
 @dataclass
 class Cluster:
-    """How statements of the schema are put on the cluster `name`. It remembers which tables hold no rows."""
+    """Translates the schema's statements for the cluster `name`. It remembers which tables hold no rows."""
 
     name: str
     replicated: bool = True
-    """Whether there is Keeper; without, each shard is one node."""
+    """Whether there is Keeper; without it, each shard is one node."""
     everywhere: bool = True
-    """Say ON CLUSTER, so that every node runs it; without, only the node that is asked."""
+    """Whether to add ON CLUSTER, so that every node runs a statement, not only the connected one."""
     _empty: set[str] = field(default_factory=lambda: {"otlp_rows"})
 
     def statements(self, statement: str) -> Sequence[str]:
-        """What to run instead of `statement`. Raises ValueError for a kind of statement that this module does not know."""
+        """Return the statements to run instead of `statement`. Raises ValueError for an unknown kind of statement."""
         if _DATABASE.match(statement):
             return [f"{statement}{self._on}"]
         if found := _TABLE.match(statement):
@@ -98,5 +98,5 @@ class Cluster:
 
 
 def _local(query: str) -> str:
-    """The query over the tables of its own node."""
+    """Return the query over the node's local tables."""
     return _SOURCE.sub(rf"FROM {DATABASE}.\1{LOCAL}", query)

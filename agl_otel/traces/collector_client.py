@@ -1,4 +1,4 @@
-"""What clients ask of collectors over HTTP, beside OTLP: a barrier, and what only a collector can do (copy, delete, maintain, purge)."""
+"""A client of the collectors' HTTP API beside OTLP: barriers, and operations of the collector only (copy, delete, maintain, purge)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from agl_otel.errors import UnavailableError
 from agl_otel.net.tls import connector
 
 CONNECT_SECONDS: Final = 5.0
-BARRIER_SECONDS: Final = 60.0  # until what was acked is stored; longer, and ClickHouse is away
-PURGE_SECONDS: Final = 600.0  # parts that hold deleted rows are rewritten
-COPY_SECONDS: Final = 3600.0  # merges wait as long, also for a client that hangs
+BARRIER_SECONDS: Final = 60.0  # for a barrier; after this ClickHouse counts as down
+PURGE_SECONDS: Final = 600.0  # deletion rewrites parts with deleted rows
+COPY_SECONDS: Final = 3600.0  # merges are stopped as long, even if the client hangs
 
 
 class NoSuchRouteError(UnavailableError):
-    """A collector that does not do this: the Go one."""
+    """The collector (the Go one) has no such route."""
 
 
 def open_session(token: str, **options: Any) -> aiohttp.ClientSession:
-    """A session that shows the stack's token; `options` are ClientSession's. Close it."""
+    """Open a session that sends the stack's token; `options` are ClientSession's. The caller closes it."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return aiohttp.ClientSession(headers=headers, connector=connector(), **options)
 
@@ -32,9 +32,9 @@ def open_session(token: str, **options: Any) -> aiohttp.ClientSession:
 async def posting(
     session: aiohttp.ClientSession, url: str, *, seconds: float | None, body: Any = None, unable: str = ""
 ) -> AsyncGenerator[aiohttp.ClientResponse]:
-    """The answer to a POST of `body` (as JSON, where it is given), within `seconds` (None: no bound).
+    """POST `body` as JSON (if given) and yield the response, within `seconds` (None: no bound).
 
-    Raises UnavailableError where a collector does not answer or refuses; `unable` says what one that has no such path does not do.
+    Raises UnavailableError if the collector does not answer or refuses, NoSuchRouteError with `unable` if it lacks the route.
     """
     try:
         async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)) as answer:
@@ -50,17 +50,17 @@ async def posting(
 async def barriers(
     session: aiohttp.ClientSession, collectors: Iterable[str], *, seconds: float = BARRIER_SECONDS, rollout_ids: Sequence[str] = ()
 ) -> None:
-    """Return when all that these collectors (base URLs) acked before now is visible, and no dead letter of `rollout_ids` is left.
+    """Wait until everything that these collectors (base URLs) have acked is visible, and no dead letter of `rollout_ids` is left.
 
-    Raises UnavailableError where one does not answer.
+    Raises UnavailableError if one does not answer.
     """
     await asyncio.gather(*(_barrier(session, address, seconds, rollout_ids) for address in collectors))
 
 
 async def purge(session: aiohttp.ClientSession, collectors: Iterable[str]) -> None:
-    """Return when no file of these collectors (base URLs) holds what was deleted before now. Raises UnavailableError.
+    """Wait until no file of these collectors (base URLs) holds data deleted so far. Raises UnavailableError.
 
-    The Go collector has no such files: it acks what is stored.
+    The Go collector has no such files: it acks data only when stored.
     """
     await asyncio.gather(*(_purge(session, address) for address in collectors))
 
@@ -72,7 +72,7 @@ async def _purge(session: aiohttp.ClientSession, address: str) -> None:
 
 
 async def unanswered(session: aiohttp.ClientSession, collectors: Sequence[str], *, seconds: float) -> dict[str, str]:
-    """Those of these collectors (base URLs) that do not answer a barrier within `seconds`, and why."""
+    """Return {collector: reason} of those of these collectors (base URLs) that do not answer a barrier within `seconds`."""
     answers = await asyncio.gather(*(_barrier(session, address, seconds, ()) for address in collectors), return_exceptions=True)
     failed = [error for error in answers if isinstance(error, BaseException) and not isinstance(error, UnavailableError)]
     if failed:

@@ -1,6 +1,6 @@
-"""What the collector needs of a ClickHouse, embedded or a server: a handful of primitives, synchronous and thread-safe.
+"""The collector's interface to a ClickHouse, embedded or a server: a handful of primitives, synchronous and thread-safe.
 
-Engines differ in how they reach ClickHouse, not in SQL. Policy (batches, retries, recovery) does not belong here.
+Engines differ in how they connect to ClickHouse, not in SQL. Policy (batches, retries, recovery) does not belong here.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ DATA_CODES: Final = {
     563: "CANNOT_READ_MAP_FROM_TEXT",
     632: "UNEXPECTED_DATA_AFTER_PARSED_VALUE",
 }
-"""Errors that say "these rows cannot be taken", whatever is tried again. What may also come from a disk, a connection, the schema or
-rights is not here (33 CANNOT_READ_ALL_DATA, 53 TYPE_MISMATCH, 16, 60, 497): rows are not at fault for those, and are tried again."""
+"""Errors for which the rows are at fault, so that a retry cannot help. Codes that a disk, a connection, the schema or rights may also cause
+are left out (33 CANNOT_READ_ALL_DATA, 53 TYPE_MISMATCH, 16, 60, 497): inserts that fail with them are retried."""
 
 
 class ClickHouseError(AglError):
-    """ClickHouse answered an error; `code` is its number (0 where none was given)."""
+    """An error from ClickHouse; `code` is its number (0 if it gave none)."""
 
     def __init__(self, message: str) -> None:
         found = _CODE.search(message)
@@ -52,12 +52,12 @@ class ClickHouseError(AglError):
 
     @property
     def about_the_data(self) -> bool:
-        """Whether the rows are at fault, so that trying them again cannot help."""
+        """Whether the rows are at fault, so that a retry cannot help."""
         return self.code in DATA_CODES
 
 
-# What readers see of the tables that describe a ClickHouse: DDL, defaults and partitions of other databases hold what is theirs. The first
-# entry that fits a table's name or its alias counts; the guard refuses aliases that are names of these. A setting holds in every subquery.
+# Row filters on system tables for readers: they hide the DDL, defaults and partitions of other databases. The first entry that matches a
+# table's name or its alias applies; the guard refuses aliases with these names. A setting, it applies in every subquery too.
 READERS_SEE: Final = {
     **{f"system.{table}": f"database = '{DATABASE}'" for table in ("tables", "columns", "parts", "databases")},
     "system.functions": "origin = 'System'",
@@ -65,7 +65,7 @@ READERS_SEE: Final = {
 
 
 def map_literal(values: Mapping[str, str]) -> str:
-    """A map as SQL and settings have it."""
+    """Format a map as in SQL and settings."""
     return "{" + ", ".join(f"'{_quoted(name)}': '{_quoted(value)}'" for name, value in values.items()) + "}"
 
 
@@ -73,16 +73,16 @@ def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
-# What every insert of ours says, whatever the profile says: a token also counts for what views write.
+# Settings of every insert, regardless of the user's profile: deduplication also covers what views write.
 INSERT_SETTINGS: Final[dict[str, str | int]] = {
-    "async_insert": 0,  # an insert is on disk when it is answered
+    "async_insert": 0,  # an acknowledged insert is on disk
     "insert_deduplicate": 1,
     "deduplicate_blocks_in_dependent_materialized_views": 1,
 }
 
 
 def protobuf_settings(schema: str) -> dict[str, str | int]:
-    """The settings that an insert of length-delimited messages `Request` of the .proto text `schema` needs."""
+    """Return the settings for an insert of length-delimited messages `Request` of the .proto text `schema`."""
     return {
         "format_schema_source": "string",
         "format_schema": schema,
@@ -96,12 +96,12 @@ class Engine(Protocol):
 
     @property
     def cluster(self) -> str:
-        """The cluster whose node it is; empty for one on its own. cluster.py says how statements reach all nodes."""
+        """The name of the cluster that it is a node of; empty for a single server. See cluster.py."""
         ...
 
     @property
     def embedded(self) -> bool:
-        """Whether it runs in this process, which nobody but this process writes to."""
+        """Whether it runs in this process, which is then its only writer."""
         ...
 
     def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
@@ -109,32 +109,32 @@ class Engine(Protocol):
         ...
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
-        """Remove the rows of a table of ours, everywhere it is; nobody reads them when this returns. Raises ClickHouseError."""
+        """Delete matching rows on every node. Deleted rows are invisible to queries when this returns. Raises ClickHouseError."""
         ...
 
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        """Insert JSONEachRow `rows`, on disk when this returns. Raises ClickHouseError; then some rows may be stored.
+        """Insert JSONEachRow `rows`, on disk when this returns. After a ClickHouseError some rows may be stored.
 
-        ClickHouse skips blocks whose `token` (without one: whose content) it remembers to have taken, in each partition and behind
-        views too; after a crash it may remember one without having it.
+        ClickHouse skips blocks whose `token` (without one: content) it has already inserted, per partition and also behind views; after
+        a crash it may remember a block that it has lost.
         """
         ...
 
     def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
-        """Insert length-delimited messages `Request` of the .proto file `schema`; as `insert`."""
+        """Insert length-delimited messages `Request` of the .proto file `schema`, as `insert` does."""
         ...
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
-        """The rows of a query by the owner of the data: no limits, not for other people's SQL. Raises ClickHouseError."""
+        """Return the rows of one of the program's own queries, without limits; not for users' SQL. Raises ClickHouseError."""
         ...
 
     def close(self) -> None:
-        """Let go of the data."""
+        """Close the connections and release the data."""
         ...
 
 
 def parameter(value: object) -> str:
-    """`value` as ClickHouse takes the text of a {name:Type} parameter: strings TSV-escaped, lists as array literals."""
+    """Format a value of a {name:Type} parameter for ClickHouse: strings TSV-escaped, lists as array literals."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, (list, tuple)):

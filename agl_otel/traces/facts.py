@@ -1,4 +1,4 @@
-"""The table of sql/traces.sql → what the verdict needs, and what pins a reading."""
+"""Derives from the table of sql/traces.sql the facts for the verdict, and the digest that identifies the data read."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from agl_otel.types.columns import AttemptKey, digest_of
 
 @dataclass
 class ReadFacts:
-    """What is stored of some rollouts."""
+    """The stored facts about some rollouts."""
 
     markers: dict[AttemptKey, dict[str, MarkerFacts]] = field(default_factory=dict[AttemptKey, dict[str, MarkerFacts]])
     unmarked: dict[AttemptKey, tuple[int, int]] = field(default_factory=dict[AttemptKey, tuple[int, int]])
     """(spans, annotations among them) without a marker."""
     callers: dict[AttemptKey, set[str]] = field(default_factory=dict[AttemptKey, set[str]])
-    """Markers that the baggage of model calls names."""
+    """Markers in the baggage of model calls."""
     orphans: dict[AttemptKey, int] = field(default_factory=dict[AttemptKey, int])
     """Spans without a marker whose parent is not stored."""
     hooked: set[AttemptKey] = field(default_factory=set[AttemptKey])
-    """Attempts whose runner started the agent under our hook."""
+    """Attempts whose runner started the agent under the hook."""
     spans: int = 0
     highest_sequence: dict[str, int] = field(default_factory=dict[str, int])
     digest: str = ""
 
     @classmethod
     def of(cls, table: Table) -> ReadFacts:
-        """Count the rows of sql/traces.sql: for each (attempt, marker) once, in columns."""
-        table = table.select(_READ)  # without the tokens, which are nearly all of it
+        """Count the rows of sql/traces.sql by (attempt, marker), column-wise."""
+        table = table.select(_READ)  # without the tokens, nearly all of the data
         facts = cls(spans=int(column(table, "IsSpan").sum()))
         facts.digest = digest_of(int(np.bitwise_xor.reduce(column(table, "Identity"))), facts.spans)
         highest = table.group_by("RolloutId").aggregate([("SequenceId", "max")])
@@ -75,10 +75,10 @@ _READ: Final = [*_GROUP, "SpanId", "ParentSpanId", "Identity", "SequenceId", "Is
 
 
 def _orphans(table: Table) -> dict[AttemptKey, int]:
-    """{attempt: spans without a marker whose parent is not among the rows}."""
+    """Return {attempt: number of spans without a marker whose parent is not among the rows}."""
     from pyarrow import compute
 
-    pc: Any = compute  # makes its functions when it is imported
+    pc: Any = compute  # untyped: its functions are generated on import
     lone = pc.and_(
         pc.and_(pc.equal(table.column("Process"), ""), pc.not_equal(table.column("ParentSpanId"), "")), column(table, "IsSpan").astype(bool)
     )
@@ -95,7 +95,7 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def attempt_facts(facts: ReadFacts, attempt: Attempt) -> AttemptFacts:
-    """What is known of one attempt: what is stored, and what runners and proxies told the queue."""
+    """Combine the stored facts of one attempt with those that runners and proxies reported to the queue."""
     key = (attempt.rollout_id, attempt.attempt_id)
     unmarked, annotations = facts.unmarked.get(key, (0, 0))
     return AttemptFacts(

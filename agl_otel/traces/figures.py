@@ -1,4 +1,4 @@
-"""What people look at: figures of attempts and of whole runs, and the outline of one rollout's spans. Pure: tables and rows in."""
+"""Figures for the user interfaces: of attempts and runs, and the outline of one rollout's spans. Pure functions of tables and rows."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
 from agl_otel.types.columns import AttemptKey
 
-SETTLED_SECONDS: Final = 30.0  # after an attempt's end; its last spans may be on their way
+SETTLED_SECONDS: Final = 30.0  # after an attempt's end, until which its last spans may still arrive
 BUCKETS: Final = 100
-"""Points of a curve whose rollouts name no steps."""
+"""Points of a curve for rollouts without steps."""
 
 
 class AttemptFigures(Model):
-    """One attempt in figures. Token counts are those of model calls that our proxy recorded."""
+    """The figures of one attempt. Tokens are counted in model calls recorded by the proxy."""
 
     rollout_id: str
     attempt_id: str
     verdict: Verdict
     final: bool = True
-    """Whether the verdict is to stay: not while the attempt runs and, where something is missing, not within SETTLED_SECONDS of its end."""
+    """Whether the verdict will not change: false while the attempt runs and, if incomplete, within SETTLED_SECONDS of its end."""
     reward: float | None = None
-    """The last primary one."""
+    """The last primary reward."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
     """The last value of each named dimension."""
     spans: int = 0
     errors: int = 0
     calls: int = 0
-    """Requests: choices of one (n > 1) count once."""
+    """Requests; the choices of one (n > 1) count once."""
     prompt_tokens: int = 0
-    """Those that were new in each call: what a call repeats of an earlier one is not counted."""
+    """New tokens of each call, without those repeated from an earlier call."""
     response_tokens: int = 0
 
 
 class CurvePoint(Model):
-    """The rollouts of one step and mode. `rewarded` have a reward: of mode val only those that succeeded."""
+    """The rollouts of one step and mode. `rewarded` counts those with a reward, in mode val only succeeded ones."""
 
     step: int
     mode: str
@@ -54,7 +54,7 @@ class CurvePoint(Model):
     ended: int
     rewarded: int
     reward_mean: float | None
-    """Over those with a reward; of mode val over all that ended, and one without counts as 0, as in a job's score."""
+    """Over rollouts with a reward; in mode val over all ended ones, those without a reward counting as 0, as in a job's score."""
     reward_std: float | None
     reward_min: float | None
     reward_max: float | None
@@ -66,15 +66,15 @@ class CurvePoint(Model):
 
 @dataclass(frozen=True)
 class Curve:
-    """A run over its steps."""
+    """The figures of a run over its steps."""
 
     by: str
-    """`step`, or `order` where the rollouts name no steps: then a point is a hundredth of them, in the order of their creation."""
+    """`step`, or `order` if all rollouts have the same step: then each point is a hundredth of them, in the order of creation."""
     points: list[CurvePoint]
 
 
 def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> list[AttemptFigures]:
-    """The table of sql/figures.sql as figures of these attempts, at `now` (Unix seconds)."""
+    """Compute the figures of these attempts from the table of sql/figures.sql, at `now` (Unix seconds)."""
     facts = ReadFacts.of(table)
     rewards = rewards_of(reward_rows(table))
     sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
@@ -105,18 +105,18 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
 
 
 def is_final(verdict: Verdict, attempt: Attempt, now: float) -> bool:
-    """Whether a verdict that is read at `now` is to stay."""
+    """Whether a verdict read at `now` will not change."""
     if attempt.end_time is None:
         return False
     return verdict.kind != "incomplete" or now - attempt.end_time > SETTLED_SECONDS
 
 
 def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Curve:
-    """The members of a run with the table of sql/run_figures.sql, which may hold others' rows, too."""
+    """Compute a run's curve from its members and the table of sql/run_figures.sql, which may hold rows of others."""
     import pyarrow as pa
     from pyarrow import compute
 
-    pc: Any = compute  # makes its functions when it is imported
+    pc: Any = compute  # untyped: its functions are generated on import
     count = len(members.rollout_ids)
     steps = np.asarray(members.steps, np.int64)
     by = "step" if count and steps.min() != steps.max() else "order"
@@ -167,7 +167,7 @@ def _point(row: Mapping[str, Any]) -> CurvePoint:
 
 
 class OutlineSpan(Model):
-    """A span as a waterfall or a tree draws it. Times are Unix nanoseconds and nanoseconds, as text: JavaScript's numbers end before."""
+    """A span for a waterfall or tree. Start and duration are nanoseconds as text, since they exceed JavaScript's exact numbers."""
 
     attempt_id: str
     sequence_id: int
@@ -188,7 +188,7 @@ class OutlineSpan(Model):
     model: str
     response_id: str
     within: str = ""
-    """On a call as the proxy recorded it: the agent's own span of the same call, with which it is one node; empty where there is none."""
+    """For a call recorded by the proxy, the agent's own span of the same call, drawn as one node with it; empty if there is none."""
     model_version: str
     agent: str
     tool: str
@@ -200,7 +200,7 @@ class OutlineSpan(Model):
 
 
 def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
-    """One row of sql/outline.sql."""
+    """Convert a row of sql/outline.sql."""
     rewards = rewards_of([{**row, "RolloutId": ""}]).get(("", row["AttemptId"]), [])
     return OutlineSpan(
         attempt_id=row["AttemptId"],
@@ -233,7 +233,7 @@ def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
 
 
 def joined(spans: Iterable[OutlineSpan]) -> list[OutlineSpan]:
-    """The spans, those of the proxy with the agent's own span of the same call in `within`; in none where several calls are in it."""
+    """Set `within` of the proxy's spans to the agent's own span of the same call, unless that span contains several calls."""
     found = list(spans)
     made = pairs(map(_outline, found))
     calls = Counter(pair.agents for pair in made)

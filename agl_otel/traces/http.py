@@ -1,4 +1,4 @@
-"""The ClickHouse HTTP protocol from the client's side: one POST with the query; its parameters go into the URL, long ones into a form."""
+"""A client of the ClickHouse HTTP protocol: one POST per query; parameters go into the URL, long ones into a form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from agl_otel.traces.engine import parameter
 
 TIMEOUT_SECONDS = 120.0
 OWN_HEADER = "agl-own-query"
-"""Says that a query is one of ours, and no person's: the endpoint has threads for these (where there is a token, of who shows it)."""
-URL_CHARS = 2000  # parameters that are shorter in all go into the URL: a form costs both sides a millisecond more
+"""Marks the program's own queries, for which the endpoint reserves threads (if the stack has a token, only for callers with it)."""
+URL_CHARS = 2000  # parameters up to this total length go into the URL: a form costs both sides a millisecond more
 
 
 class ClickHouseHttp:
-    """Asks one endpoint, embedded or a server."""
+    """Queries one endpoint, embedded or a server."""
 
     def __init__(self, url: str, *, token: str = "") -> None:
         self.url = url.rstrip("/")
@@ -27,7 +27,7 @@ class ClickHouseHttp:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The connection pool, opened by its first use (it belongs to the running loop)."""
+        """The connection pool, opened on first use; it belongs to the running loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()
@@ -49,9 +49,9 @@ class ClickHouseHttp:
         settings: Mapping[str, object] | None = None,
         own: bool = True,
     ) -> bytearray:
-        """The answer in `format_name`; of `settings` (ClickHouse's) the endpoint takes some. `own`: see OWN_HEADER.
+        """Run a query and return its result in `format_name`. The endpoint accepts some of ClickHouse's `settings`. `own`: see OWN_HEADER.
 
-        Raises QueryError where it is refused, UnavailableError where nobody answers.
+        Raises QueryError if the query is refused, UnavailableError if the endpoint does not answer.
         """
         if not self.url:
             raise UnavailableError("the stack has no ClickHouse yet: its collector is still starting, or `agl-otel up` runs without one")
@@ -65,7 +65,7 @@ class ClickHouseHttp:
             data = _form({"query": text, **given})
         try:
             async with self.session.post(f"{self.url}/", params=in_url, data=data, headers={OWN_HEADER: "1"} if own else None) as response:
-                body = bytearray()  # it grows in place; `response.read()` joins parts, and has all of them twice
+                body = bytearray()  # it grows in place; `response.read()` would join parts and hold them twice
                 async for part in response.content.iter_any():
                     body += part
         except (aiohttp.ClientError, TimeoutError) as error:

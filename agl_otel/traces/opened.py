@@ -1,7 +1,7 @@
-"""Opens the ClickHouse that a URL names, embedded or a server, with its schema.
+"""Opens the ClickHouse at a URL, embedded or a server, with its schema.
 
-The embedded one is opened and its schema created here and now. A server may be away: then what it needs is done before its first use,
-because a collector accepts and logs meanwhile. A wrong password or a missing right is an error at once, while somebody looks.
+The embedded one is opened at once and its schema created. A server may be down: then its schema is created before its first use, because
+a collector accepts and logs data meanwhile. A wrong password or a missing right is an error at once.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _logger = logging.getLogger(__name__)
 
 
 class TraceStore(Engine, Protocol):
-    """An engine that also runs other people's reads."""
+    """An engine that also runs users' queries."""
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Run SQL that the guard has let through, limited and read-only. Raises ClickHouseError."""
+        """Run SQL that the guard has accepted, limited and read-only. Raises ClickHouseError."""
         ...
 
     def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert what `read` gave in the Native format. Raises ClickHouseError."""
+        """Insert blocks that `read` returned in the Native format. Raises ClickHouseError."""
         ...
 
 
 def open_store(url: str, *, retention_days: int | None = None) -> TraceStore:
-    """The store at `url`, in which rows stay `retention_days` days (0: for ever; None: as it is).
+    """Open the store at `url`, which keeps rows for `retention_days` days (0: for ever; None: unchanged).
 
-    Raises SettingsError, InUseError or ConflictError; not where a server is away.
+    Raises SettingsError, InUseError or ConflictError, but nothing if a server is down.
     """
     if url.startswith(CHDB_SCHEME):
         return _open_chdb(Path("/" + url.removeprefix(CHDB_SCHEME).lstrip("/")), retention_days)
@@ -48,7 +48,7 @@ def open_store(url: str, *, retention_days: int | None = None) -> TraceStore:
 
 
 def _open_chdb(directory: Path, retention_days: int | None) -> TraceStore:
-    from agl_otel.traces.chdb import ChdbEngine  # half a gigabyte of library, which a collector on a server does without
+    from agl_otel.traces.chdb import ChdbEngine  # half a gigabyte of library, not needed with a server
 
     engine = ChdbEngine(directory)
     try:
@@ -89,7 +89,7 @@ def _open_server(address: ServerAddress, retention_days: int | None) -> TraceSto
 
 
 class AwaitedEngine:
-    """An engine whose schema is brought up before its first use, however late that is possible."""
+    """An engine whose schema is created before its first use, as soon as that is possible."""
 
     def __init__(self, engine: TraceStore, bring_up: Callable[[], None]) -> None:
         self.cluster = engine.cluster
@@ -100,7 +100,7 @@ class AwaitedEngine:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Bring the schema up, once. Raises UnavailableError, ClickHouseError or ConflictError; then the next use tries again."""
+        """Create the schema once. After UnavailableError, ClickHouseError or ConflictError the next use tries again."""
         if self._ready:
             return
         with self._lock:
@@ -114,7 +114,7 @@ class AwaitedEngine:
         self._engine.command(sql, params)
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
-        """Remove the rows of a table of ours."""
+        """Delete matching rows."""
         self.prepare()
         self._engine.delete(table, condition, params)
 
@@ -129,12 +129,12 @@ class AwaitedEngine:
         self._engine.insert_protobuf(table, schema, data, token=token)
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
-        """Rows of a query of ours."""
+        """Return the rows of one of the program's own queries."""
         self.prepare()
         return self._engine.select(sql, params)
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Run SQL that the guard has let through."""
+        """Run SQL that the guard has accepted."""
         self.prepare()
         return self._engine.read(sql, format_name, params)
 
@@ -144,5 +144,5 @@ class AwaitedEngine:
         self._engine.insert_native(table, blocks)
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Close the engine."""
         self._engine.close()

@@ -1,7 +1,7 @@
-"""The one way to read what was observed: over ClickHouse's HTTP protocol, whether embedded or a server.
+"""The only way to read observations: over ClickHouse's HTTP protocol, embedded or a server.
 
-`traces` is what algorithms use: it asks the collectors for a barrier, reads all rollouts in one query, and decides on every attempt.
-Queries stand in sql/; rows become types in rows.py, counts become facts in facts.py, tokens become columns in tokens.py.
+Algorithms use `traces`: it requests a barrier from the collectors, reads all rollouts in one query, and decides on every attempt.
+Queries are in sql/; rows.py converts rows to types, facts.py counts to facts, tokens.py tokens to columns.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from agl_otel_hook import conventions
 T = TypeVar("T")
 AGENT_NAME: Final = "gen_ai.agent.name"
 LOOK_BACK_SECONDS: Final = (600, 6 * 3600)
-"""How far a search for traces looks back first."""
-LISTED: Final = 5_000  # ids in one condition; more are read as a range, which ClickHouse has in one piece
+"""How far back a search for traces looks, before it searches everything."""
+LISTED: Final = 5_000  # most ids in one condition; more are read as a range, which is contiguous in ClickHouse
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
 _OWN_FORMAT: Final = re.compile(r"\bFORMAT\s+`?\w+`?[\s;]*$", re.IGNORECASE)
-ONCE_SECONDS: Final = 10.0  # for a barrier of who reads without a deadline, and looks once
-PINGS: Final = 2  # that are not answered, one after the other: a busy machine is late once
-ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
-LARGE_BYTES: Final = 1 << 20  # an answer that is read beside the event loop
-MANY: Final = (1 << 32) - 1  # rows: no limit
+ONCE_SECONDS: Final = 10.0  # bound of a barrier for a single read without a deadline
+PINGS: Final = 2  # successive unanswered pings that mean down: a busy machine may miss one
+ASK_AGAIN_SECONDS: Final = 0.2  # interval at which incomplete attempts are read again
+LARGE_BYTES: Final = 1 << 20  # larger answers are parsed in a thread beside the event loop
+MANY: Final = (1 << 32) - 1  # a limit of rows that means none
 ROOTS_TOGETHER: Final = 2000  # rollouts in one query
 TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
-"""ClickHouse's numbers of limits of rows, bytes and memory, which a read of fewer rollouts may not meet."""
-OF_ALL: Final = "(total)"  # of the memory of a server, which others take
+"""ClickHouse's error codes for limits of rows, bytes and memory: a read of fewer rollouts may succeed."""
+OF_ALL: Final = "(total)"  # marks the limit on a whole server's memory, which other queries use up
 UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
@@ -91,12 +91,12 @@ NAMES: Final[Mapping[str, str]] = {
     "response": "gen_ai.response.id",
     "tool": "gen_ai.tool.name",
 }
-"""What the parameters of the named queries stand for."""
+"""Values of the named queries' parameters."""
 OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 
 
 class FoundTrace(NamedTuple):
-    """A trace that was searched for. Times are those of the first and the last of the spans that fit, in Unix nanoseconds."""
+    """A trace found by a search. Times are those of its first and last matching spans, in Unix nanoseconds."""
 
     trace_id: str
     start_nano: int
@@ -104,10 +104,10 @@ class FoundTrace(NamedTuple):
 
 
 class TraceReader:
-    """Reads traces from `clickhouse_url`, or by another of the `doors` to the same ClickHouse where nobody answers there; `collectors` are
-    the HTTP addresses that are asked for a barrier.
+    """Reads traces from `clickhouse_url` or, if that does not answer, from another address in `doors` of the same ClickHouse.
 
-    `where` says where they are by now, after one of them did not answer: a stack may come back on other ports.
+    `collectors` are the HTTP addresses for barriers. When one does not answer, `where` returns the stack's current addresses: it may have
+    restarted on other ports.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TraceReader:
         await self._http.close()
 
     async def barrier(self) -> None:
-        """Return when everything that the collectors acked before now is visible. Raises UnavailableError where one does not answer."""
+        """Wait until everything that the collectors have acked is visible. Raises UnavailableError if one does not answer."""
         try:
             await self._barriers()
         except UnavailableError:
@@ -147,7 +147,7 @@ class TraceReader:
         await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS)
 
     async def _moved(self) -> bool:
-        """Look where the collectors are; whether that is new."""
+        """Look up the collectors' addresses; return whether they changed."""
         if self._where is None:
             return False
         found = await self._where()
@@ -159,34 +159,34 @@ class TraceReader:
         return True
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None, own: bool = True) -> list[dict[str, Any]]:
-        """Rows as dicts; `{name:Type}` in the SQL is filled from `params`. Raises QueryError.
+        """Run a query and return its rows as dicts; `params` fill `{name:Type}` in the SQL. Raises QueryError.
 
-        `own`: a query of the program, which those that people write (Grafana's, the dashboard's SQL page) do not hold up.
+        `own`: a query of the program itself, which never waits behind users' queries (Grafana, the dashboard's SQL page).
         """
         return await self._read(sql, params, lambda body: list(_rows(body)), own=own)
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
-        """The same as an Arrow table."""
+        """Run a query and return an Arrow table."""
         fetched = self._http.fetch(sql, "Arrow", params)
-        body, pa = await asyncio.gather(fetched, asyncio.to_thread(importlib.import_module, "pyarrow"))  # it takes a second, once
+        body, pa = await asyncio.gather(fetched, asyncio.to_thread(importlib.import_module, "pyarrow"))  # the first import takes a second
         with pa.ipc.open_file(pa.BufferReader(body)) as file:
             return file.read_all()
 
     async def spans(self, rollout_ids: Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
-        """Spans of some rollouts (or of one attempt of them), by (rollout, sequence, time), one for each identity, attributes typed."""
+        """Return the typed spans of some rollouts, or of one attempt of theirs, without duplicates, by (rollout, sequence, time)."""
         if not rollout_ids:
             return []
         params = {"rollouts": list(rollout_ids), "attempt": attempt_id or ""}
         return (await self._spans(named_query("spans"), params))[0]
 
     async def events(self, rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The gen_ai events of some rollouts that came as log records, in order of time: what spans.log_records.with_records takes."""
+        """Return the gen_ai events that arrived as log records, by time, for spans.log_records.with_records."""
         if not rollout_ids:
             return []
         return [event_of(row) for row in await self.query(named_query("events"), params={"rollouts": list(rollout_ids)})]
 
     async def printed(self, rollout_id: str) -> dict[tuple[str, str], str]:
-        """{(attempt id, stdout or stderr): what its agent printed, as far as it was kept} of one rollout."""
+        """Return {(attempt id, stdout or stderr): the agent's stored output} of one rollout."""
         found: dict[tuple[str, str], str] = {}
         for row in await self.query(named_query("printed"), params={"rollout": rollout_id, "stream": conventions.LOG_STREAM}):
             key = (row["AttemptId"], row["Stream"])
@@ -194,16 +194,16 @@ class TraceReader:
         return found
 
     async def rollouts_of_traces(self, trace_ids: Sequence[str]) -> list[str]:
-        """The rollouts that have spans of these traces (hex ids); an empty one where there are spans without ids."""
+        """Return the rollouts with spans in these traces (hex ids); an empty id stands for spans without a rollout."""
         if not trace_ids:
             return []
         rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)})
         return [row["RolloutId"] for row in rows]
 
     async def by_trace(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:
-        """All spans of some traces (hex ids), by (trace, time), one for each (trace id, span id): the one with ids where there is one.
+        """Return the spans of some traces (hex ids), by (trace, time), one per (trace id, span id), preferably one with a rollout id.
 
-        At most `limit`, the first ones. `rollouts` is what `rollouts_of_traces` answered, where somebody has asked already.
+        At most the first `limit`. `rollouts` is the result of `rollouts_of_traces`, if known.
         """
         rollouts = await self.rollouts_of_traces(trace_ids) if rollouts is None else rollouts
         if not rollouts:
@@ -212,10 +212,10 @@ class TraceReader:
         return (await self._spans(named_query("by_trace"), params))[0]
 
     async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:
-        """The traces that `query` asks for, the latest first.
+        """Return the traces that match `query`, the latest first.
 
-        The last minutes of what is asked for are looked at first, and all of it only where they have fewer traces than asked for. (Where
-        they have enough, the latest ones are those; their start is then that of the first span that was looked at.)
+        The last minutes of the requested time are searched first, and all of it only if they hold fewer than `limit` traces. (If they hold
+        enough, those are the latest; a trace's start is then that of its first span within the searched time.)
         """
         if not query.is_narrow:
             last = int((await self.query(named_query("last_receipt")))[0]["LastNano"])
@@ -233,39 +233,39 @@ class TraceReader:
         ]
 
     async def services(self) -> list[str]:
-        """Every service that spans came from."""
+        """Return the names of all services with spans."""
         return [row["ServiceName"] for row in await self.query(named_query("services"))]
 
     async def operations(self, service: str, kind: str = "") -> list[tuple[str, str]]:
-        """(span name, kind) of all that a service did; `kind` (Internal, Server, …) selects one, where it is not empty."""
+        """Return (span name, kind) of a service's operations, only of `kind` (Internal, Server, …) if not empty."""
         rows = await self.query(named_query("operations"), params={"service": service, "kind": kind})
         return [(row["SpanName"], row["SpanKind"]) for row in rows]
 
     async def dependencies(self, start_nano: int, end_nano: int) -> list[tuple[str, str, int]]:
-        """(calling service, called service, calls) of the spans that began between two times (Unix nanoseconds)."""
+        """Return (caller, callee, calls) between services for spans that began between two times (Unix nanoseconds)."""
         rows = await self.query(named_query("dependencies"), params={"first": start_nano, "last": end_nano})
         return [(row["Caller"], row["Callee"], int(row["Calls"])) for row in rows]
 
     async def query_spans(self, query: SpanQuery) -> PaginatedResult[Span]:
-        """One page of what `query` asks for."""
+        """Return one page of the spans that match `query`."""
         spans, total = await self._spans(query.page_sql, query.params)
-        if not spans and (query.offset > 0 or query.limit == 0):  # a page behind the last one says nothing of the total
+        if not spans and (query.offset > 0 or query.limit == 0):  # a page past the end has no row with the total
             total = int((await self.query(query.count_sql, params=query.params))[0]["Total"])
         return PaginatedResult(spans, query.limit, query.offset, total)
 
     async def _spans(self, sql: str, params: Mapping[str, object]) -> tuple[list[Span], int]:
-        """Spans, and what their rows say of how many there are in all."""
+        """Return spans, and the total number from their rows."""
         return await self._read(sql, params, _spans_in)
 
     async def _read(self, sql: str, params: Mapping[str, object] | None, made_of: Callable[[bytearray], T], *, own: bool = True) -> T:
-        """What `made_of` makes of the rows (JSON, one a line): of many it takes seconds, and others do not wait."""
+        """Run a query and return `made_of` its rows (JSON lines); many rows take seconds, so a thread converts them."""
         body = await self._http.fetch(sql, "JSONEachRow", params, own=own)
         return await asyncio.to_thread(made_of, body) if len(body) > LARGE_BYTES else made_of(body)
 
     async def figures(self, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
-        """Verdict, reward and sizes of these attempts, in their order, without reading tokens or texts.
+        """Return verdict, reward and sizes of these attempts, in order, without reading tokens or texts.
 
-        Where one that has just ended is incomplete, all are read again behind a barrier: a collector may hold its last spans.
+        If one that has just ended is incomplete, all are read again behind a barrier: a collector may still hold its last spans.
         """
         ids = sorted({attempt.rollout_id for attempt in attempts})
         if not ids:
@@ -284,7 +284,7 @@ class TraceReader:
         return found
 
     async def outputs(self, attempts: Sequence[Attempt], *, limit: int) -> dict[tuple[str, str], str]:
-        """{(rollout, attempt): the last reply of a model in it (OUTPUT_MESSAGES, JSON), its first `limit` bytes}, where there is one."""
+        """Return {(rollout, attempt): first `limit` bytes of the last model reply (OUTPUT_MESSAGES, JSON)} for attempts with one."""
         ids = sorted({attempt.rollout_id for attempt in attempts})
         if not ids:
             return {}
@@ -293,7 +293,7 @@ class TraceReader:
         return {key: found[key] for key in ((a.rollout_id, a.attempt_id) for a in attempts) if key in found}
 
     async def saying(self, attempts: Sequence[Attempt], text: str) -> set[str]:
-        """The rollouts of those of these attempts in whose last reply of a model stands `text`, as it is or as JSON writes it."""
+        """Return the rollouts of those attempts whose last model reply contains `text`, literally or JSON-escaped."""
         of = {attempt.rollout_id: attempt.attempt_id for attempt in attempts}
         if not of:
             return set()
@@ -302,7 +302,7 @@ class TraceReader:
         return {row["RolloutId"] for row in rows}
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
-        """One row for each of these rollouts that has spans (sql/run_figures.sql); where they are many, rows of others among them, too."""
+        """Return one row per rollout with spans (sql/run_figures.sql); for more than LISTED rollouts also rows of others."""
         given = {
             "first": min(rollout_ids),
             "last": max(rollout_ids),
@@ -314,29 +314,29 @@ class TraceReader:
         return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})
 
     async def outline(self, rollout_id: str, *, attempt_id: str = "", limit: int, offset: int = 0) -> tuple[list[OutlineSpan], int]:
-        """`limit` spans of a rollout, or of one attempt, in order of time, and how many there are (0 where `offset` is past them)."""
+        """Return `limit` spans of a rollout or attempt, by time, and their total number (0 if `offset` is past the end)."""
         given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit, "offset": offset}
         rows = await self.query(named_query("outline"), params=given)
         return joined(map(outline_span, rows)), int(rows[0]["Total"]) if rows else 0
 
     async def sql(self, query: str, *, limit: int) -> dict[str, Any]:
-        """What somebody's query answers, in ClickHouse's JSONCompact: `meta` (name and type of each column) and `data`, `limit` rows of it.
+        """Run a user's query; return ClickHouse's JSONCompact: `meta` (name and type of each column) and `data` (at most `limit` rows).
 
-        Raises QueryError where the endpoint refuses it: it decides what may run, and what that may cost.
+        Raises UsageError if the query names a FORMAT, QueryError if the endpoint, which decides what may run and its limits, refuses it.
         """
         if found := _OWN_FORMAT.search(query):
             raise UsageError(f"the answer is JSON here: leave `{found[0].strip(' ;')}` out, or ask ClickHouse's HTTP interface for it")
         return json.loads(await self._http.fetch(query, "JSONCompact", settings={"limit": limit}, own=False))
 
     async def stored(self, keys: Collection[SpanKey]) -> set[SpanKey]:
-        """Which of these spans are stored already."""
+        """Return those of these spans that are already stored."""
         names = [sorted({key[place] for key in keys}) for place in (0, 1, 3)]
         rows = await self.query(named_query("identities"), params=dict(zip(("rollouts", "attempts", "spans"), names, strict=True)))
         found = {(row["RolloutId"], row["AttemptId"], row["TraceId"], row["SpanId"]) for row in rows}
         return found.intersection(keys)
 
     async def roots(self, rollout_ids: Sequence[str]) -> dict[AttemptKey, tuple[str, str]]:
-        """{(rollout id, attempt id): (trace id, span id)} of the root span of every attempt of these rollouts that has a span."""
+        """Return {(rollout id, attempt id): (trace id, span id) of its root span} for attempts of these rollouts with spans."""
         rows: list[dict[str, Any]] = []
         for start in range(0, len(rollout_ids), ROOTS_TOGETHER):
             some = list(rollout_ids[start : start + ROOTS_TOGETHER])
@@ -344,22 +344,22 @@ class TraceReader:
         return {(row["RolloutId"], row["AttemptId"]): (row["TraceId"], row["SpanId"]) for row in rows}
 
     async def known_steps(self, trace_id: str, span_ids: Sequence[str]) -> dict[str, str]:
-        """{span id: digest} of those of a training run's spans that are stored."""
+        """Return {span id: digest} of a training run's spans that are stored."""
         params = {"trace": trace_id, "spans": list(span_ids), **_named("known_steps", STEP_NAMES)}
         return {row["SpanId"]: row["Digest"] for row in await self.query(named_query("known_steps"), params=params)}
 
     async def steps(self, run_id: str, *, version: str = "") -> list[TrainingStep]:
-        """The steps of a training run, in order; those that made `version` alone, where it is not empty."""
+        """Return the steps of a training run in order, only those that made `version` if not empty."""
         given = {"trace": trace_id_of(run_id), "version": version}
         return steps_of(run_id, await self.query(named_query("steps"), params={**given, **_named("steps", STEP_NAMES)}))
 
     async def runs(self, limit: int) -> list[TrainingRun]:
-        """The training runs with the latest steps, the latest first."""
+        """Return the training runs with the latest steps, the latest first."""
         rows = await self.query(named_query("runs"), params={"limit": limit, **_named("runs", STEP_NAMES)})
         return [run_of(row) for row in rows]
 
     async def count(self) -> int:
-        """How many spans are stored, of all rollouts and of none."""
+        """Count all stored spans, with and without a rollout."""
         return int((await self.query(named_query("totals")))[0]["Spans"])
 
     async def traces(
@@ -371,14 +371,14 @@ class TraceReader:
         deadline_seconds: float = 5.0,
         texts: bool = False,
     ) -> Traces:
-        """All that was observed of `rollouts`, with a verdict for each of their `attempts`.
+        """Read all observations of `rollouts`, with a verdict for each of `attempts`.
 
-        What is incomplete is asked again until `deadline_seconds` have passed: its last spans may be on their way. So are collectors that
-        do not answer; what those acked last may then not be here, so only attempts that are complete all the same are taken for that,
-        and the reasons of the others name who did not answer. What was said is read with `texts`, else only of rollouts in which a
-        trajectory breaks off, or with images. Raises UnavailableError where ClickHouse does not answer until then; a read for which it
-        takes longer, answering pings, is waited for. Where the rollouts are more than ClickHouse reads together, they are read in parts;
-        the attempts of a rollout that it cannot read alone are incomplete.
+        Incomplete attempts are read again until `deadline_seconds` have passed, since their last spans may still arrive; collectors that
+        do not answer are retried as long. If some never answer, spans that they acked may be missing: attempts that are not complete
+        anyway then count as incomplete, and the reasons name those collectors. The calls' content is read with `texts`, else only for
+        rollouts with a split trajectory or images. Raises UnavailableError if ClickHouse does not answer by the deadline; a slow read is
+        waited for while it answers pings. Rollouts too many for one read of ClickHouse are read in parts; if a single rollout is too
+        large, its attempts are incomplete.
         """
         ids = [rollout.rollout_id for rollout in rollouts]
         began = time.monotonic()
@@ -391,7 +391,7 @@ class TraceReader:
             late = (rollout_id for (rollout_id, _), verdict in verdicts.items() if verdict.kind == "incomplete")
             if time.monotonic() >= deadline or not any(rollout_id not in unread for rollout_id in late):
                 break
-            del table, facts  # what is read again would be there twice
+            del table, facts  # else both reads would be in memory
             await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
         if silent:
             _log.warning("read without what these collectors acked last: %s", "; ".join(silent.values()))
@@ -421,9 +421,9 @@ class TraceReader:
         )
 
     async def _silent(self, until: float, deadline: float) -> dict[str, str]:
-        """The collectors that do not answer a barrier until then, and why.
+        """Return {collector: reason} of those that do not answer a barrier by `until`.
 
-        Raises UnavailableError where ClickHouse does not answer until `deadline` either: some collectors are its door.
+        Raises UnavailableError if ClickHouse, which may be reached through a collector, does not answer by `deadline` either.
         """
         while True:
             asked = unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
@@ -438,7 +438,7 @@ class TraceReader:
             await asyncio.sleep(ASK_AGAIN_SECONDS)
 
     async def _answers(self) -> bool:
-        """Whether ClickHouse answers where it is read, or by another door, by which it is read then."""
+        """Whether ClickHouse answers at the current address or at another door, which is used from then on."""
         for url in dict.fromkeys((self._http.url, *self._doors)):
             if await is_well(f"{url}/ping", self._http.session):
                 self._http.url = url
@@ -446,7 +446,7 @@ class TraceReader:
         return False
 
     async def _unless_gone(self, read: Callable[[], Awaitable[T]], until: float) -> T:
-        """What is read. Raises UnavailableError where it is not there by `until` and pings are not answered, either."""
+        """Await a read. Raises UnavailableError if it is not done by `until` and pings are not answered."""
         task, url, unanswered_pings = asyncio.ensure_future(read()), self._http.url, 0
         try:
             await asyncio.wait({task}, timeout=max(until - PINGS * PROBE_SECONDS - time.monotonic(), 0.0))
@@ -463,12 +463,12 @@ class TraceReader:
             task.cancel()
 
     async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts, dict[str, str]]:
-        """What is stored of them, and {rollout id: why it cannot be read}."""
+        """Return what is stored of these rollouts, and {rollout id: why it cannot be read}."""
         table, unread = await self._in_parts("traces", ids)
         return (table := once_in_order(table)), ReadFacts.of(table), unread
 
     async def _in_parts(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
-        """The rows of a named query, and {rollout id: why it cannot be read}: of what is too much in one piece, each half is asked for."""
+        """Return the rows of a named query, and {rollout id: why it cannot be read}. A query that is too large is split in halves."""
         tables, unread = await self._parts(name, ids)
         if len(tables) == 1:
             return tables[0], unread
@@ -491,7 +491,7 @@ class TraceReader:
 
 
 def _rows(body: bytearray) -> Iterator[dict[str, Any]]:
-    """The rows of an answer in JSONEachRow, which is emptied as they are read: what is made of them takes its room."""
+    """Yield the rows of an answer in JSONEachRow, emptying it on the way, so that the results take over its memory."""
     while body:
         end = body.index(b"\n") + 1
         row = json.loads(body[:end])
@@ -500,7 +500,7 @@ def _rows(body: bytearray) -> Iterator[dict[str, Any]]:
 
 
 def _spans_in(body: bytearray) -> tuple[list[Span], int]:
-    """Row by row: as dictionaries the rows of a large rollout take more room than as spans."""
+    """Convert row by row: the dicts of a large rollout need more memory than its spans."""
     spans: list[Span] = []
     total = 0
     for row in _rows(body):
@@ -510,7 +510,7 @@ def _spans_in(body: bytearray) -> tuple[list[Span], int]:
 
 
 def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt], silent: Mapping[str, str]) -> dict[tuple[str, str], Verdict]:
-    """`silent` are the collectors that did not answer, and why."""
+    """Decide on each attempt; `silent` is {collector that did not answer: reason}."""
     decided = {(a.rollout_id, a.attempt_id): decide(attempt_facts(facts, a)) for a in attempts}
     if not silent:
         return decided
@@ -535,5 +535,5 @@ def _params(name: str, ids: Sequence[str]) -> dict[str, object]:
 
 
 def _named(name: str, names: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of a named query that stand for names of the wire."""
+    """Return those of `names` that a named query has as parameters."""
     return {key: names[key] for key in _names_in(name) if key in names}

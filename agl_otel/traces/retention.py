@@ -1,6 +1,6 @@
-"""How long rows are kept: by the day they were received, whatever times they claim; whole parts go at once.
+"""Retention of rows: by the day of their receipt, whatever their own times; whole parts are dropped.
 
-The setting is the truth: it is compared with the tables at every start, and a table is altered only where they differ.
+The setting decides: every start compares it with the tables, and alters only tables that differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TTL: Final = re.compile(r" TTL \S.*? \+ toIntervalDay\((\d+)\)")
 
 
 def apply_retention(engine: Engine, days: int, cluster: Cluster | None = None) -> list[str]:
-    """Keep rows `days` days (0: for ever). Returns the tables that were altered. Raises ClickHouseError."""
+    """Keep rows for `days` days (0: for ever). Returns the altered tables. Raises ClickHouseError."""
     found = engine.select(
         "SELECT t.name, c.name, t.engine_full FROM system.columns AS c INNER JOIN system.tables AS t ON c.table = t.name "
         "WHERE c.database = {db:String} AND t.database = {db:String} AND c.name IN ('ReceivedAt', 'ReceivedDay') "

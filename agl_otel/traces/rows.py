@@ -1,4 +1,4 @@
-"""JSON rows of the named queries → Span, Reward and events."""
+"""Converts JSON rows of the named queries to Span, Reward and events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATUS: Final[Mapping[str, StatusCode]] = {"Ok": "OK", "Error": "ERROR"}
 
 
 def span_of(row: Mapping[str, Any]) -> Span:
-    """One row of sql/spans.sql. Token lists that the writer moved into columns are attributes again."""
+    """Convert a row of sql/spans.sql. Token lists that the writer moved into columns become attributes again."""
     types: Mapping[str, str] = row["AttrTypes"]
     attributes = typed(row["SpanAttributes"], types)
     for key, column in _COLUMNS.items():
@@ -63,7 +63,7 @@ def span_of(row: Mapping[str, Any]) -> Span:
 
 
 def event_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of sql/events.sql, typed: {trace_id, span_id, event_name, body, attributes}."""
+    """Convert a row of sql/events.sql to {trace_id, span_id, event_name, body, attributes}, typed."""
     types: Mapping[str, str] = row["AttrTypes"]
     body = typed({"": row["Body"]}, {"": types["body:"]} if "body:" in types else {})[""]
     ids = {"trace_id": row["TraceId"], "span_id": row["SpanId"]}
@@ -71,15 +71,15 @@ def event_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context(trace_id: str, span_id: str, trace_state: str = "") -> SpanContext:
-    """A W3C trace state is a list of key=value with commas between them."""
+    """Convert ids and a W3C trace state (comma-separated key=value)."""
     members = (member.strip().partition("=") for member in trace_state.split(",") if member.strip())
     return SpanContext(trace_id=trace_id, span_id=span_id, trace_state={key: value for key, _, value in members})
 
 
 def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Reward]]:
-    """Rows of `tokens.reward_rows`, by attempt, in their order; those that the runner gave come last, because the last one counts.
+    """Group the rewards of `tokens.reward_rows` by attempt, in order; the runner's come last, because the last one counts.
 
-    A dimension without a number is left out.
+    Dimensions without a number are left out.
     """
     rewards: dict[AttemptKey, list[Reward]] = {}
     for row in sorted(rows, key=lambda row: conventions.REWARD_GIVEN in row["Rewards"]):

@@ -1,6 +1,6 @@
-"""Creates the tables (sql/schema.sql), and refuses data of another version of them.
+"""Creates the tables (sql/schema.sql), and refuses data of another schema version.
 
-Safe to run twice and by two processes at once: every statement is IF NOT EXISTS. The version is recorded last, in otel.agl_migrations.
+Safe to run twice and concurrently: every statement is IF NOT EXISTS. The version is recorded last, in otel.agl_migrations.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from agl_otel.traces.sql import named_query
 
 VERSION: Final = 1
 OTLP_ROWS: Final = f"{DATABASE}.otlp_rows"
-"""What is inserted here as protobuf becomes rows of otel_traces."""
+"""The table for inserts as protobuf, which become rows of otel_traces."""
 _VERSIONS: Final = f"{DATABASE}.agl_migrations"
 
 
 def create_schema(engine: Engine, *, where: str, cluster: Cluster | None = None) -> bool:
-    """Create what is missing of the tables, on `cluster` if there is one. Returns whether this process recorded the version.
+    """Create missing tables, on `cluster` if given. Returns whether this process recorded the version.
 
-    Raises ConflictError where the data at `where` has another version.
+    Raises ConflictError if the data at `where` has another version.
     """
 
     def run(statement: str) -> None:

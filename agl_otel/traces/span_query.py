@@ -1,6 +1,6 @@
-"""What may be asked about the spans of one rollout, as a value: filters, order and page. Pure; the SQL around it is in sql/.
+"""A query of the spans of one rollout as a value: filters, order and page. Pure; the SQL around it is in sql/.
 
-Two tables say which condition and which order are which SQL. Values travel as ClickHouse parameters.
+Two tables map conditions and orders to SQL. Values are passed as ClickHouse parameters.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from agl_otel.traces.sql import named_query
 from agl_otel_hook import conventions
 
 BOOKKEEPING: Final = (conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL)
-"""Names of spans that no agent made."""
-EVERYTHING: Final = 1 << 62  # a limit that ClickHouse can still add an offset to
+"""Names of spans that are not an agent's."""
+EVERYTHING: Final = 1 << 62  # largest limit to which ClickHouse can still add an offset
 _COLUMNS: Final = {"trace_id": "TraceId", "span_id": "SpanId", "parent_id": "ParentSpanId", "name": "SpanName"}
 _CONDITIONS: Final = {
     **{field: f"{column} = {{{field}:String}}" for field, column in _COLUMNS.items()},
@@ -35,9 +35,9 @@ _TIES: Final = "SequenceId, StartNano, AttemptId, SpanId"
 
 @dataclass(frozen=True, kw_only=True)
 class SpanQuery:
-    """Spans of one rollout; of one attempt where `attempt_id` is not empty. Filters that are None do not count.
+    """Spans of one rollout, or of the attempt `attempt_id` if not empty. Filters that are None are ignored.
 
-    `limit` below 0 means all. `filter_logic` joins the filters; rollout and attempt hold in any case.
+    `limit` below 0 means all. `filter_logic` joins the filters; rollout and attempt are always required.
     """
 
     rollout_id: str
@@ -55,7 +55,7 @@ class SpanQuery:
     sort_order: Literal["asc", "desc"] = "asc"
     limit: int = -1
     hidden: tuple[str, ...] = ()
-    """Names of spans that are left out."""
+    """Names of spans to exclude."""
     offset: int = 0
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class SpanQuery:
 
     @property
     def params(self) -> dict[str, object]:
-        """The values of the query."""
+        """The parameters of the query."""
         limit = self.limit if self.limit >= 0 else EVERYTHING
         page = {
             "rollouts": [self.rollout_id],
@@ -86,7 +86,7 @@ class SpanQuery:
 
     @property
     def count_sql(self) -> str:
-        """The query for how many match."""
+        """The query for the number of matches."""
         return self._filled("count_spans")
 
     @property

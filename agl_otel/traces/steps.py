@@ -1,6 +1,6 @@
-"""Rows of sql/steps.sql and sql/runs.sql → training steps and runs; and the ids of their spans. Pure.
+"""Converts rows of sql/steps.sql and sql/runs.sql to training steps and runs, and derives the ids of their spans. Pure.
 
-All steps of a run are one trace. Trace and span ids are made of run and step, so that a step is the same span whoever records it.
+All steps of a run form one trace. Trace and span ids are hashes of run and step, so a step recorded twice is the same span.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ NAMES: Final[Mapping[str, str]] = {
     "attempt_id": conventions.ATTEMPT_ID,
     "invalid": conventions.INVALID,
 }
-"""What the parameters of the queries stand for."""
+"""Values of the queries' parameters."""
 METRIC: Final = f"{conventions.TRAIN_METRIC}."
 
 
 def trace_id_of(run_id: str) -> str:
-    """The trace of a run, 32 hex digits."""
+    """Return the trace id of a run, 32 hex digits."""
     return _hash(run_id, size=16)
 
 
 def span_id_of(run_id: str, step: int, place: int = 0) -> str:
-    """A step's span, 16 hex digits; `place` 1, 2, … are its spans of further links."""
+    """Return the id of a step's span, 16 hex digits; `place` 1, 2, … are its spans for further links."""
     return _hash(run_id, str(step), str(place), size=8)
 
 
 def digest_of(step: TrainingStep) -> str:
-    """What tells a step that was done again with another outcome from one that is told again: versions, counts and attempts (in whatever
-    order), no times.
+    """Hash a step's versions, counts and attempts (in any order), but no times.
+
+    So a step that was repeated with another outcome differs from one that is merely recorded again.
     """
     counts = [step.resources_id, step.version_before, step.version_after, str(step.samples), str(step.refused)]
     return _hash(*counts, *("/".join(key) for key in sorted(step.attempts)), size=8)
 
 
 def steps_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingStep]:
-    """The steps that the rows tell of, in order, with all of their attempts."""
+    """Convert rows to steps, in order, with all of their attempts."""
     steps: dict[str, TrainingStep] = {}
     attempts: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         told = typed(row["SpanAttributes"], row["AttrTypes"])
-        key = f"{told[conventions.TRAIN_STEP_NUMBER]}/{told[conventions.TRAIN_DIGEST]}"  # links of an older telling may be there still
+        key = f"{told[conventions.TRAIN_STEP_NUMBER]}/{told[conventions.TRAIN_DIGEST]}"  # links of an earlier recording may still exist
         attempts.setdefault(key, []).extend((rollout_id, attempt_id) for rollout_id, attempt_id in row["Attempts"])
         if row["SpanName"] == conventions.SPAN_TRAIN_STEP:
             steps[key] = _step(run_id, told, int(row["StartNano"]), int(row["Duration"]))
@@ -66,7 +67,7 @@ def steps_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingSte
 
 
 def run_of(row: Mapping[str, Any]) -> TrainingRun:
-    """One row of sql/runs.sql."""
+    """Convert a row of sql/runs.sql."""
     return TrainingRun(
         run_id=row["Run"],
         algorithm=row["Algorithm"],
@@ -79,7 +80,7 @@ def run_of(row: Mapping[str, Any]) -> TrainingRun:
 
 
 def _step(run_id: str, told: Mapping[str, Any], start_nano: int, duration_nano: int) -> TrainingStep:
-    """Until its links are counted, `unlinked` is how many attempts it consumed."""
+    """Convert a step; `unlinked` is the number of consumed attempts until `steps_of` subtracts the linked ones."""
     return TrainingStep(
         run_id=run_id,
         algorithm=told[conventions.TRAIN_ALGORITHM],

@@ -1,6 +1,6 @@
-"""The table of sql/traces.sql → CallColumns and rewards: token arrays are taken over as numpy views, without a Python loop over tokens.
+"""Converts the table of sql/traces.sql to CallColumns and rewards; token arrays become numpy views, without a Python loop over tokens.
 
-pyarrow is imported where a table is read (here, in reader.py and figures.py): most commands and services never read one.
+pyarrow is imported on use (here, in reader.py and figures.py): most commands and services never read a table.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Rew
 
 
 def once_in_order(table: Table) -> Table:
-    """The rows of sql/traces.sql in the order of CallColumns, one for each identity: the lowest sequence counts."""
+    """Sort the rows of sql/traces.sql as CallColumns are, keeping for each identity the one with the lowest sequence number."""
     from pyarrow import compute
 
-    pc: Any = compute  # makes its functions when it is imported
+    pc: Any = compute  # untyped: its functions are generated on import
     narrow = table.drop_columns(_TOKEN_COLUMNS)
     identities = column(narrow, "Identity")
     order = np.lexsort((column(narrow, "SequenceId"), identities))
@@ -45,7 +45,7 @@ def once_in_order(table: Table) -> Table:
 
 
 def _taken(lists: Any, rows: NDArray[np.int64]) -> Any:
-    """These rows of a column of arrays, copied once; pyarrow's `take` first makes one piece of the whole column."""
+    """Take rows of a column of arrays with a single copy; pyarrow's `take` would first combine the chunks of the whole column."""
     import pyarrow as pa
 
     values = [chunk.values.to_numpy() for chunk in lists.chunks]
@@ -56,21 +56,21 @@ def _taken(lists: Any, rows: NDArray[np.int64]) -> Any:
     filled = np.flatnonzero(ends > starts)
     apart = (chunks[filled][1:] != chunks[filled][:-1]) | (starts[filled][1:] != ends[filled][:-1])
     taken = np.empty(offsets[-1], values[0].dtype)
-    for run in np.split(filled, np.flatnonzero(apart) + 1):  # rows that lie side by side
+    for run in np.split(filled, np.flatnonzero(apart) + 1):  # contiguous rows
         if len(run):
             taken[offsets[run[0]] : offsets[run[-1] + 1]] = values[chunks[run[0]]][starts[run[0]] : ends[run[-1]]]
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(taken))
 
 
 def reward_rows(table: Table) -> list[dict[str, Any]]:
-    """The rows of sql/traces.sql that carry rewards, `Rewards` as a dict, by (rollout, attempt, sequence)."""
+    """Return the rows of sql/traces.sql with rewards (`Rewards` as a dict), ordered by rollout, attempt and sequence."""
     found = table.select(_REWARD_COLUMNS).filter(column(table, "IsReward").astype(bool))
     rows = [{**row, "Rewards": dict(row["Rewards"])} for row in found.to_pylist()]
     return sorted(rows, key=lambda row: (row["RolloutId"], row["AttemptId"], row["SequenceId"], row["SpanId"]))
 
 
 def _agents(table: Table, calls: Table) -> list[str]:
-    """For each call the name of the nearest agent at or above its span; empty where there is none."""
+    """Return for each call the name of the nearest agent at or above its span, or an empty string."""
     own, names = strings(calls, "Agent"), strings(table, "Agent")
     if all(own) or not any(names):
         return own
@@ -84,11 +84,11 @@ def _nearest(key: SpanKey, parents: Mapping[SpanKey, SpanKey], known: dict[SpanK
     trail: list[SpanKey] = []
     at: SpanKey | None = key
     while at is not None and at not in known:
-        known[at] = ""  # what spans that name each other as parents come to
+        known[at] = ""  # ends cycles of parents
         trail.append(at)
         at = parents.get(at)
     name = known.get(at, "") if at is not None else ""
-    known.update(dict.fromkeys(trail, name))  # what was climbed once is not climbed again
+    known.update(dict.fromkeys(trail, name))  # each ancestor is visited once
     return name
 
 
@@ -97,7 +97,7 @@ def _span_keys(table: Table, name: str) -> list[SpanKey]:
 
 
 def call_columns(table: Table) -> CallColumns:
-    """The model calls of the table of sql/traces.sql as columns."""
+    """Return the model calls in the table of sql/traces.sql as columns."""
     is_call = column(table, "IsCall").astype(bool)
     calls = table.drop_columns([*_TOKEN_COLUMNS, "Rewards"]).filter(is_call)
     rollouts, attempts, processes = strings(calls, "RolloutId"), strings(calls, "AttemptId"), strings(calls, "Process")
@@ -126,9 +126,9 @@ def call_columns(table: Table) -> CallColumns:
 
 
 def _call_numbers(numbers: NDArray[np.int64], *place: Sequence[str]) -> NDArray[np.int64]:
-    """The numbers of the calls; those of a product that named no rollout have none, and get 1, 2, … in the order in which they came.
+    """Number the calls. Those of a product that sent no rollout id have no numbers yet and get 1, 2, … in the order of their arrival.
 
-    `place` are the columns that say among which calls one is counted.
+    `place` are the columns within whose values calls are numbered.
     """
     if numbers.all():
         return numbers
@@ -141,7 +141,7 @@ def _call_numbers(numbers: NDArray[np.int64], *place: Sequence[str]) -> NDArray[
 
 
 def rollouts_to_read(calls: CallColumns) -> list[str]:
-    """The rollouts of which an adapter needs what was said: those with images, or with a call that does not go on from another."""
+    """Return the rollouts whose content an adapter needs: those with images, or with a call that does not continue an earlier one."""
     if not len(calls):
         return []
     keys = list(zip(calls.rollout_id, calls.attempt_id, calls.process, strict=True))
@@ -152,7 +152,7 @@ def rollouts_to_read(calls: CallColumns) -> list[str]:
 
 
 def call_texts(table: Table, calls: CallColumns) -> CallTexts:
-    """The table of sql/texts.sql, in the order of `calls`."""
+    """Return the table of sql/texts.sql in the order of `calls`."""
     place = {key: row for row, key in enumerate(zip(*(strings(table, n) for n in ("RolloutId", "AttemptId", "SpanId")), strict=True))}
     rows = [place.get(key, -1) for key in zip(calls.rollout_id, calls.attempt_id, calls.span_id, strict=True)]
     read = [[*strings(table, name), ""] for name in ("Instructions", "Asked", "Answered", "Tools")]
@@ -165,7 +165,7 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
 
 
 def _incomplete(table: Table, rollouts: list[str], attempts: list[str]) -> list[str]:
-    """Why a reply is not whole; a call that the client's SDK repeated is `retried`, because the agent never used its reply."""
+    """Return why each reply is incomplete; a call that the client's SDK repeated is `retried`, since the agent never used its reply."""
     places = list(zip(rollouts, attempts, strings(table, "Process"), strict=True))
     again = _numbers(table, "RetryOf", np.int64)
     repeated = {(*places[row], int(again[row])) for row in np.flatnonzero(again).tolist()}
@@ -177,17 +177,17 @@ def _incomplete(table: Table, rollouts: list[str], attempts: list[str]) -> list[
 
 
 def column(table: Table, name: str) -> NDArray[Any]:
-    """A column of numbers."""
+    """Return a column of numbers."""
     return _chunk(table, name).to_numpy(zero_copy_only=False)
 
 
 def _chunk(table: Table, name: str) -> Any:
     found = table.column(name)
-    return found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()  # which copies one, too
+    return found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()  # copies even a single chunk, hence the case before
 
 
 def strings(table: Table, name: str) -> list[str]:
-    """A column of texts."""
+    """Return a column of texts."""
     import pyarrow as pa
 
     return cast(list[str], _chunk(table, name).cast(pa.string()).to_pylist())
@@ -198,7 +198,7 @@ def _numbers(table: Table, name: str, dtype: type[Any]) -> NDArray[Any]:
 
 
 def _ragged(table: Table, name: str, taken: NDArray[np.bool_], dtype: type[np.generic]) -> Ragged:
-    """The arrays of the rows that are taken; as the other rows are mostly empty, what is left lies side by side already."""
+    """Return the arrays of the `taken` rows; no copy where the rows between them are empty, as they mostly are."""
     import pyarrow as pa
 
     lists = _chunk(table, name)
@@ -211,5 +211,5 @@ def _ragged(table: Table, name: str, taken: NDArray[np.bool_], dtype: type[np.ge
         offsets = lists.offsets.to_numpy().astype(np.int64)
         starts, ends = offsets[:-1], offsets[1:]
     values = lists.values.to_numpy(zero_copy_only=False)[starts[0] : ends[-1]]
-    # Token ids are stored as UInt32 and are below 2**31: the same bytes are their int32.
+    # Token ids are stored as UInt32 and are below 2**31, so their bytes are valid int32.
     return Ragged(values.view(dtype), np.append(starts, ends[-1]) - starts[0])

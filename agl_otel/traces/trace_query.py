@@ -1,6 +1,6 @@
-"""What may be asked about traces of any rollout, as a value: a service, an operation, tags, times, durations. Pure; SQL is in sql/.
+"""A query of traces of any rollout as a value: service, operation, tags, times, durations. Pure; the SQL is in sql/.
 
-A trace is found where one of its spans meets every condition, as in Jaeger. Values travel as ClickHouse parameters.
+A trace matches if one of its spans meets every condition, as in Jaeger. Values are passed as ClickHouse parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agl_otel_hook import conventions
 
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 1500
-"""Traces in one answer."""
+"""Most traces in one result."""
 _EARLIEST_NANO: Final = 0
 _LATEST_NANO: Final = (1 << 63) - 1
 _COLUMNS: Final = {
@@ -29,14 +29,14 @@ _COLUMNS: Final = {
     "span.kind": "lower(SpanKind)",
     "error": "if(StatusCode = 'Error', 'true', 'false')",
 }
-"""Tags that are columns, as SQL. The names are those under which Jaeger shows them."""
+"""SQL of the tags that are stored as columns. The names are those shown by Jaeger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceQuery:
-    """Traces of any rollout. What is empty, None or 0 does not count.
+    """Traces of any rollout. Fields that are empty or 0 are ignored.
 
-    Times are Unix nanoseconds, of the start of a span; durations are nanoseconds. Raises UsageError for what cannot be.
+    Times are Unix nanoseconds and bound the start of a span; durations are nanoseconds. Raises UsageError for impossible values.
     """
 
     service: str = ""
@@ -60,23 +60,23 @@ class TraceQuery:
             raise UsageError("times are Unix nanoseconds, not before 1970")
 
     def since(self, start_nano: int) -> TraceQuery | None:
-        """The same of spans that began then or later; None where that is no less than what is asked for."""
+        """Return the query restricted to spans that began at `start_nano` or later; None if that restricts nothing or leaves nothing."""
         return replace(self, start_nano=start_nano) if self.start_nano < start_nano <= self.end_nano else None
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it names a rollout, so that few rows are looked at whatever the times."""
+        """Whether it names a rollout or attempt, so that few rows are read whatever the times."""
         return bool({conventions.ROLLOUT_ID, conventions.ATTEMPT_ID} & self.tags.keys())
 
     @property
     def sql(self) -> str:
-        """The query."""
+        """The SQL of the query."""
         lines = [line for line in named_query("find_traces").splitlines() if not line.startswith("--")]
         return "\n".join(lines).replace("$where", " AND ".join(self._conditions()) or "1")
 
     @property
     def params(self) -> dict[str, object]:
-        """Its values."""
+        """The parameters of the query."""
         sql = self.sql
         names = {
             f"{name}_{place}": text for place, pair in enumerate(self.tags.items()) for name, text in zip(("key", "tag"), pair, strict=True)
@@ -97,7 +97,7 @@ class TraceQuery:
         }
 
     def _conditions(self) -> list[str]:
-        """The first ones are those by which ClickHouse skips most."""
+        """Return the conditions, those by which ClickHouse skips most rows first."""
         found = [self._tag(place, key) for place, key in enumerate(self.tags)]
         found.sort(key=lambda condition: not condition.startswith("RolloutId"))
         if self.start_nano > _EARLIEST_NANO or self.end_nano < _LATEST_NANO:

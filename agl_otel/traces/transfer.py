@@ -1,7 +1,7 @@
-"""Traces in ClickHouse's Native format: from one ClickHouse to another, to files and back, part by part, counted and hashed on both sides.
+"""Copies traces in ClickHouse's Native format between ClickHouses, to files and back, part by part, with counts and hashes compared.
 
-Only what was inserted is carried; the target derives anew what its materialized views hold. A target that holds anything is refused, and is
-emptied again where a transfer into it fails. `snapshot` reads a table as it is when it is begun, while others write to it.
+Only inserted rows are copied; the target derives the content of its materialized views again. The target must be empty, and is emptied
+again if the transfer fails. `snapshot` reads a table as of its first read, while others may write to it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agl_otel.traces.engine import DATABASE, ClickHouseError
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.schema import VERSION
 
-CHUNK_ROWS: Final = 20_000  # about 30 MB of ordinary spans in memory
+CHUNK_ROWS: Final = 20_000  # about 30 MB of typical spans in memory
 DERIVED: Final = ("otel_traces_trace_id_ts", "rollout_summary_states", "services")
-"""Tables that are not carried: views fill them."""
+"""Tables that are not copied: views fill them."""
 MANIFEST: Final = "traces.json"
 Progress = Callable[[str, int, int], None]
-"""(table, rows done, rows in all)"""
+"""(table, rows done, rows in all); in `load`: files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Content:
 
     rows: int
     digest: int
-    """The sum of the hashes of all rows, modulo 2^64: independent of order, parts and time zones."""
+    """Sum of the rows' hashes modulo 2^64: independent of order, parts and time zones."""
 
     def __add__(self, other: Content) -> Content:
         return Content(self.rows + other.rows, (self.digest + other.digest) % (1 << 64))
@@ -49,12 +49,12 @@ class Chunk(NamedTuple):
     table: str
     content: Content
     total: int
-    """Rows of the table, deleted rows that are still on disk included."""
+    """Rows of the table, including deleted rows still on disk."""
     blocks: bytes
 
 
 def tables(store: TraceStore) -> list[str]:
-    """The names of the tables that are carried, in order."""
+    """Return the sorted names of the tables to copy."""
     found = store.select(
         "SELECT name FROM system.tables WHERE database = {db:String} AND match(engine, 'MergeTree|Distributed') ORDER BY name", _DB
     )
@@ -63,15 +63,15 @@ def tables(store: TraceStore) -> list[str]:
 
 
 def content(store: TraceStore, table: str) -> Content:
-    """The rows of `table` now."""
+    """Count and hash the current rows of `table`."""
     rows = store.select(f"SELECT count(), sum(cityHash64(*)) FROM {DATABASE}.{table}")
     return Content(int(str(rows[0][0])), int(str(rows[0][1])))
 
 
 def snapshot(source: TraceStore, table: str) -> Iterator[Chunk]:
-    """The rows of `table` as they are now; parts that come later are left out. Merges of the table wait until the end.
+    """Yield the current rows of `table`, without parts added later. Merges of the table are stopped until the end.
 
-    Reads on the calling thread's own connection, always the same thread's: inserts do not wait for it.
+    Iterate in one thread: reads use its own connection, so that inserts do not wait for them.
     """
     name = f"{DATABASE}.{table}"
     if source.select("SELECT 1 FROM system.tables WHERE database = {db:String} AND engine = 'Distributed' LIMIT 1", _DB):
@@ -99,15 +99,15 @@ def snapshot(source: TraceStore, table: str) -> Iterator[Chunk]:
 
 
 class Filling:
-    """A target that is being filled; see `filling`."""
+    """A target during a transfer; see `filling`."""
 
     def __init__(self, target: TraceStore) -> None:
         self._target = target
         self.sent: dict[str, Content] = {}
-        """{table: rows inserted so far}."""
+        """{table: content inserted so far}."""
 
     def begin(self, table: str) -> None:
-        """Chunks of this table follow, or none."""
+        """Start a table; it may have no chunks."""
         self.sent[table] = NOTHING
 
     def insert(self, table: str, rows: Content, blocks: bytes) -> None:
@@ -116,7 +116,7 @@ class Filling:
         self._target.insert_native(f"{DATABASE}.{table}", blocks)
 
     def compare(self) -> None:
-        """Raise DataError where the target does not hold what was sent."""
+        """Raise DataError if the target does not hold exactly what was sent."""
         for table, sent in self.sent.items():
             if sent != (arrived := content(self._target, table)):
                 raise DataError(
@@ -125,7 +125,7 @@ class Filling:
                 )
 
     def undo(self) -> None:
-        """Empty the target, unless it holds rows of somebody else."""
+        """Empty the target, unless it holds more rows than were sent."""
         if all(content(self._target, table).rows <= self.sent.get(table, NOTHING).rows for table in tables(self._target)):
             cluster = self._target.cluster
             for table in (*self.sent, *DERIVED):
@@ -134,7 +134,7 @@ class Filling:
 
 @contextlib.contextmanager
 def filling(target: TraceStore) -> Generator[Filling]:
-    """Insert into an empty `target`; where the block fails, it is empty again. Raises ConflictError where it holds traces."""
+    """Provide an empty `target` for inserts; empty it again if the block fails. Raises ConflictError if it holds traces."""
     for table in tables(target):
         if rows := content(target, table).rows:
             raise ConflictError(
@@ -155,7 +155,7 @@ def filling(target: TraceStore) -> Generator[Filling]:
 
 
 def copy(source: TraceStore, target: Filling, progress: Progress | None = None) -> dict[str, Content]:
-    """Copy all traces, to which nobody writes meanwhile, and compare. Returns {table: what it holds}. Raises DataError."""
+    """Copy all traces (nothing may write to them meanwhile) and compare. Returns {table: its content}. Raises DataError."""
     for table in tables(source):
         target.begin(table)
         for chunk in snapshot(source, table):
@@ -170,7 +170,7 @@ def copy(source: TraceStore, target: Filling, progress: Progress | None = None) 
 
 
 def dump(source: TraceStore, directory: Path, progress: Progress | None = None) -> dict[str, Content]:
-    """Write all traces into `directory` (made here). Returns what was written."""
+    """Write all traces into a new `directory`. Returns {table: its content}."""
     files = DumpFiles(directory, progress)
     for table in tables(source):
         files.begin(table)
@@ -180,7 +180,7 @@ def dump(source: TraceStore, directory: Path, progress: Progress | None = None) 
 
 
 class DumpFiles:
-    """A dump that is being written: a file for each chunk, and a manifest last."""
+    """Writes a dump: one file per chunk, and a manifest last."""
 
     def __init__(self, directory: Path, progress: Progress | None = None) -> None:
         self._directory = directory
@@ -189,12 +189,12 @@ class DumpFiles:
         self._files: list[dict[str, Any]] = []
 
     def begin(self, table: str) -> None:
-        """Chunks of this table follow, or none."""
+        """Start a table; it may have no chunks."""
         (self._directory / table).mkdir(parents=True)
         self._held[table] = NOTHING
 
     def add(self, chunk: Chunk) -> None:
-        """Write one chunk of a table that was begun."""
+        """Write one chunk of the table."""
         path = self._directory / chunk.table / f"{len(self._files):06}.native"
         path.write_bytes(chunk.blocks)
         digest = hashlib.sha256(chunk.blocks).hexdigest()
@@ -205,14 +205,14 @@ class DumpFiles:
             self._progress(chunk.table, self._held[chunk.table].rows, chunk.total)
 
     def finish(self) -> dict[str, Content]:
-        """Write the manifest. Returns {table: what was written}."""
+        """Write the manifest. Returns {table: its content}."""
         manifest = {"schema": VERSION, "tables": list(self._held), "files": self._files}
         (self._directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         return self._held
 
 
 def check_dump(directory: Path) -> dict[str, Any]:
-    """The manifest of a dump whose files are all there and whole. Raises UsageError, ConflictError or DataError."""
+    """Return a dump's manifest after checking that its files are complete. Raises UsageError, ConflictError or DataError."""
     try:
         manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
     except FileNotFoundError:
@@ -230,7 +230,7 @@ def check_dump(directory: Path) -> dict[str, Any]:
 
 
 def load(directory: Path, target: Filling, progress: Progress | None = None) -> dict[str, Content]:
-    """Insert a dump, and compare. Returns {table: what it holds}. Raises as check_dump, and DataError."""
+    """Insert a dump and compare. Returns {table: its content}. Raises what check_dump raises, and DataError."""
     manifest = check_dump(directory)
     for table in manifest["tables"]:
         target.begin(table)

@@ -1,11 +1,11 @@
-"""Is an attempt fit for training? A pure function over counts (contracts.md §6).
+"""Decides whether an attempt is fit for training: a pure function over counts (contracts.md §6).
 
-Spans with a process marker are counted on both sides, annotations included, seals not; spans without a marker never are. A process is
-known by the ledger that the runner read, by what was handed to the queue, by its spans and seals, by a proxy that announced itself, or by
-the baggage of a model call. Each known process must be whole: all that it ended is stored, and nothing of it was in flight when it died.
-What no ledger counts proves that by its last seal, or by one that it sent with nothing open when the agent had ended.
+Spans with a process marker are counted by their process and in storage, annotations included, seals not; spans without a marker are not
+counted. A process is known from the runner's ledger, from counts reported to the queue, from its spans and seals, from a proxy's
+registration, or from the baggage of a model call. Each known process must be whole: everything it ended is stored, and nothing was in
+flight when it died. A process without a ledger proves this by its last seal, or by one sent with no open span after the agent had ended.
 
-Annotations prove nothing about the agent: a runner's own marked reward does not make an attempt complete whose agent nobody counted.
+Annotations prove nothing about the agent: a runner's own reward span does not complete an attempt whose agent was not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from agl_otel.types import Answered, AttemptLedger, ProcessRecord, Verdict, VerdictKind
 
 CLOCKS_SECONDS: Final = 0.5
-"""By how much the clocks of a runner and of a service may differ."""
+"""Allowed difference between the clocks of a runner and a service."""
 
 ALARM: Final = "its agent ran under the hook, and no process counted its spans: is its telemetry set up by somebody else?"
 NOT_HANDED_IN: Final = "its agent ran under the hook, and nobody has handed in the ledger of its processes: its runner may have died"
@@ -30,20 +30,20 @@ NOT_SEEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MarkerFacts:
-    """What is stored of one process in one attempt."""
+    """The stored counts of one process in one attempt."""
 
     spans: int = 0
-    """Distinct spans with the marker that began before the runner read the ledger; seals not."""
+    """Distinct spans with the marker that began before the runner read the ledger, without seals."""
     annotations: int = 0
     """How many of those are annotations."""
     seal: int | None = None
-    """The largest seal that is stored; None where there is none."""
+    """The largest stored seal; None: no seal."""
     sealed_at: float = 0.0
-    """When the latest seal was made, by the process's clock (Unix seconds). Unless it is the last, no span of the attempt was open then."""
+    """Time of the latest seal, by the process's clock (Unix seconds). Except for the last seal, no span of the attempt was open then."""
     closed: bool = False
-    """Whether a stored seal is its last: nothing of this attempt follows."""
+    """Whether a stored seal is the process's last: no span of the attempt follows."""
     dropped: int = 0
-    """How many spans its exporter gave up."""
+    """How many spans its exporter dropped."""
     calls: int = 0
     """Distinct model call numbers."""
     last_call: int = 0
@@ -52,27 +52,27 @@ class MarkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
-    """What is known of one attempt."""
+    """All facts about one attempt that the verdict depends on."""
 
     rollout_id: str
     attempt_id: str
     handed: Mapping[str, int] | None = None
-    """{marker: spans ended} of its runner and of the proxies that it closed the attempt at; None where no runner handed it in."""
+    """{marker: spans ended} of the runner and of the proxies at which it closed the attempt; None: not reported."""
     markers: Mapping[str, MarkerFacts] = field(default_factory=dict[str, MarkerFacts])
     unmarked: int = 0
-    """Distinct spans without a marker, the attempt span not counted."""
+    """Distinct spans without a marker, except the attempt span."""
     unmarked_annotations: int = 0
     """How many of those are annotations."""
     orphans: int = 0
     """How many of the spans without a marker have a parent that is not stored."""
     hooked: bool = False
-    """Whether its runner started the agent under our hook."""
+    """Whether the runner started the agent under the hook."""
     ledger: AttemptLedger | None = None
-    """What its runner read of its processes; None where it was not handed in."""
+    """The runner's summary of the attempt's processes; None: not reported."""
     proxies: Mapping[str, str] = field(default_factory=dict[str, str])
-    """{marker: address} of the proxy processes that announced that they forward calls of it."""
+    """{marker: address} of the proxy processes that registered as forwarding its calls."""
     callers: Collection[str] = ()
-    """Markers that the baggage of stored model calls names."""
+    """Markers in the baggage of stored model calls."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class _Findings:
 
 
 def decide(facts: AttemptFacts) -> Verdict:
-    """The verdict, with what is missing and from which process."""
+    """Return the verdict, with what is missing from which process."""
     found = _Findings()
     _judge_ledger(facts, found)
     records = facts.ledger.processes if facts.ledger else []
@@ -133,7 +133,7 @@ def _kind(facts: AttemptFacts, reasons: list[str]) -> VerdictKind:
 
 
 def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
-    """What the ledger proves as a whole."""
+    """Judge the ledger as a whole."""
     ledger = facts.ledger
     if ledger is None:
         if facts.hooked:
@@ -149,7 +149,7 @@ def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
     elif ledger.reach == "hooked" and not processes and not _unrecorded(facts, ledger):
         found.reasons.append(NOT_LOADED + command)
     elif ledger.reach == "elsewhere" and ledger.command and facts.hooked and not _others(facts, ledger):
-        # Refused, not noted: from here an agent that makes no spans looks like one that lost them all, and it can do without the hook.
+        # Incomplete, not just a note: an agent without spans cannot be told from one that lost them all, and it need not be hooked.
         found.reasons.append(NOT_SEEN + command)
     if ledger.reach != "hooked" and not facts.hooked and not processes and not _counts_itself(facts, ledger):
         found.notes.append(f"the agent's own spans are not counted: it does not run under the hook{command}")
@@ -158,23 +158,23 @@ def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
 
 
 def _others(facts: AttemptFacts, ledger: AttemptLedger) -> set[str]:
-    """Processes of the agent that are known without a record."""
+    """Return the processes of the agent that are known but have no record in the ledger."""
     return {*_unrecorded(facts, ledger), *facts.callers, *ledger.answered} - {*(facts.handed or {}), *facts.proxies}
 
 
 def _counts_itself(facts: AttemptFacts, ledger: AttemptLedger) -> bool:
-    """Whether a process of the agent counts spans of it."""
+    """Whether a process of the agent without a record has counted spans."""
     return any(facts.markers[marker].spans > facts.markers[marker].annotations for marker in _unrecorded(facts, ledger))
 
 
 def _unrecorded(facts: AttemptFacts, ledger: AttemptLedger) -> set[str]:
-    """Processes of the agent that sent something and have no record: their disk is another one, or would not take it."""
+    """Return the processes of the agent with spans or seals but no record: they run elsewhere, or could not write it."""
     others = {*(facts.handed or {}), *facts.proxies, *(record.marker for record in ledger.processes if not record.no_record)}
-    return {marker for marker, seen in facts.markers.items() if marker not in others and not seen.last_call}  # calls are a proxy's
+    return {marker for marker, seen in facts.markers.items() if marker not in others and not seen.last_call}  # numbered calls are a proxy's
 
 
 def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) -> None:
-    """A process with a record in the ledger, which goes before its seals."""
+    """Judge a process with a record in the ledger, which has priority over its seals."""
     name = _known_as(record)
     in_flight = record.begun - record.ended - record.abandoned
     if in_flight > 0:
@@ -197,7 +197,7 @@ def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) ->
 
 
 def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _Findings, *, journal: bool) -> None:
-    """A process that is known by what it sent and by what was handed in; a proxy with a `journal` counts what that lacks as dropped."""
+    """Judge a process by its stored and reported counts; a proxy with a `journal` counts calls missing there as dropped."""
     if expected is None:
         what = "no seal" if seen.seal is None else "no last seal"
         found.lost(0, f"{name} sent {what}: it may have ended before its last spans were sent ({seen.spans} are stored)")
@@ -206,7 +206,7 @@ def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _F
         found.lost(missing, f"{name}: {missing} of {expected} spans are missing")
     elif seen.spans > expected:
         found.lost(0, f"{name}: {seen.spans} spans are stored, and only {expected} of it were counted: its last seal is missing")
-    if seen.dropped and journal and seen.spans == expected:  # its exporter gave up none
+    if seen.dropped and journal and seen.spans == expected:  # nothing was lost by its exporter
         found.lost(0, f"{name}: its journal could not be written, or has gaps: calls may be missing")
     elif seen.dropped:
         found.lost(0, f"{name}: its exporter gave up {_spans(seen.dropped, verb=False)}")
@@ -220,10 +220,10 @@ def _judge_calls(name: str, seen: MarkerFacts, found: _Findings, before: int) ->
 
 
 def _expected(facts: AttemptFacts, marker: str, seen: MarkerFacts) -> int | None:
-    """How many spans must be stored of a process without a record; None where nothing proves that it has ended no more.
+    """Return how many spans of a process without a record must be stored; None if nothing proves the final number.
 
-    A seal proves that where it is the process's last, where it counts all that had begun when the process answered, or where the process
-    lived on with nothing open when the agent had ended: what begins then is late. After any other one it may have died in its next span.
+    A seal proves it if it is the process's last, if it covers all spans begun when the process answered, or if the process was alive with
+    no open span after the agent had ended (spans that begin then are late). After any other seal it may have died in its next span.
     """
     handed = (facts.handed or {}).get(marker)
     if handed is not None:

@@ -1,4 +1,4 @@
-"""The SQL of the traces: schema.sql, and a file for each named query."""
+"""The SQL of the traces: schema.sql, and one file per named query."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 _HERE: Final = Path(__file__).parent
 OTLP_ROWS_SCHEMA: Final = _HERE / "otlp_rows.proto"
-"""What is inserted into the table otel.otlp_rows (schema.sql)."""
+"""The messages that are inserted into the table otel.otlp_rows (schema.sql)."""
 REFILLS: Final = ("refill_trace_id_ts", "refill_rollout_summary", "refill_services")
-"""Named queries that write again what the materialized views derive from one batch."""
+"""Named queries that rewrite what the materialized views derive from one batch."""
 
 
 @cache
 def named_query(name: str) -> str:
-    """The text of NAME.sql."""
+    """Return the text of NAME.sql."""
     return (_HERE / f"{name}.sql").read_text()
