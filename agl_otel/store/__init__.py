@@ -1,12 +1,12 @@
-"""The object that user code and algorithms talk to: what is intended (queue) and what was observed (ClickHouse).
+"""The interface of user code and algorithms to both stores: what is intended (queue) and what was observed (ClickHouse).
 
     store = await Store.connect("127.0.0.1:4747")
     rollouts = await store.enqueue(tasks)          # what is intended
     await store.wait([r.rollout_id for r in rollouts])
     traces = await store.traces(rollouts)          # what was observed, with a verdict for every attempt
 
-It holds no state of its own and no SQL: queue/client.py speaks to the queue, traces/reader.py to ClickHouse, write.py to the
-collector. store.py puts the parts together: rollouts.py, spans.py, steps.py, figures.py and resources.py over connections.py.
+It holds no state and no SQL: it calls the queue by queue/client.py, ClickHouse by traces/reader.py, and the collector by write.py.
+store.py combines the parts: rollouts.py, spans.py, steps.py, figures.py and resources.py over connections.py.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from agl_otel.compat.stores import LightningStoreThreaded as LightningStoreThreaded
     from agl_otel.compat.stores import MongoLightningStore as MongoLightningStore
 
-__path__.append(str(Path(__file__).parents[1] / "compat" / "names" / "store"))  # modules of 0.3 that are none of ours
+__path__.append(str(Path(__file__).parents[1] / "compat" / "names" / "store"))  # modules of 0.3 that do not exist here
 
 __all__ = ["CONNECT_TIMEOUT_SECONDS", "DESCRIBE_PATH", "Store"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load 0.3's names, which stand above this room."""
+    """Load 0.3's names, which belong to a room above this one."""
     if not name.startswith("_"):
         from agl_otel.compat import stores
 

@@ -1,4 +1,4 @@
-"""One address is enough: the queue's gRPC address, or the web service's HTTP address, which says where the queue is."""
+"""Finds the queue by a single address: the queue's own (gRPC), or the web service's (HTTP), which returns the queue's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 class Address:
-    """A stack that runs already. Empty address or token: AGL_STORE and AGL_TOKEN, read at first use."""
+    """A running stack. An empty address or token means AGL_STORE or AGL_TOKEN, read on first use."""
 
     def __init__(self, address: str = "", token: str = "") -> None:
         self._address = address
@@ -28,18 +28,18 @@ class Address:
         return self._token or Settings.load().token.get_secret_value()
 
     def address(self) -> str:
-        """`host:port` of the queue or `http://host:port`. Raises UsageError where there is none."""
+        """Return the queue's `host:port` or the web service's `http://host:port`. Raises UsageError if there is none."""
         address = self._address or Settings.load().store
         if not address:
             raise UsageError("no stack to connect to: give an address, set AGL_STORE, or start one with `agl-otel up`")
         return address
 
     def stop(self) -> None:
-        """Nothing: it is somebody else's."""
+        """Do nothing: the store did not start this stack."""
 
 
 async def queue_address(address: str, token: str) -> str:
-    """The queue's gRPC address behind `address`: itself, or what the web service there says. Raises UsageError, UnavailableError."""
+    """Return the queue's gRPC address: `address` itself, or the web service's answer. Raises UsageError, UnavailableError."""
     malformed = UsageError(f"address {address!r} is not host:port or http://host:port")
     if "://" not in address:
         if address.rpartition(":")[2].isdigit():
@@ -56,7 +56,7 @@ async def queue_address(address: str, token: str) -> str:
         except (aiohttp.ClientConnectorError, TimeoutError) as error:
             raise _away(address, error) from error
         except (aiohttp.ClientError, OSError):
-            return address.removeprefix("http://").rstrip("/")  # also a way to write the queue's address; gRPC answers no HTTP/1
+            return address.removeprefix("http://").rstrip("/")  # may also be the queue's address: gRPC does not answer HTTP/1
         async with answer:
             try:
                 if answer.status != 200:

@@ -1,7 +1,7 @@
-"""What every part of the store stands on: connections, opened at first use, one set for each event loop that uses the store.
+"""The connections below all parts of the store: opened on first use, one set per event loop that uses the store.
 
-Several `asyncio.run` calls and several threads may use one store object. A loop's connections are held by an asynchronous generator,
-which the loop closes when it ends (`loop.shutdown_asyncgens`), so nothing has to be closed by hand between two `asyncio.run` calls.
+Several `asyncio.run` calls and threads may share one store object. An asynchronous generator holds a loop's connections, and the loop
+closes it at its end (`loop.shutdown_asyncgens`), so nothing must be closed by hand between two `asyncio.run` calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agl_otel.types import Describe
 
 
 class Statistics(TypedDict, total=False):
-    """How much there is."""
+    """The counts of a store."""
 
     name: str
     total_rollouts: int
@@ -35,7 +35,7 @@ class Statistics(TypedDict, total=False):
 
 
 class Source(Protocol):
-    """Where the stack is, or how to get one."""
+    """The location of a stack, or the means to start one."""
 
     @property
     def token(self) -> str:
@@ -43,11 +43,11 @@ class Source(Protocol):
         ...
 
     def address(self) -> str:
-        """The stack's address; may block (see `agl_otel.store.address`). Raises UsageError, UnavailableError."""
+        """Return the stack's address; may block (see `agl_otel.store.address`). Raises UsageError, UnavailableError."""
         ...
 
     def stop(self) -> None:
-        """End what was started for the store; may block."""
+        """Stop what was started for the store; may block."""
         ...
 
 
@@ -73,7 +73,7 @@ class Connection:
         return cls(queue, reader, SpanWriter(queue, token=token), description)
 
     async def refresh(self, token: str) -> None:
-        """Look again for what was not there yet when this was opened: the stack was still starting."""
+        """Look up again the services that were missing because the stack was still starting."""
         description = await self.queue.describe()
         if description.clickhouse:
             before, self.description = self.reader, description
@@ -81,7 +81,7 @@ class Connection:
             await before.close()
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         await self.writer.close()
         await self.reader.close()
         await self.queue.close()
@@ -97,7 +97,7 @@ CONNECTIONS: Final = frozenset({"_source", "_closed", "_opening", "_held"})
 
 
 class Connected:
-    """Connections to the stack at `source`, opened when they are first needed."""
+    """Connections to the stack at `source`, opened on first use."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -106,7 +106,7 @@ class Connected:
         self._held: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
 
     async def _open(self) -> Connection:
-        """The running loop's connections."""
+        """Return the running loop's connections."""
         if self._closed:
             raise UsageError("this store is closed: make a new one")
         loop = asyncio.get_running_loop()
@@ -140,9 +140,9 @@ class Connected:
         return opening.result()
 
     async def close(self) -> None:
-        """Close the running loop's connections and end a stack that was started for this store. Any other stack goes on.
+        """Close the running loop's connections, and stop the stack if it was started for this store.
 
-        Connections of other event loops are closed when those end.
+        Connections of other event loops are closed when those loops end.
         """
         self._closed = True
         loop = asyncio.get_running_loop()

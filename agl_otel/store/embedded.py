@@ -1,6 +1,6 @@
-"""A stack of the store's own: a supervisor process (agl_otel/stack/embedded.py) that starts at first use and ends with this process.
+"""A private stack of a store: a supervisor process (agl_otel/stack/embedded.py) that starts on first use and ends with this process.
 
-It ends when its standard input does, so also when this process is killed. Several may run side by side: all ports are free ones.
+It ends with its standard input, so also when this process is killed. Several can run side by side: all ports are chosen freely.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from agl_otel.settings import Settings, without_settings
 SUPERVISOR: Final = "agl_otel.stack.embedded"
 LOG: Final = "embedded.log"
 LOG_TAIL: Final = 2000
-STOP_SECONDS: Final = 60.0  # the collector may have to flush its log
+STOP_SECONDS: Final = 60.0  # includes the time for the collector to flush its log
 
 
 class EmbeddedStack:
-    """The stack of `data_dir`; None means a temporary folder that is removed at the end. `services` are those of stack.py.
+    """The stack of `data_dir`; None: a temporary folder that is removed at the end. `services` are names of stack/services.py.
 
-    `settings` are fields of Settings that differ from those of a private stack (`Settings.private`).
+    `settings` override fields of the private stack's Settings (`Settings.private`).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EmbeddedStack:
         self._stop: weakref.finalize[..., EmbeddedStack] | None = None
 
     def address(self) -> str:
-        """The queue's address; the first call starts the stack and waits until it is well. Raises UnavailableError."""
+        """Return the queue's address; the first call starts the stack and waits until it is healthy. Raises UnavailableError."""
         with self._lock:
             if not self._address:
                 self._address = self._start()
@@ -58,16 +58,16 @@ class EmbeddedStack:
 
     @property
     def running(self) -> bool:
-        """Whether it was started."""
+        """Whether the stack has been started."""
         return bool(self._address)
 
     def configure(self, *, services: Sequence[str], **settings: Any) -> None:
-        """Say what is started, before the first use."""
+        """Set the services to run, and settings, before the first use."""
         self._services = tuple(services)
         self.settings.update(settings)
 
     def stop(self) -> None:
-        """End the stack and wait for it; a later use starts it again."""
+        """Stop the stack and wait for its end; a later use starts it again."""
         with self._lock:
             if self._stop is not None:
                 self._stop()
@@ -99,7 +99,7 @@ class EmbeddedStack:
 
 
 def _end(process: subprocess.Popen[bytes], discard: Path | None, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the process that started it
+    if os.getpid() != owner:  # in a fork of the process that started it
         return
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Figures of a training run, as OpenTelemetry gauges: what a trainer found goes the way of all that is observed."""
+"""Metrics of a training run as OpenTelemetry gauges, sent through the collector like all observations."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from agl_otel.store.connections import Connected
 from agl_otel_hook import conventions
 
 PREFIX: Final = conventions.TRAINING_FIGURES
-"""Of the metrics' names."""
+"""Prefix of the metrics' names."""
 TRAINER: Final = {"service.name": "agl-otel-trainer"}
-"""The resource of figures and steps of trainers."""
+"""The OpenTelemetry resource of trainers' figures and steps."""
 
 
 class Figures(Connected):
-    """The store's part for figures."""
+    """The part of the store for figures."""
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
-        """Keep the latest figures of a training run (`logprob_drift`, `stale_share`, …) in otel_metrics_gauge, as `agl.training.NAME`.
+        """Store the latest figures of a training run (`logprob_drift`, `stale_share`, …) in otel_metrics_gauge, as `agl.training.NAME`.
 
-        The web service's /metrics shows the latest of each for a day. What is not finite is left out.
-        Raises UnavailableError where no collector takes them, DataError where it takes no metrics (AGL_METRICS).
+        The web service's /metrics shows the latest of each for a day. Values that are not finite are left out.
+        Raises UnavailableError if no collector accepts them, DataError if it accepts no metrics (AGL_METRICS).
         """
         request = figures_request(figures, algorithm, time.time_ns())
         await (await self._open()).writer.write_metrics(request)
 
 
 def figures_request(figures: Mapping[str, float], algorithm: str, now_nano: int) -> ExportMetricsServiceRequest:
-    """The OTLP request that carries them."""
+    """Serialise figures as an OTLP request."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
     group.resource.attributes.extend(_texts(TRAINER))

@@ -1,7 +1,7 @@
-"""Stored spans as OTLP, by the hook's encoder (agl_otel_hook/wire.py). Pure.
+"""Converts stored spans to OTLP, by the hook's encoder (agl_otel_hook/wire.py). Pure.
 
-Ids and sequence number travel as resource attributes, as Agent Lightning 0.3 sent them, so that the span's own attributes come back exactly
-as they were; a span that carries such an attribute itself gets the right one there.
+Ids and sequence number are sent as resource attributes, as by Agent Lightning 0.3, so that the span's own attributes come back unchanged;
+if a span itself has such an attribute, it is set to the right value.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ENCODED: Final = frozenset({str, bool, int, float, bytes, type(None)})
 
 
 def request_of(spans: Sequence[Span]) -> bytes:
-    """One request with all of them; each is its own ResourceSpans, because its resource carries its sequence number.
+    """Serialise spans as one request; each has its own ResourceSpans, since its resource holds its sequence number.
 
-    A span without a start starts now, one without an end ends as it starts. Raises UsageError for an id that OTLP cannot carry.
+    A span without a start starts now, one without an end ends at its start. Raises UsageError for an id that OTLP cannot carry.
     """
     now = time.time_ns()
     return b"".join(_resource_spans(span, now) for span in spans)
@@ -36,12 +36,12 @@ def _resource_spans(span: Span, now_nano: int) -> bytes:
 
 
 def scope_head(span: Span) -> bytes:
-    """The scope of the instrumentation that made `span`, as `wire.of_parts` takes it."""
+    """Encode the scope of the span's instrumentation for `wire.of_parts`."""
     return wire.scope_head(str(span.scope.get("name") or ""), str(span.scope.get("version") or ""))
 
 
 def span_field(span: Span, attributes: Mapping[str, Any], now_nano: int) -> bytes:
-    """The span itself, with these attributes, as `wire.of_parts` takes it. Raises UsageError for an id that OTLP cannot carry."""
+    """Encode the span with these attributes for `wire.of_parts`. Raises UsageError for an id that OTLP cannot carry."""
     start = unix_nano(span.start_time, span.start_time_unix_nano) or now_nano
     rest = [wire.event_field(event.name, unix_nano(event.timestamp) or start, encodable(event.attributes)) for event in span.events]
     rest += [
@@ -70,7 +70,7 @@ def span_field(span: Span, attributes: Mapping[str, Any], now_nano: int) -> byte
 
 
 def encodable(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes, values that OTLP has no kind for as text."""
+    """Return the attributes; values of types that OTLP lacks become text."""
     return {key: value if type(value) in _ENCODED else _encodable(value) for key, value in attributes.items()}
 
 
@@ -94,10 +94,10 @@ def _id(text: str, length: int, what: str) -> bytes:
 
 
 def unix_nano(seconds: float | None, nanoseconds: int | None = None) -> int:
-    """Nanoseconds; the exact ones where they agree with the seconds. 0 where there is no time."""
+    """Return Unix nanoseconds: the exact ones if they agree with the seconds, else converted seconds; 0 without a time."""
     if nanoseconds is not None and (seconds is None or nanoseconds / 10**9 == seconds):
         return nanoseconds
-    whole, part = divmod(seconds or 0.0, 1)  # multiplied as a whole, a double of today is some hundred nanoseconds off
+    whole, part = divmod(seconds or 0.0, 1)  # multiplying today's seconds as one double would be some hundred nanoseconds off
     return int(whole) * 10**9 + round(part * 1e9)
 
 

@@ -1,4 +1,4 @@
-"""The store's part for resources."""
+"""The part of the store for resources."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from agl_otel.store.connections import Connected
 from agl_otel.types import PromptTemplate, ResourcesUpdate, ResourceUnion
 
 GivenResources = Mapping[str, ResourceUnion | str]
-"""{name: resource}; a plain string is an f-string prompt template."""
+"""{name: resource}; a plain string becomes an f-string prompt template."""
 
 
 class Resources(Connected):
-    """Named sets of resources in versions."""
+    """Named sets of resources with versions."""
 
     async def publish(self, resources: GivenResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
-        """Publish resources. With the id of earlier ones they become its next version.
+        """Publish resources, as the next version of `resources_id` if that exists.
 
-        The next rollouts that name none use them, unless they are put `aside`: then only rollouts that name them do. A run puts aside
-        what it serves, which is gone when it ends.
+        They become the default of rollouts that name no resources, unless `aside` is set: then only rollouts that name them use them. A
+        run sets `aside` for its own model server, which ends with the run.
         """
         made = {
             name: PromptTemplate(template=given, engine="f-string") if isinstance(given, str) else given
@@ -27,5 +27,5 @@ class Resources(Connected):
         return await (await self._open()).queue.put_resources(made, resources_id=resources_id, aside=aside)
 
     async def resources(self, resources_id: str | None = None) -> ResourcesUpdate | None:
-        """The current version of a set, or without an id the set published last; None where there is none."""
+        """Return the current version of a set, or without an id the set published last; None if there is none."""
         return await (await self._open()).queue.get_resources(resources_id)

@@ -1,4 +1,4 @@
-"""The store's part for rollouts and attempts: what is intended."""
+"""The part of the store for rollouts and attempts: what is intended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agl_otel.types import (
 )
 
 OUTPUTS_SEARCHED: Final = 500
-"""Rollouts whose outputs are read to find a text in them."""
+"""Most rollouts whose outputs are searched for a text."""
 
 
 class Rollouts(Connected):
@@ -28,15 +28,15 @@ class Rollouts(Connected):
         """Queue one rollout for each task, in order.
 
         Args:
-            tasks: EnqueueRolloutRequests, or plain inputs (anything JSON) that become requests with `common` fields.
-            idempotency_key: the same key gives the same rollouts again instead of new ones.
+            tasks: EnqueueRolloutRequests, or plain inputs (any JSON) that become requests with the `common` fields.
+            idempotency_key: a repeated key returns the same rollouts instead of new ones.
             common: fields of EnqueueRolloutRequest for plain inputs (`mode`, `resources_id`, `config`, `metadata`, …).
         """
         requests = [t if isinstance(t, EnqueueRolloutRequest) else EnqueueRolloutRequest(input=t, **common) for t in tasks]
         return await (await self._open()).queue.enqueue(requests, idempotency_key=idempotency_key)
 
     async def rollouts(self, query: RolloutQuery) -> PaginatedResult[Rollout | AttemptedRollout]:
-        """Rollouts that match, with their latest attempts."""
+        """Return the matching rollouts with their latest attempts."""
         connection = await self._open()
         if not query.output_contains:
             return await connection.queue.query_rollouts(query)
@@ -49,31 +49,31 @@ class Rollouts(Connected):
         return PaginatedResult(page, query.limit, query.offset, len(found), searched=searched)
 
     async def rollout(self, rollout_id: str) -> Rollout | AttemptedRollout | None:
-        """The rollout, with its latest attempt; None where there is none."""
+        """Return the rollout with its latest attempt; None if it does not exist."""
         return next(iter(await self.rollouts(RolloutQuery(rollout_id_in=[rollout_id]))), None)
 
     async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> list[Rollout | AttemptedRollout]:
-        """Wait until all of them have finished, or the time is up; the finished ones, in the order asked for. Unknown ids are left out."""
+        """Wait until all have finished or the time is up; return the finished ones in the given order. Unknown ids are ignored."""
         done = {rollout.rollout_id: rollout async for rollout in self.watch(rollout_ids, timeout_seconds=timeout_seconds)}
         return [done[rollout_id] for rollout_id in rollout_ids if rollout_id in done]
 
     async def watch(
         self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Rollout | AttemptedRollout, None]:
-        """Each of them as it finishes; ends when all have, or the time is up. Unknown ids are left out."""
+        """Yield each rollout as it finishes, until all have or the time is up. Unknown ids are ignored."""
         async for finished in (await self._open()).queue.wait(rollout_ids, timeout_seconds=timeout_seconds):
             for rollout in finished:
                 yield rollout
 
     async def attempts(self, rollout_ids: str | Sequence[str]) -> list[Attempt]:
-        """All attempts of the rollouts, by rollout and number; none of unknown rollouts."""
+        """Return all attempts of the rollouts, by rollout and number; unknown rollouts have none."""
         ids = [rollout_ids] if isinstance(rollout_ids, str) else rollout_ids
         return list(await (await self._open()).queue.query_attempts(ids)) if ids else []
 
     async def set_status(self, rollout_ids: Sequence[str], status: RolloutStatus) -> list[Rollout]:
-        """Change the status of rollouts: `cancelled` ends them, `requeuing` queues them again. Attempts are not touched.
+        """Set the status of rollouts: `cancelled` ends them, `requeuing` queues them again. Attempts are not touched.
 
-        Raises NotFoundError; then nothing is changed.
+        Raises NotFoundError, and then changes nothing.
         """
         updates = [RolloutUpdate(rollout_id=rollout_id, status=status) for rollout_id in rollout_ids]
         return list(await (await self._open()).queue.update_rollouts(updates)) if updates else []

@@ -1,4 +1,4 @@
-"""The store's part for spans and traces: what was observed."""
+"""The part of the store for spans and traces: the observations."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
 from agl_otel.types.columns import Traces
 
-REQUEST_SPANS: Final = 1000  # in one request, which may have 64 MiB
+REQUEST_SPANS: Final = 1000  # most spans in one request, which may have 64 MiB
 _log = logging.getLogger(__name__)
 
 
 class Spans(Connected):
-    """Spans and what they add up to."""
+    """Spans, and the traces and training data made of them."""
 
     async def add_spans(self, spans: Sequence[Span]) -> list[Span]:
-        """Store spans; those that were new, in order. They can be read when this returns, and count as a sign of life.
+        """Store spans and return the new ones, in order. They are readable when this returns, and count as a heartbeat.
 
-        A span is the same where attempt, trace id and span id are. One without a start time starts now.
+        Spans with the same attempt, trace id and span id are the same. A span without a start time starts now.
 
         Raises:
             NotFoundError: an attempt does not exist (also a ValueError); nothing is stored.
             UsageError: an id that OpenTelemetry cannot carry (also a ValueError); nothing is stored.
-            DataError: the collector refused some of them: how many, and every reason. All others are stored.
+            DataError: the collector refused some spans (with number and reasons); all others are stored.
         """
         if not spans:
             return []
         connection = await self._open()
         await _check_attempts(connection, {(span.rollout_id, span.attempt_id) for span in spans})
-        by_key = {(s.rollout_id, s.attempt_id, s.trace_id, s.span_id): s for s in reversed(spans)}  # of equal ones the first
+        by_key = {(s.rollout_id, s.attempt_id, s.trace_id, s.span_id): s for s in reversed(spans)}  # the first of duplicates
         await connection.reader.barrier()
         stored = await connection.reader.stored(by_key)
         new = [span for key, span in reversed(by_key.items()) if key not in stored]
@@ -56,52 +56,52 @@ class Spans(Connected):
         return new
 
     async def find_spans(self, query: SpanQuery) -> PaginatedResult[Span]:
-        """A page of the spans of a rollout that match; all that was acked before this call is seen."""
+        """Return a page of the matching spans of a rollout, behind a barrier."""
         connection = await self._open()
         await connection.reader.barrier()
         page = await connection.reader.query_spans(query)
         return PaginatedResult(await _with_messages(connection, page), page.limit, page.offset, page.total)
 
     async def spans(self, rollout_ids: str | Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
-        """The spans of the rollouts, ordered by rollout, sequence and time, behind a barrier.
+        """Return the spans of the rollouts, ordered by rollout, sequence and time, behind a barrier.
 
-        A model call whose messages its instrumentation sent as log records has them as events or attributes.
+        Messages that an instrumentation sent as log records appear as events or attributes of their model call.
         """
         ids = [rollout_ids] if isinstance(rollout_ids, str) else list(rollout_ids)
         connection = await self._open()
         await connection.reader.barrier()
         return await _with_messages(connection, await connection.reader.spans(ids, attempt_id=attempt_id))
 
-    # --- looking, as viewers do: no barrier, so what has just arrived may not be there yet
+    # --- for viewers: without a barrier, so the latest spans may be missing
 
     async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:
-        """The traces that `query` asks for, the latest first."""
+        """Return the traces that match `query`, the latest first."""
         return await (await self._open()).reader.find_traces(query)
 
     async def rollouts_of_traces(self, trace_ids: Sequence[str]) -> list[str]:
-        """The ids of the rollouts that have spans of these traces; an empty one where there are spans without ids."""
+        """Return the ids of rollouts with spans in these traces; an empty id stands for spans without a rollout."""
         return await (await self._open()).reader.rollouts_of_traces(trace_ids)
 
     async def spans_of_traces(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:
-        """All spans of some traces (32 hex digits), by trace and time; at most `limit`, the first ones.
+        """Return the spans of some traces (32 hex digits), by trace and time; at most the first `limit`.
 
-        `rollouts` is what `rollouts_of_traces` answered, where somebody has asked already.
+        `rollouts` is the result of `rollouts_of_traces`, if known.
         """
         return await (await self._open()).reader.by_trace(trace_ids, rollouts=rollouts, limit=limit)
 
     async def services(self) -> list[str]:
-        """Every service that spans came from."""
+        """Return the names of all services with spans."""
         return await (await self._open()).reader.services()
 
     async def operations(self, service: str, kind: str = "") -> list[tuple[str, str]]:
-        """(span name, kind) of all that a service did; `kind` (Internal, Server, …) selects one, where it is not empty."""
+        """Return (span name, kind) of a service's operations, only of `kind` (Internal, Server, …) if not empty."""
         return await (await self._open()).reader.operations(service, kind)
 
     async def dependencies(self, start_nano: int, end_nano: int) -> list[tuple[str, str, int]]:
-        """(calling service, called service, calls) of the spans that began between two times (Unix nanoseconds)."""
+        """Return (caller, callee, calls) between services for spans that began between two times (Unix nanoseconds)."""
         return await (await self._open()).reader.dependencies(start_nano, end_nano)
 
-    # --- what training reads
+    # --- for training
 
     async def traces(
         self,
@@ -111,10 +111,10 @@ class Spans(Connected):
         texts: bool = False,
         barrier: bool = True,
     ) -> Traces:
-        """All that was observed of the rollouts, as columns, read once behind a barrier, with a verdict for every attempt.
+        """Read all observations of the rollouts as columns, behind a barrier, with a verdict for every attempt.
 
-        What is not complete yet is asked again until `deadline_seconds` have passed. `texts`: with what was said in every call.
-        Without `barrier` what has just arrived may not be there yet.
+        Incomplete attempts are read again until `deadline_seconds` have passed. `texts`: include the content of every call. Without
+        `barrier` the latest spans may be missing.
         """
         connection = await self._open()
         ids = [rollout if isinstance(rollout, str) else rollout.rollout_id for rollout in rollouts]

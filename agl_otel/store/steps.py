@@ -1,7 +1,7 @@
-"""The store's part for training steps: each a span, linked to the root spans of the attempts that it consumed.
+"""The part of the store for training steps: each is a span, linked to the root spans of the attempts that it consumed.
 
-So a trace view leads from a version of the weights to its evidence, and `training_steps` does so in Python. OpenTelemetry's SDKs and
-many backends keep 128 links of a span: what a step consumed beyond that is linked from spans of its own, children of the step's.
+So a trace view, or `training_steps` in Python, leads from a version of the weights to its data. OpenTelemetry's SDKs and many backends
+keep 128 links per span: further attempts are linked from child spans of the step's.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from agl_otel.types import TrainingRun, TrainingStep, check_id
 from agl_otel.types.columns import AttemptKey
 from agl_otel_hook import conventions, wire
 
-LINKS: Final = 128  # of one span: the limit that OpenTelemetry's specification has as default
-REQUEST_SPANS: Final = 1000  # in one request: some 20 MB of links, of 64 MiB
-INTERNAL: Final = 1  # OTLP's number of the kind
+LINKS: Final = 128  # of one span: the default limit in OpenTelemetry's specification
+REQUEST_SPANS: Final = 1000  # in one request: some 20 MB of links, within 64 MiB
+INTERNAL: Final = 1  # OTLP's number for the kind
 Root = tuple[str, str]
 """(trace id, span id)."""
 
 
 class Steps(Connected):
-    """What training runs did."""
+    """The steps of training runs."""
 
     async def record_step(self, step: TrainingStep) -> bool:
-        """`record_steps` of one; whether it was new."""
+        """Record one step, as `record_steps` does; return whether it was new."""
         return await self.record_steps([step]) == 1
 
     async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
-        """Store steps of training runs; they can be read when this returns. How many were new.
+        """Store steps of training runs, readable when this returns; return how many were new.
 
-        A step that is stored already stays as it is, unless it was done again with another outcome: then the latest counts.
+        A stored step is kept, unless it was repeated with another outcome: then the latest counts.
 
-        Raises InvalidIdError, UnavailableError where no collector takes them, DataError where they are refused.
+        Raises InvalidIdError, UnavailableError if no collector accepts them, DataError if they are refused.
         """
         if not steps:
             return 0
@@ -54,20 +54,20 @@ class Steps(Connected):
         return len(new)
 
     async def training_steps(self, run_id: str, *, version: str | int | None = None) -> list[TrainingStep]:
-        """The steps of a training run, in order, each with the attempts that it consumed; with a `version` those that made it."""
+        """Return the steps of a training run in order, each with its consumed attempts; with `version` only those that made it."""
         connection = await self._open()
         await connection.reader.barrier()
         return await connection.reader.steps(run_id, version="" if version is None else str(version))
 
     async def training_runs(self, *, limit: int = 100) -> list[TrainingRun]:
-        """The training runs with the latest steps, the latest first."""
+        """Return the training runs with the latest steps, the latest first."""
         connection = await self._open()
         await connection.reader.barrier()
         return await connection.reader.runs(limit)
 
 
 def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[bytes]:
-    """The step as serialised OTLP requests; its own span comes last, so that it is there only with all of its links."""
+    """Serialise a step as OTLP requests; its own span comes last, so that it never exists without all of its links."""
     linked, unlinked = _links(step, roots)
     chunks = [linked[start : start + LINKS] for start in range(0, len(linked), LINKS)] or [[]]
     ids: dict[str, Any] = {
@@ -91,7 +91,7 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
 
 
 def _links(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> tuple[list[tuple[AttemptKey, Root]], int]:
-    """What is linked, and how many attempts have no span to link to."""
+    """Return the links, and how many attempts have no span to link to."""
     of_rollout: dict[str, list[AttemptKey]] = {}
     for key in roots:
         of_rollout.setdefault(key[0], []).append(key)

@@ -1,4 +1,4 @@
-"""The Store: its parts put together, and the ways to get one."""
+"""The Store: the combination of its parts, and its constructors."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
 class Store(Rollouts, Spans, Resources, Figures, Steps):
-    """One store over one stack. `Store(address)` connects at its first use, `await Store.connect(address)` at once.
+    """A store over one stack. `Store(address)` connects on first use, `await Store.connect(address)` at once.
 
-    It may be used from several event loops and threads, and pickled: a copy speaks to the same stack.
+    It may be used from several event loops and threads, and pickled: a copy uses the same stack.
 
     Args:
-        address: the queue's gRPC address (`host:4747`) or the web service's HTTP address (`http://host:4748`); empty means
-            AGL_STORE at first use.
-        token: bearer token of the stack; empty means AGL_TOKEN.
-        source: instead of an address, something that knows or makes one.
+        address: the queue's gRPC address (`host:4747`) or the web service's HTTP address (`http://host:4748`); empty: AGL_STORE, read
+            on first use.
+        token: bearer token of the stack; empty: AGL_TOKEN.
+        source: instead of an address, an object that knows a stack or starts one.
     """
 
     def __init__(self, address: str = "", *, token: str = "", source: Source | None = None) -> None:
@@ -43,21 +43,21 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
 
     @classmethod
     async def connect(cls, address: str = "", *, token: str = "") -> Self:
-        """A store that is connected to a running stack. Raises UsageError (no or a malformed address), UnavailableError."""
+        """Connect to a running stack. Raises UsageError (no or a malformed address), UnavailableError."""
         store = _copy_of(cls, {}, Address(address, token))
         await store._open()
         return store
 
     @classmethod
     def embedded(cls, data_dir: str | Path) -> Self:
-        """A store with a stack of its own on `data_dir`, started at first use and ended by `close`, or with this process.
+        """Return a store with a private stack on `data_dir`, started on first use and stopped by `close` or with this process.
 
-        Where a stack runs on that folder already, it is used and left running.
+        A stack that already runs on that folder is used instead and left running.
         """
         return _copy_of(cls, {}, EmbeddedStack(Path(data_dir)))
 
     async def open(self) -> Self:
-        """Connect in the running loop, where that has not happened yet. Raises UsageError (no or a malformed address), UnavailableError."""
+        """Connect in the running loop, if not done yet. Raises UsageError (no or a malformed address), UnavailableError."""
         await self._open()
         return self
 
@@ -68,7 +68,7 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
         await self.close()
 
     def at(self, address: str) -> Self:
-        """The same, of its own class and with its attributes, over the stack that runs at `address`."""
+        """Return a copy, of the same class and with the same attributes, over the stack at `address`."""
         return _copy_of(
             type(self), {name: value for name, value in vars(self).items() if name not in CONNECTIONS}, Address(address, self.token)
         )
@@ -77,7 +77,7 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
         return _copy_of, (type(self), self._own(), Address(self._source.address(), self._source.token))
 
     def _own(self) -> dict[str, Any]:
-        """Attributes that a subclass has added."""
+        """The attributes that a subclass has added."""
         return {name: value for name, value in vars(self).items() if name not in CONNECTIONS}
 
     # --- the stack behind it
@@ -89,17 +89,17 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
 
     @property
     def queue(self) -> QueueClient:
-        """The queue's client, for the running loop. Raises UsageError before the first use."""
+        """The queue's client for the running loop. Raises UsageError before the first use."""
         return self._now_open().queue
 
     @property
     def reader(self) -> TraceReader:
-        """The reader of traces, for the running loop. Raises UsageError before the first use."""
+        """The reader of traces for the running loop. Raises UsageError before the first use."""
         return self._now_open().reader
 
     @property
     def description(self) -> Describe:
-        """Where the services of the stack are. Raises UsageError before the first use."""
+        """The addresses of the stack's services. Raises UsageError before the first use."""
         return self._now_open().description
 
     @description.setter
@@ -107,16 +107,16 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
         self._now_open().description = description
 
     async def statistics(self) -> Statistics:
-        """How much there is; `total_spans` counts stored rows."""
+        """Return the counts of the store; `total_spans` counts stored rows."""
         connection = await self._open()
         counts, spans = await asyncio.gather(connection.queue.statistics(), connection.reader.count())
         return {**counts, "total_spans": spans}  # pyright: ignore[reportReturnType]  # counts is a dict with these keys
 
     def serve(self, host: str, port: int | None = None, *, strict: bool = False) -> str:
-        """Have a stack of the store's own answer at host:port for other processes and machines; the address for them.
+        """Make a private stack listen at host:port for other processes and machines; return the address for them.
 
-        A stack that runs already is where it is. `port` None means 4747, or, unless `strict`, a free one where that is taken. Blocks.
-        Raises UsageError where the store's own stack runs already and `strict` asks for another address, UnavailableError.
+        A running stack keeps its address. `port` None means 4747 or, unless `strict`, a free one if that is taken. Blocks. Raises
+        UsageError if the private stack already runs and `strict` demands another address, UnavailableError.
         """
         source = self._source
         if not isinstance(source, EmbeddedStack):

@@ -1,4 +1,4 @@
-"""The store's way of adding spans and figures: one OTLP request to a collector, acked when they can be read."""
+"""Writes spans and figures by OTLP requests to a collector, which acks them when they are readable."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from agl_otel_hook import conventions
 
 TRACES_PATH: Final = "/v1/traces"
 METRICS_PATH: Final = "/v1/metrics"
-CALL_SECONDS: Final = 60.0  # an insert that waits behind others takes seconds
-RETRY_SECONDS: Final = 10.0  # a collector that is restarted is back by then
+CALL_SECONDS: Final = 60.0  # an insert behind others may take seconds
+RETRY_SECONDS: Final = 10.0  # longer than a collector takes to restart
 
 
 class SpanWriter:
-    """Sends spans to the collector that `queue` names."""
+    """Sends spans to the collector registered at `queue`."""
 
     def __init__(self, queue: QueueClient, *, token: str = "") -> None:
         self._queue = queue
@@ -41,10 +41,10 @@ class SpanWriter:
             self._session = None
 
     async def write(self, requests: Iterable[bytes]) -> None:
-        """Send serialised ExportTraceServiceRequests; their spans can be read when this returns.
+        """Send serialised ExportTraceServiceRequests; their spans are readable when this returns.
 
-        Raises DataError where the collector refuses spans (the others, of all requests, are stored), UnavailableError where no collector
-        takes them.
+        Raises DataError if the collector refuses spans (all others of all requests are stored), UnavailableError if no collector accepts
+        them.
         """
         refused, reasons = 0, list[str]()
         for request in requests:
@@ -63,7 +63,7 @@ class SpanWriter:
             raise DataError(f"the collector refused {refused} spans: {'; '.join(dict.fromkeys(reasons))}")
 
     async def write_metrics(self, request: ExportMetricsServiceRequest) -> None:
-        """The same for metrics; points that the collector refuses are left out."""
+        """Send metrics in the same way; points that the collector refuses are dropped."""
         await self._sent(METRICS_PATH, request.SerializeToString())
 
     async def _sent(self, path: str, body: bytes) -> bytes:
@@ -83,7 +83,7 @@ class SpanWriter:
         except (aiohttp.ClientError, TimeoutError) as error:
             self._url = None
             raise UnavailableError(f"the collector at {url} does not answer: {error!r}") from None
-        self._url = url  # as long as it answers
+        self._url = url  # kept while the collector answers
         if code == 200:
             return answer
         kind = UnavailableError if code in (429, 502, 503, 504) else DataError
