@@ -1,7 +1,7 @@
-"""Does what was stored and trained on agree with what was sampled? Asked of the sources themselves, not of our counters.
+"""Checks that the stored and trained calls agree with what was sampled, by the sources themselves and not by this package's counters.
 
-`compare_with_record` holds every model call in ClickHouse against the model server's own record of what it sampled;
-`count_trajectories` asks ClickHouse how many calls can have been trained on.
+`compare_with_record` compares every model call in ClickHouse with the model server's own record of its samples;
+`count_trajectories` counts in ClickHouse the calls that can have been trained on.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ WHERE SpanName = '{conventions.SPAN_LLM}' AND notEmpty(ResponseTokenIds) AND Rol
 
 @dataclass
 class RecordComparison:
-    """How the stored model calls compare with the model server's record."""
+    """The differences between stored model calls and the model server's record."""
 
     equal: int = 0
     different: int = 0
-    """Stored with other token ids than the server sampled."""
+    """Calls stored with other token ids than the server sampled."""
     unknown: int = 0
-    """Stored, but the server has no record of it."""
+    """Stored calls without a record of the server."""
     not_stored: int = 0
-    """Sampled for somebody, but not stored."""
+    """Sampled calls that are not stored."""
     examples: list[str] = field(default_factory=list[str])
-    """A few of the differences, in words."""
+    """Messages about a few of the differences."""
 
     @property
     def exact(self) -> bool:
-        """Whether every call agrees, token for token, and none is missing."""
+        """Whether all calls agree token for token and none is missing."""
         return self.equal > 0 and not (self.different or self.unknown or self.not_stored)
 
 
 async def compare_with_record(store: Store, record: Path) -> RecordComparison:
     """Compare every stored model call with the model server's JSONL record, by response id and choice.
 
-    For agents whose calls store full prompts (no prefix form): one call for each attempt.
+    For agents whose calls store full prompts (no prefix form), that is, one call per attempt.
     """
     sampled = await asyncio.to_thread(_read_record, record)
     await store.reader.barrier()
@@ -85,9 +85,9 @@ def _read_record(record: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 async def count_trajectories(store: Store, rollout_ids: Sequence[str]) -> int:
-    """How many model calls of these rollouts ClickHouse holds in attempts that have a primary reward.
+    """Count the stored model calls of these rollouts in attempts that have a primary reward.
 
-    `rollout_ids` must be all the rollouts between the first and the last of them: ids grow with time, so a range names them.
+    `rollout_ids` must be all rollouts between the first and the last: they are selected as a range, since ids grow with time.
     """
     rows = await store.reader.query(_TRAJECTORIES, params={"first": min(rollout_ids), "last": max(rollout_ids)})
     return int(rows[0]["trajectories"])

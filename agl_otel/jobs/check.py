@@ -1,6 +1,6 @@
-"""`agl-otel train JOB.toml --check`: all that is wrong with a job, told at once, before anything is started.
+"""`agl-otel train JOB.toml --check`: reports everything that is wrong with a job at once, without starting anything.
 
-Nothing is written, enqueued or run. The user's own modules are loaded, as a run would, and the functions that give tasks are called.
+Nothing is written, enqueued or run. But the user's modules are loaded, as in a run, and functions that return tasks are called.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from agl_otel.runner.agents import CommandAgent, load_function
 from agl_otel.store import Store
 from agl_otel.types import RolloutQuery
 
-LOOKED_THROUGH: Final = 4096  # of the store's last rollouts: which are of the job's tasks
-LOOKED_AT: Final = 64  # of those: what their agents are called
+LOOKED_THROUGH: Final = 4096  # last rollouts of the store that are searched for the job's tasks
+LOOKED_AT: Final = 64  # of those, how many are searched for names of agents
 
 
 @dataclass
@@ -32,22 +32,22 @@ class Checked:
     """What was found."""
 
     problems: list[str] = field(default_factory=list[str])
-    """Why the job cannot be run; none: it can."""
+    """Why the job cannot be run; empty: it can."""
     notes: list[str] = field(default_factory=list[str])
-    """What could not be looked at."""
+    """What could not be checked."""
     algorithm: str = ""
     train: int = 0
-    """Tasks."""
+    """Number of tasks."""
     val: int = 0
 
 
 def missing_extra(error: ModuleNotFoundError) -> SettingsError:
-    """What to install where training cannot be loaded."""
+    """Return what to install if training cannot be imported."""
     return SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'")
 
 
 async def check_job(path: Path, *, store: str = "", token: str = "") -> Checked:
-    """Look at the job file `path`, at all that it names, and at the store of this address, where there is one."""
+    """Check the job file `path`, everything that it names, and the store at this address, if there is one."""
     found = Checked()
     with _told(found):
         job, found.problems[:] = Job.read(path)
@@ -61,7 +61,7 @@ async def _check(job: Job, store: str, token: str, found: Checked) -> None:
     for need in import_module(job.run_by).needs(job):
         with _told(found):
             need()
-    with contextlib.chdir(job.folder):  # where runners work
+    with contextlib.chdir(job.folder):  # the runners' working directory
         train, val = list[Any](), list[Any]()
         scores = job.run_by != own.__name__
         with _told(found):
@@ -95,7 +95,7 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: Checked) -> None:
 
 
 def _agent_match(job: Job, found: Checked) -> str | None:
-    """The job's `agent_match`, where it has one that is a regular expression."""
+    """Return the job's `agent_match`; None if it has none, or an invalid one."""
     pattern: str | None = job.options.get("agent_match")
     try:
         re.compile(pattern or "")
@@ -116,7 +116,7 @@ async def _check_store(address: str, token: str, found: Checked, pattern: str | 
 
 
 async def _check_match(store: Store, found: Checked, pattern: str, tasks: Sequence[Any]) -> None:
-    """Hold `agent_match` against the agents that the last rollouts of these tasks had."""
+    """Check that `agent_match` matches an agent in the last rollouts of these tasks."""
     known = {digest_of(task) for task in tasks}
     ended = await store.rollouts(RolloutQuery(status_in=["succeeded"], sort_by="start_time", sort_order="desc", limit=LOOKED_THROUGH))
     of_tasks = [rollout for rollout in ended if digest_of(rollout.input) in known]
@@ -133,7 +133,7 @@ async def _check_match(store: Store, found: Checked, pattern: str, tasks: Sequen
 
 @contextlib.contextmanager
 def _told(found: Checked, before: str = "") -> Generator[None]:
-    """An error of the block is a problem, told once, and not the end."""
+    """Record an error of the block as a problem, once, and continue."""
     try:
         yield
     except (ModuleNotFoundError, AglError) as error:

@@ -21,7 +21,7 @@ from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call
 
 GIVEN: Final = (RUN_DIR, "rollout_config")
-"""Arguments that the job sets where the algorithm takes them: the run's folder, and [agent]'s time limits."""
+"""Arguments that the job sets if the algorithm takes them: the run's folder, and [agent]'s time limits."""
 
 
 def options_model(name: str) -> type[BaseModel]:
@@ -30,12 +30,12 @@ def options_model(name: str) -> type[BaseModel]:
 
 
 def needs(job: Job) -> list[Need]:
-    """Return no needs: the baseline has none, and those of a custom algorithm are unknown."""
+    """Return no checks: the baseline needs nothing, and the needs of a custom algorithm are unknown."""
     return []
 
 
 def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any]:
-    """Return the keyword arguments for `make`, which creates the algorithm. Raises SettingsError where the job's options do not fit it."""
+    """Return the keyword arguments for `make`, which creates the algorithm. Raises SettingsError if the job's options do not fit it."""
     name, parameters = job.algorithm["name"], inspect.signature(make).parameters
     ours = {RUN_DIR: folder, "rollout_config": job.agent.rollout_config}
     given = {key: value for key, value in ours.items() if key in parameters} | job.options
@@ -47,9 +47,9 @@ def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any
 
 
 def named(job: Job, *, val: bool) -> Any:
-    """Load what the job's `name` names: Baseline, or a custom algorithm, its class or a function that returns one.
+    """Load the algorithm `name` of the job: Baseline, or a custom one, its class, or a function that returns one.
 
-    Raises UsageError where it is missing, and SettingsError where it does not take the job's options or, with `val`, validation tasks.
+    Raises UsageError if it is missing, SettingsError if it does not take the job's options or, with `val`, validation tasks.
     """
     name: str = job.algorithm["name"]
     found: Any = Baseline if name == "baseline" else load_function(job.located(name))
@@ -69,7 +69,7 @@ class CustomRun(JobRun):
     """Whether the algorithm opens the run's folder itself."""
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any] | None) -> Algorithm:
-        """Run the algorithm, with runners, and return it. Raises SettingsError where the job does not fit it, and what it raises."""
+        """Run the algorithm, with runners, and return it. Raises SettingsError if the job does not fit it, and what it raises."""
         adapter = TracerTraceToTriplet()
         algorithm = self.algorithm(val=val is not None)
         algorithm.set_store(LightningStore.over(self.store))
@@ -89,7 +89,7 @@ class CustomRun(JobRun):
         return algorithm
 
     def algorithm(self, *, val: bool = False) -> Algorithm:
-        """Create the job's algorithm. Raises SettingsError where it is not an Algorithm, and what `named` raises."""
+        """Create the job's algorithm. Raises SettingsError if it is not an Algorithm, and what `named` raises."""
         found = named(self.job, val=val)
         if isinstance(found, Algorithm):
             return found

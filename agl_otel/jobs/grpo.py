@@ -1,4 +1,4 @@
-"""A training run of a job file: weights, by GRPO, with a model server of its own for as long as it lasts."""
+"""A run of a job file that trains weights by GRPO, with its own model server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "weights_dir", 
 
 
 def options_model(name: str) -> type[BaseModel]:
-    """[algorithm] of a job that trains weights: its name, and the options of GRPO and its groups, flat."""
+    """Return the model of [algorithm] of a GRPO job: its name, and the options of GRPO and its groups, flat."""
     return options_of(name, GRPO, *OPTION_GROUPS.values(), hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:
-    """What a job that trains needs: packages, options that go together, its policy, and what serves it."""
+    """Return the checks of what a GRPO job needs: packages, consistent options, its policy, and the policy's server."""
     return [
         lambda: check_metrics(job.options.get("metrics")),
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
@@ -38,26 +38,26 @@ def needs(job: Job) -> list[Need]:
 
 @dataclass
 class Report:
-    """What a training run adds up to."""
+    """The results of a training run."""
 
     steps: list[StepReport] = field(default_factory=list[StepReport])
     stopped_because: str = ""
 
 
 class Training(ServedRun):
-    """The processes of one run of GRPO over a store. Use `async with`; a folder that holds the run already goes on with it."""
+    """The processes of one GRPO run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "grpo"
 
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
-        """Train until the algorithm is content; `on_step` gets every step that is done now, the report those before, too."""
+        """Train until the algorithm is done. `on_step` receives every step done now; the report includes earlier ones, too."""
         algorithm = self.algorithm(run=self.run, on_step=on_step)
-        self.resources_id = self.run.run_id  # of later evaluations: what the algorithm publishes
+        self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
         steps = await unless(self.failed, algorithm.train(self.store, tasks))
         return Report(steps, "the target score is reached" if len(steps) < algorithm.schedule.max_steps else "max_steps are done")
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
-        """The job's algorithm over this run's policy and model server."""
+        """Create the job's algorithm over this run's policy and model server."""
         return GRPO.from_options(
             model_dir=self.model_dir,
             model_server_url=self.server_url,

@@ -1,7 +1,7 @@
-"""A job file: which agent, which tasks, which algorithm, and what it begins with. `agl-otel train JOB.toml` runs it.
+"""A job file: the agent, the tasks, the algorithm, and its initial resources. `agl-otel train JOB.toml` runs it.
 
-What runs it is in other modules, chosen by the algorithm's name: training.py, tuning.py and verl.py train weights (torch), prompts.py
-searches for prompts, own.py runs the baseline and algorithms of the user's own.
+Other modules run it, chosen by the algorithm's name: grpo.py, sft.py and verl.py train weights (torch), prompts.py searches for prompts,
+custom.py runs the baseline and custom algorithms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIONS_OF: Final = {
     "random_search": "agl_otel.jobs.prompts",
     "baseline": "agl_otel.jobs.custom",
 }
-"""{name of an algorithm: the module that runs it, whose `options_model(name)` knows its options}."""
+"""{algorithm: the module that runs it, whose `options_model(name)` is the model of its options}."""
 
 
 class _Strict(BaseModel):
@@ -37,26 +37,26 @@ class _Strict(BaseModel):
 
 
 class AgentSpec(_Strict):
-    """[agent]: what runs, and who grades it. Paths are relative to the job file."""
+    """[agent]: the agent and its grader. Paths are relative to the job file."""
 
     function: str | None = None
-    """`file.py:name` or `package.module:name`: many rollouts share a process."""
+    """`file.py:name` or `package.module:name`; many rollouts share a process."""
     command: list[str] | None = None
-    """Program and arguments, `{field}` standing for a field of the task: a process for each rollout."""
+    """Program and arguments, where `{field}` stands for a field of the task; each rollout has its own process."""
     grader: str | None = None
     """`file.py:name`, called with (task, answer); returns the reward."""
     runners: int = Field(default=1, ge=1)
-    """Processes."""
+    """Number of runner processes."""
     concurrency: int = Field(default=32, ge=1)
-    """Rollouts at a time in each."""
+    """Concurrent rollouts in each process."""
     timeout_seconds: float = Field(default=120.0, gt=0)
-    """Of one attempt."""
+    """Time limit of one attempt."""
     unresponsive_seconds: float = Field(default=UNRESPONSIVE_SECONDS, gt=0)
-    """After so long without a sign of life a runner is taken for dead, and its rollout is run again; heartbeats come every 5 s."""
+    """Silence after which a runner is considered dead and its rollout run again; heartbeats come every 5 s."""
 
     @property
     def rollout_config(self) -> RolloutConfig:
-        """Of every rollout of the job."""
+        """The config of every rollout of the job."""
         return retry_lost_runner(self.timeout_seconds, self.unresponsive_seconds)
 
     @model_validator(mode="after")
@@ -71,32 +71,32 @@ class DataSpec(_Strict):
 
     train: str
     val: str | None = None
-    """All algorithms but the baseline and your own score what they made on it."""
+    """Validation tasks, on which all algorithms but the baseline and custom ones score their results."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class PolicySpec(_Strict):
-    """[policy]: the model that is trained. `tiny` is made on the spot; anything else is a folder in transformers' format."""
+    """[policy]: the model to train. `tiny` is created on the spot; anything else is a folder in transformers' format."""
 
     model: str = "tiny"
     seed: int = 0
     server: Literal["ours", "vllm"] = "ours"
-    """What serves it while the run lasts: grpo/server.py, for models that a CPU can do, or vLLM (grpo/vllm.py)."""
+    """The model server during the run: grpo/server.py, for models small enough for a CPU, or vLLM (grpo/vllm.py)."""
     vllm: str | None = None
-    """The program, where it is not in this environment or on the PATH."""
+    """vLLM's program, if it is not in this environment or on the PATH."""
     vllm_options: list[str] = Field(default_factory=list[str])
-    """More of `vllm serve`, such as ["--dtype", "float32"]."""
+    """Further arguments of `vllm serve`, such as ["--dtype", "float32"]."""
 
 
 class EditorSpec(_Strict):
-    """[editor]: the models that criticise and edit prompts, behind OpenAI's API; which ones is the algorithm's business."""
+    """[editor]: access by OpenAI's API to the models that criticise and edit prompts; the algorithm's options name the models."""
 
     base_url: str | None = None
-    """None: what OPENAI_BASE_URL says, or OpenAI's own."""
+    """None: OPENAI_BASE_URL, else OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that has the key."""
+    """The environment variable that holds the API key."""
     timeout_seconds: float = Field(default=600.0, gt=0)
-    """Of one call."""
+    """Time limit of one call."""
 
 
 class _Named(BaseModel):
@@ -111,17 +111,17 @@ class Job(_Strict):
     policy: PolicySpec = PolicySpec()
     editor: EditorSpec = EditorSpec()
     resources: NamedResources = Field(default_factory=dict)
-    """[resources]: what a search for prompts begins with, and what else its agent needs. A text is an f-string template."""
+    """[resources]: the initial prompts of a search, and whatever else its agent needs. A text is an f-string template."""
     algorithm: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """[algorithm]: `name` (one of OPTIONS_OF, or `file.py:name` of your own), and options: the algorithm's own keyword arguments."""
+    """[algorithm]: `name` (a built-in one, or `file.py:name` of a custom one), and the algorithm's keyword arguments as options."""
     folder: Path = Field(default=Path(), exclude=True)
-    """Where the file lies; set by `load`."""
+    """The job file's folder; set by `load`."""
 
     @field_validator("algorithm")
     @classmethod
     def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
         if _is_own(options.get("name")):
-            return options  # held against its arguments once it is loaded
+            return options  # checked against its arguments when it is loaded
         name = _Named.model_validate(options).name
         known: type[BaseModel] = import_module(OPTIONS_OF[name]).options_model(name)
         return {"name": name, **known.model_validate(options).model_dump(exclude={"name"}, exclude_unset=True)}
@@ -142,14 +142,14 @@ class Job(_Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The algorithm's options that the file gives."""
+        """The algorithm's options in the file."""
         return {name: value for name, value in self.algorithm.items() if name != "name"}
 
     @classmethod
     def load(cls, path: Path, *, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Job:
-        """Read a job file; `overrides` ({table: {key: value}}) win over it.
+        """Read a job file; `overrides` ({table: {key: value}}) take precedence.
 
-        Raises SettingsError that names the file and each wrong or unknown key.
+        Raises SettingsError, which names the file and each wrong or unknown key.
         """
         job, wrong = cls.read(path, overrides=overrides)
         if job is None or wrong:
@@ -158,9 +158,9 @@ class Job(_Strict):
 
     @classmethod
     def read(cls, path: Path, *, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Job | None, list[str]]:
-        """The job without its wrong and unknown keys, None where too little is left; and each of those keys, with what is wrong.
+        """Read a job file, dropping wrong and unknown keys; return the job (None if too little is left) and each such key with its error.
 
-        Raises SettingsError where the file cannot be read, or is not TOML.
+        Raises SettingsError if the file cannot be read or is not TOML.
         """
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -184,7 +184,7 @@ class Job(_Strict):
         return job.model_copy(update={"folder": path.absolute().parent}), wrong
 
     def tasks(self, which: Literal["train", "val"]) -> list[Any]:
-        """The tasks of one split. Raises SettingsError where there are none."""
+        """Return the tasks of one split. Raises SettingsError if there are none."""
         source: str | None = getattr(self.data, which)
         if source is None:
             raise SettingsError(f"[data] {which} is missing: {self.algorithm.get('name', 'grpo')} scores what it made on those tasks")
@@ -192,7 +192,7 @@ class Job(_Strict):
             give = load_function(self.located(source))
             try:
                 tasks = list(give(**self.data.options))
-            except Exception as error:  # somebody else's code: whatever it raises becomes a message that names it
+            except Exception as error:  # user code: any error becomes a message that names it
                 raise SettingsError(f"[data] {which} = {source!r} gives no tasks: {type(error).__name__}: {error}") from error
         else:
             try:
@@ -204,7 +204,7 @@ class Job(_Strict):
         return tasks
 
     def located(self, reference: str) -> str:
-        """`file.py:name` with the file's path made absolute; `package.module:name` as it is."""
+        """Return `file.py:name` with an absolute path; `package.module:name` unchanged."""
         where, _, name = reference.rpartition(":")
         return f"{self.folder / where}:{name}" if where.endswith(".py") else reference
 
@@ -217,7 +217,7 @@ def _merged(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 
 
 def _drop(content: dict[str, Any], where: Sequence[int | str]) -> None:
-    """Take the key at `where` out; where the path ends in something else than tables, the last key that is there."""
+    """Remove the key at `where`; if the path leads through something other than tables, the last key that exists."""
     table: Any = content
     for key in where[:-1]:
         if not isinstance(table.get(key), dict):
@@ -229,7 +229,7 @@ def _drop(content: dict[str, Any], where: Sequence[int | str]) -> None:
 
 
 def _is_own(name: object) -> bool:
-    """Whether an algorithm's name is a reference to one of the user's own."""
+    """Whether an algorithm's name refers to a custom one."""
     return isinstance(name, str) and ":" in name
 
 

@@ -1,4 +1,4 @@
-"""[algorithm] of a job file: a model made from the keyword arguments of the class that it names, and the type of what it needs."""
+"""[algorithm] of a job file: its model, made from the keyword arguments of the algorithm's class, and the type of a job's checks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, create_model
 
 Need = Callable[[], object]
-"""Something that a job needs; raises UsageError where it is not there, and starts nothing."""
+"""A check of something that a job needs; raises UsageError if it is missing, and starts nothing."""
 
 
 def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Options but for these."""
+    """Return the options without these."""
     return {name: value for name, value in options.items() if name not in names}
 
 
 def options_of(name: str, *kinds: type, hidden: Collection[str] = ()) -> type[BaseModel]:
-    """The options of the algorithm `name`: its name, and the arguments of the classes' `__init__` but for the `hidden` ones."""
+    """Make the model of options of the algorithm `name`: its name, and the arguments of the classes' `__init__` except `hidden` ones."""
     options: dict[str, Any] = {"name": (Literal[name], name)}
     for kind in kinds:
         hints = get_type_hints(kind.__init__)

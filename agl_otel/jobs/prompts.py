@@ -1,4 +1,4 @@
-"""A search for prompts as a job file describes it: APO, GEPA or random search over the job's agent, with runner processes."""
+"""A run of a job file that searches for prompts: APO, GEPA or random search over the job's agent, with runner processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FILES: Final = ("gradient_prompts", "edit_prompts", "reflect_prompt", "merge_pr
 
 
 def options_model(name: str) -> type[BaseModel]:
-    """[algorithm] of a job that searches for prompts: its name and its options, which are the algorithm's own keyword arguments."""
+    """Return the model of [algorithm] of a prompt search: its name, and the algorithm's keyword arguments as options."""
     return options_of(name, PromptSearch, SEARCHES[name], hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:
-    """What a search needs: packages, a prompt to begin with, prompt files, and an editor's key."""
+    """Return the checks of what a search needs: packages, an initial prompt, prompt files, and the editor's API key."""
     asks = job.algorithm["name"] != RandomSearch.name
     return [
         lambda: check_metrics(job.options.get("metrics")),
@@ -54,7 +54,7 @@ def _check_files(job: Job) -> None:
 
 
 def key_of(job: Job) -> str:
-    """The editor's key. Raises SettingsError where its variable is not set."""
+    """Return the editor's API key. Raises SettingsError if its variable is not set."""
     key = os.environ.get(job.editor.api_key_env)
     if key is None:
         raise SettingsError(
@@ -64,10 +64,10 @@ def key_of(job: Job) -> str:
 
 
 class PromptSearching(JobRun):
-    """A search for prompts over a store. Use `async with`; a folder that holds the run already goes on with it."""
+    """A search for prompts over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any]) -> PromptSearch:
-        """Search; the algorithm afterwards, with its best prompt, history and spend. Raises what PromptSearch.run raises."""
+        """Search; return the algorithm with its best prompt, history and spend. Raises what PromptSearch.run raises."""
         adapter = TraceToMessages()
         async with AsyncExitStack() as stack:
             algorithm = self.algorithm(await stack.enter_async_context(self._editor()) if self._asks else None)
@@ -83,14 +83,14 @@ class PromptSearching(JobRun):
         return self.job.algorithm["name"] != RandomSearch.name
 
     def algorithm(self, editor: Any) -> PromptSearch:
-        """The job's algorithm, which asks `editor`, an AsyncOpenAI."""
+        """Create the job's algorithm, which queries `editor`, an AsyncOpenAI."""
         kind = SEARCHES[self.job.algorithm["name"]]
         given = {name: self._located(value) if name in _FILES else value for name, value in self.job.options.items()}
         given |= {"async_openai_client": editor} if self._asks else {}
         return kind(run_dir=self.folder, rollout_config=self.job.agent.rollout_config, **given)
 
     def _located(self, files: Any) -> Any:
-        """Prompt files are relative to the job file."""
+        """Resolve prompt files relative to the job file."""
         return [self.job.folder / file for file in files] if isinstance(files, list | tuple) else self.job.folder / files
 
     def _editor(self) -> Any:

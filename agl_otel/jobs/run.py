@@ -1,6 +1,6 @@
-"""What every run of a job file has: runner processes for its agent, scores of it, and one future that fails when a part is gone.
+"""The common part of all runs of job files: runner processes for the agent, its scores, and a future that fails when a process ends.
 
-The stack is somebody else's (`agl-otel up`, or the command that started one).
+The stack is not started here (but by `agl-otel up`, or by the command).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, RolloutMode
 
-NOTICE_SECONDS: Final = 5.0  # until the end of a process is noticed, on a busy machine
+NOTICE_SECONDS: Final = 5.0  # within which the end of a process is detected, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the agent did on a list of tasks, from what was stored."""
+    """The agent's results on a list of tasks, from the stored traces."""
 
     rollout_ids: list[str]
     rewards: list[float | None]
-    """In the order of the tasks; None where the rollout has no reward, or did not succeed."""
+    """In the order of the tasks; None if the rollout has no reward or did not succeed."""
     verdicts: Counter[str]
     spans: int
     seconds: float
     alarms: int = 0
-    """Attempts that are unproven though their agents ran under the hook."""
+    """Attempts that are unproven although their agents ran under the hook."""
 
     @property
     def score(self) -> float:
@@ -63,9 +63,9 @@ class JobRun:
     Args:
         job: what to run.
         store: a connected store.
-        folder: where the run is kept.
-        stack_failed: fails when the stack is gone; the run then ends with that error.
-        settings: those of the stack, for runner processes; None means as this process loads them.
+        folder: the run's folder.
+        stack_failed: a future that fails when the stack ends; the run then ends with its error.
+        settings: the stack's, for runner processes; None: as this process loads them.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class JobRun:
         if stack_failed is not None:
             stack_failed.add_done_callback(self._stack_is_gone)
         self.resources_id: str | None = None
-        """Of the rollouts of `evaluate`; None: the latest resources."""
+        """The resources for rollouts of `evaluate`; None: the latest."""
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -98,7 +98,7 @@ class JobRun:
         return self
 
     async def _start(self) -> None:
-        """Start what the run needs beside runners."""
+        """Start what the run needs besides runners."""
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._close()
@@ -115,7 +115,7 @@ class JobRun:
             self.failed.set_exception(error)
 
     async def _run(self, process: Process, *, grace_seconds: float) -> None:
-        """Start a process that ends with this run; `failed` learns when it ends before."""
+        """Start a process that ends with this run; if it ends earlier, `failed` fails."""
         await process.start()
         watcher = asyncio.create_task(self._watch(process))
         self._exit.push_async_callback(process.stop, grace_seconds=grace_seconds)
@@ -129,7 +129,7 @@ class JobRun:
             )
 
     def runners(self, *, command: bool = False, mode: RolloutMode | None = None) -> Runners:
-        """Runner processes for the job's function agent, or its command; they live as long as the `async with` block."""
+        """Return runner processes for the job's function agent or command; they run during the `async with` block."""
         return Runners(self, command=command, mode=mode)
 
     async def evaluate(
@@ -137,9 +137,9 @@ class JobRun:
     ) -> Evaluation:
         """Run the agent once on each task and read the rewards back from the traces.
 
-        With a `run_id` the rollouts are listed under that run. With a `name` besides, what the run evaluated under it before is read again,
-        rollouts sample by seeds made of `name` and `seed`, and their ids are those of the run. Raises ConflictError where other tasks were
-        run under it.
+        With a `run_id` the rollouts are listed under that run. With a `name` in addition, an earlier evaluation of the run under that name
+        is read again, sampling seeds derive from `name` and `seed`, and rollout ids from the run. Raises ConflictError if other tasks
+        were evaluated under that name.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
@@ -163,7 +163,7 @@ class JobRun:
         await self.store.set_status([rollout.rollout_id for rollout in rollouts if is_retryable(rollout)], "requeuing")
         finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
         traces = await self.store.traces(finished)
-        rewards = {  # the last primary one, as in the figures of runs
+        rewards = {  # the last primary reward, as in the figures of runs
             rollout_id: each.value
             for (rollout_id, _), found in traces.rewards.items()
             for each in found
@@ -178,16 +178,16 @@ class JobRun:
         return Evaluation([r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
 
     async def until_done(self, rollout_ids: Sequence[str]) -> list[Any]:
-        """Wait for the rollouts; ends early with the error of a process that is gone."""
+        """Wait for the rollouts; raise early if a process of the run ends."""
         return await unless(self.failed, self.store.wait(rollout_ids))
 
     def _ended(self, process: Process) -> type[AglError]:
-        """The error that the end of this process is."""
+        """Return the type of error for the end of this process."""
         return UnavailableError
 
 
 class Runners:
-    """Runner processes of one training run, for an `async with` block."""
+    """The runner processes of one run, for an `async with` block."""
 
     def __init__(self, training: JobRun, *, command: bool, mode: RolloutMode | None) -> None:
         agent = training.job.agent
@@ -199,7 +199,7 @@ class Runners:
         use_command = command or not agent.function
         arguments += ["--", *(agent.command or [])] if use_command else ["--function", agent.function or ""]
         self._training = training
-        # `python` in a job's command means the interpreter that trains
+        # `python` in a job's command means the training's interpreter
         store = {"store": training.store.description.queue, "token": SecretStr(training.store.token)}
         settings = training.settings.model_copy(update={**store, "runner_metrics_port": 0})  # they are many
         environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
@@ -231,9 +231,9 @@ class Runners:
 
 
 async def unless(failure: asyncio.Future[None], work: Awaitable[T]) -> T:
-    """The result of `work`, unless `failure` fails first: then `work` is cancelled and the failure raised.
+    """Return the result of `work`, but if `failure` fails first, cancel `work` and raise that.
 
-    A process that dies closes its port before its end is noticed: an error about a service waits a moment for the better reason.
+    A dying process closes its port before its end is detected, so an error about a service first waits a moment for `failure`.
     """
     task = asyncio.ensure_future(work)
     try:

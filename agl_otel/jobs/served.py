@@ -1,4 +1,4 @@
-"""A run whose policy a model server of ours serves for as long as the run lasts: what training.py and tuning.py have in common."""
+"""A run with its own model server for its policy: the common part of grpo.py and sft.py."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutQuery, RolloutStatus
 
 OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
 VLLM: Final = "agl_otel.algorithms.grpo.vllm"
-PORT_SECONDS: Final = 20.0  # the model server of a run that was killed ends a moment after it
+PORT_SECONDS: Final = 20.0  # the model server of a killed run ends shortly after it
 SERVER: Final = "model_server.json"
 _AGENT: Final = {"function", "command", "grader"}
-"""What of [agent] decides a run's course; how many run at a time may change."""
-VLLM_TOLERANCE: Final = 0.1  # its weights are usually in bfloat16
-MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
+"""The fields of [agent] that belong to a run's fingerprint; the numbers of processes and rollouts may change on resuming."""
+VLLM_TOLERANCE: Final = 0.1  # its weights are usually bfloat16
+MODEL_SERVER_START_SECONDS: Final = 120.0  # mostly for importing torch on a busy machine
 
 
 def policy_of(job: Job) -> Path | None:
-    """The folder of the job's model, None where it is made on the spot. Raises SettingsError where it holds none."""
+    """Return the folder of the job's model; None for one to be created. Raises SettingsError if it holds no model."""
     if job.policy.model == "tiny":
         return None
     folder = job.folder / job.policy.model
@@ -49,23 +49,23 @@ def policy_of(job: Job) -> Path | None:
 
 
 def needs_of_policy(job: Job) -> list[Need]:
-    """The job's model, and the program that serves it."""
+    """Return the checks for the job's model and the program that serves it."""
     return [lambda: policy_of(job), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
 
 
 class ServedRun(JobRun):
-    """A subclass has a `name` and an `algorithm`. A folder that holds the run already goes on with it.
+    """Base of runs with a model server; a subclass defines `name` and `algorithm`. A folder that already holds the run resumes it.
 
     Args:
         job: what to train.
         store: a connected store.
-        folder: where the run is kept: run.json, policy, weights, metrics.jsonl, the model server's record and port, logs.
-        stack_failed: fails when the stack is gone; the run then ends with that error.
-        settings: those of the stack, for runner processes; None means as this process loads them.
+        folder: the run's folder: run.json, policy, weights, metrics.jsonl, the model server's record and port, logs.
+        stack_failed: a future that fails when the stack ends; the run then ends with its error.
+        settings: the stack's, for runner processes; None: as this process loads them.
     """
 
     name: ClassVar[str]
-    """Of the algorithm."""
+    """The algorithm's name."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ServedRun(JobRun):
     ) -> None:
         super().__init__(job, store, folder, stack_failed=stack_failed, settings=settings)
         self.record = folder / "model_server.jsonl"
-        """The model server's own record of what it sampled, one line for each choice."""
+        """The model server's own record of its samples, one line per choice."""
         self._server: Process | None = None
         self.server_url = ""
 
@@ -96,16 +96,16 @@ class ServedRun(JobRun):
         await self._serve(await self._port(), *algorithm.last_weights(self.run))
 
     async def _cancel_unfinished(self) -> None:
-        """What the run left waiting when it was stopped may be of a later step than the weights that are served now; its evaluations, too.
+        """Cancel the run's unfinished rollouts, evaluations included: they may belong to a later step than the weights now served.
 
-        Algorithm and `evaluate` have what was cancelled run again when they come to it.
+        The algorithm and `evaluate` run cancelled rollouts again when they need them.
         """
         unfinished = [status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES]
         left = await self.store.rollouts(RolloutQuery(status_in=unfinished, rollout_id_contains=f"ro-{self.run.run_id}-"))
         await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))
 
     async def _port(self) -> int:
-        """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError, DataError."""
+        """Return the run's fixed port, where rollouts still waiting after a stop look for their model. Raises InUseError, DataError."""
         kept = self.folder / SERVER
         if not kept.exists():
             write_json(kept, with_checksum({"port": free_port()}))
@@ -121,19 +121,19 @@ class ServedRun(JobRun):
         return port
 
     async def evaluate_once(self, tasks: Sequence[Any], *, name: str) -> Evaluation:
-        """`evaluate`, and what the run has evaluated under this name before is read again."""
+        """Evaluate under a name of this run; an earlier evaluation under that name is read again."""
         return await self.evaluate(tasks, run_id=self.run.run_id, name=name, seed=self.run.seed)
 
     async def _make_policy(self) -> None:
-        """Find the job's policy, or make the tiny one. Raises SettingsError."""
+        """Find the job's policy, or create the tiny one. Raises SettingsError."""
         transformers_logging.disable_progress_bar()
         spec = self.job.policy
         self.model_dir = policy_of(self.job) or self.folder / "policy"
-        if spec.model == "tiny" and not (self.model_dir / WEIGHTS_FILE).exists():  # the weights are written last
+        if spec.model == "tiny" and not (self.model_dir / WEIGHTS_FILE).exists():  # its weights are written last
             await asyncio.to_thread(_make_tiny, self.model_dir, spec.seed)
 
     async def _serve(self, port: int, weights: Path | None, version: int) -> None:
-        """Start the model server there, with these weights, and wait until it is well."""
+        """Start the model server on this port with these weights, and wait until it is healthy."""
         self.server_url = f"http://127.0.0.1:{port}"
         spec, logs = self.job.policy, self.folder / "logs"
         arguments = ["--model", str(self.model_dir), "--port", str(port), "--seed", str(spec.seed), "--version", str(version)]
@@ -155,7 +155,7 @@ class ServedRun(JobRun):
         return ModelServerError if process is self._server else super()._ended(process)
 
     async def publish_policy(self) -> None:
-        """Publish where the policy is served, for the run's rollouts before the training; the algorithm publishes its own versions."""
+        """Publish the policy's address for rollouts before the training; the algorithm publishes its own versions."""
         sampling = self.algorithm().sampling_parameters
         served = {RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)}
         self.resources_id = f"{self.run.run_id}-before"
@@ -163,15 +163,15 @@ class ServedRun(JobRun):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the algorithm: the job's, over what goes with its policy."""
+        """The algorithm's options: the job's, over defaults that depend on its policy."""
         served = {"probe_tolerance": VLLM_TOLERANCE} if self.job.policy.server == "vllm" else {}
         return {"seed": self.job.policy.seed, **served, **self.job.options}
 
     def algorithm(self) -> Any:
-        """The job's algorithm over this run's policy and model server."""
+        """Create the job's algorithm over this run's policy and model server."""
         raise NotImplementedError
 
 
 def _make_tiny(folder: Path, seed: int) -> None:
-    torch.set_num_threads(1)  # for so small a model a second thread costs ten times what it does
+    torch.set_num_threads(1)  # for so small a model a second thread costs ten times its use
     make_policy(folder, seed=seed)

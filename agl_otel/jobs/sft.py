@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as a job file describes it: rounds of SFT over the job's agent, with a model server for as long as they last."""
+"""A run of a job file for supervised fine-tuning: rounds of SFT over the job's agent, with its own model server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "run
 
 
 def options_model(name: str) -> type[BaseModel]:
-    """[algorithm] of a job that tunes: its name and its options, which are the algorithm's own keyword arguments."""
+    """Return the model of [algorithm] of an SFT job: its name, and the algorithm's keyword arguments as options."""
     return options_of(name, SFT, hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:
-    """What a job that tunes needs: packages, options that go together, its policy, and what serves it."""
+    """Return the checks of what an SFT job needs: packages, consistent options, its policy, and the policy's server."""
     return [
         lambda: check_metrics(job.options.get("metrics")),
         lambda: SFT(model_dir="", model_server_url="", **without(job.options, "metrics")),
@@ -34,17 +34,17 @@ def needs(job: Job) -> list[Need]:
 
 
 class Tuning(ServedRun):
-    """The processes of one run of SFT over a store. Use `async with`; a folder that holds the run already goes on with it."""
+    """The processes of one SFT run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "sft"
 
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[RoundReport], object] | None = None) -> list[RoundReport]:
-        """Tune until the algorithm is content; `on_step` gets every round that is done now. Raises what SFT.train raises."""
-        self.resources_id = self.run.run_id  # of later evaluations: what the algorithm publishes
+        """Train until the algorithm is done; `on_step` receives every round done now. Raises what SFT.train raises."""
+        self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
         return await unless(self.failed, self.algorithm(run=self.run, on_step=on_step).train(self.store, tasks))
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
-        """The job's algorithm over this run's policy and model server."""
+        """Create the job's algorithm over this run's policy and model server."""
         return SFT(
             model_dir=self.model_dir,
             model_server_url=self.server_url,

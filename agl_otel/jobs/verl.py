@@ -1,4 +1,4 @@
-"""A training run of a job file on verl: its policy, its runners, and VERL over them. Knows no verl: that runs in processes of its own."""
+"""A training run of a job file on verl: its policy, its runners, and VERL over them. verl is not imported: it runs in other processes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _AGENT: Final = {"function", "command", "grader"}
 
 
 def options_model(name: str) -> type[BaseModel]:
-    """[algorithm] of a job on verl: its name, its options, and [algorithm.config], verl's own config."""
+    """Return the model of [algorithm] of a verl job: its name, its options, and [algorithm.config], verl's own config."""
     return options_of(name, VERL, hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:
-    """What a job on verl needs: the extra, keys of verl's config that have a place, and a model."""
+    """Return the checks of what a verl job needs: the extra, known keys of verl's config, and a model."""
     return [require_extra, lambda: VERL(**job.options).check(), lambda: _check_model(job)]
 
 
 def _check_model(job: Job) -> None:
-    """Raise UsageError where two models are named, SettingsError where the policy is none."""
+    """Raise UsageError if two models are named, SettingsError if the policy is not a model."""
     if not has(translate(job.options["config"]).config, MODEL):
         policy_of(job)
     elif job.policy.model != "tiny":
@@ -41,7 +41,7 @@ def _check_model(job: Job) -> None:
 
 
 class VerlRun(ServedRun):
-    """The processes of one run on verl over a store. Use `async with`; a folder that holds the run already goes on with it."""
+    """The processes of one verl run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     async def _start(self) -> None:
         require_extra()
@@ -50,7 +50,7 @@ class VerlRun(ServedRun):
             await self._make_policy()
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any], *, on_step: Callable[[dict[str, Any]], object] | None = None) -> VERL:
-        """Train; the algorithm afterwards, with its metrics. Raises what VERL.run raises."""
+        """Train; return the algorithm with its metrics. Raises what VERL.run raises."""
         algorithm = VERL(
             model_dir=getattr(self, "model_dir", None),
             rollout_config=retry_lost_runner(self.job.agent.timeout_seconds),

@@ -1,11 +1,11 @@
-"""Backup of a stack to a folder, restore of a data directory from it, and the move of embedded stores to servers.
+"""Backs up a stack to a folder, restores a data directory from it, and moves embedded stores to servers.
 
-Each store is copied by its own means: SQLite's backup API, pg_dump, and ClickHouse's Native format (traces/transfer.py); the write-ahead
-log and refused requests are plain files. Backup and restore write beside the final name and rename when all is there.
+Each store is copied in its own way: SQLite's backup API, pg_dump, and ClickHouse's Native format (traces/transfer.py); the write-ahead
+log and refused requests are plain files. Backup and restore write to a temporary name and rename at the end.
 
-A stopped stack is copied with its log: recovery compares what was acked and not yet stored with the restored ClickHouse. Of a running
-stack the queue is copied first, then all that was acked is stored (a barrier), then the traces are copied: so all that was acked before
-the backup is in it, and a rollout that had ended in the copied queue has all its spans. Later spans may be in it.
+A stopped stack is copied with its log, which recovery later compares with the restored ClickHouse. Of a running stack the queue is copied
+first, then a barrier makes all acked data visible, then the traces are copied: so the backup holds everything acked before it, and every
+rollout that had ended in the copied queue has all its spans. Later spans may be included.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _LAST_NUMBERS: Final = (
 
 
 def backup(settings: Settings, target: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Write everything of a stopped stack to `target`, which must not exist or be empty. Returns the manifest.
+    """Back up a stopped stack to `target`, which must be empty or not exist. Returns the manifest.
 
-    Raises UsageError where the target holds something, InUseError where a collector runs, and as queue.postgres.transfer.dump.
+    Raises UsageError if the target is not empty, InUseError if a collector runs, and what queue.postgres.transfer.dump raises.
     """
     staging, queue = _begin(settings, target, PLAIN)
     with _opened(settings.clickhouse_db) as store:
@@ -59,9 +59,9 @@ def backup(settings: Settings, target: Path, progress: Progress | None = None) -
 
 
 async def backup_running(settings: Settings, queue: QueueClient, target: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """The same of a stack that runs on the data directory of `settings` and goes on running. Returns the manifest.
+    """Back up the running stack on the data directory of `settings` without stopping it. Returns the manifest.
 
-    Raises as `backup`, and UnavailableError where a collector cannot be asked.
+    Raises what `backup` raises, and UnavailableError if a collector does not answer.
     """
     staging, copied = await asyncio.to_thread(_begin, settings, target, ("refused", "VERSION"))
     collectors = [address.rstrip("/") for address in (await queue.describe()).collectors]
@@ -83,7 +83,7 @@ def _dump_server(url: str, directory: Path, progress: Progress | None) -> dict[s
 
 
 async def _receive(stream: aiohttp.StreamReader, files: DumpFiles) -> dict[str, Content]:
-    """Write the frames of collector/copying.py. Raises UnavailableError where they end early."""
+    """Write the frames of collector/copying.py to files. Raises UnavailableError if they end early."""
     table = ""
     try:
         while line := await stream.readline():
@@ -103,7 +103,7 @@ async def _receive(stream: aiohttp.StreamReader, files: DumpFiles) -> dict[str, 
 
 
 def _begin(settings: Settings, target: Path, plain: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """Where the backup is being written, with the queue and the files named `plain` in it; and the manifest's part about the queue."""
+    """Create the staging folder and copy the queue and the files `plain` into it; return it and the manifest's part about the queue."""
     _refuse_unless_empty(target)
     staging = _staging(target)
     source = sqlite_path(settings.queue_db)
@@ -130,9 +130,9 @@ def _finish(staging: Path, target: Path, queue: dict[str, Any], held: dict[str, 
 
 
 def restore(source: Path, settings: Settings, progress: Progress | None = None) -> dict[str, Any]:
-    """Make the data directory of `settings` from a backup; neither it nor the servers of `settings` may hold anything.
+    """Restore a backup into the data directory and the servers of `settings`, all of which must be empty.
 
-    Raises UsageError, SettingsError, ConflictError, UnavailableError or DataError; then nothing was put in place.
+    Raises UsageError, SettingsError, ConflictError, UnavailableError or DataError, and then leaves no data directory.
     """
     manifest = _check(source)
     data_dir = settings.data_dir.absolute()
@@ -162,9 +162,9 @@ def restore(source: Path, settings: Settings, progress: Progress | None = None) 
 
 
 def move(settings: Settings, *, queue_url: str = "", clickhouse_url: str = "", progress: Progress | None = None) -> dict[str, Any]:
-    """Copy the embedded queue, the embedded traces, or both, of a stopped stack to empty servers. Returns {"queue" or "traces": rows}.
+    """Copy the embedded queue, traces, or both, of a stopped stack to empty servers. Returns {"queue" or "traces": rows}.
 
-    The embedded stores stay as they are. Raises SettingsError, ConflictError, UnavailableError, DataError; then the servers are empty.
+    The embedded stores are not changed. Raises SettingsError, ConflictError, UnavailableError, DataError; the servers are then empty.
     """
     data_dir = settings.data_dir.absolute()
     queue, traces = data_dir / SQLITE_FILE, data_dir / TRACES
@@ -183,7 +183,7 @@ def move(settings: Settings, *, queue_url: str = "", clickhouse_url: str = "", p
 
 
 def _postgres_transfer() -> Any:
-    """The module queue/postgres/transfer.py. Raises SettingsError where PostgreSQL's driver, an extra, is missing."""
+    """Import queue/postgres/transfer.py. Raises SettingsError if PostgreSQL's driver, an extra, is missing."""
     try:
         from agl_otel.queue.postgres import transfer
     except ImportError as error:
@@ -192,14 +192,14 @@ def _postgres_transfer() -> Any:
 
 
 def copy_queue(source: Path, target: Path) -> dict[str, int]:
-    """Copy a SQLite database, which others may have open, by SQLite's backup API. Returns {table: rows}, the same on both sides."""
+    """Copy a SQLite database, which may be in use, by SQLite's backup API. Returns {table: rows}, compared on both sides."""
     if not source.exists():
         raise UsageError(f"there is no queue at {source}: is that the data directory of a stack?")
     with sqlite3.connect(f"file:{source}?mode=ro", uri=True) as old, sqlite3.connect(target) as new:
-        old.execute("BEGIN")  # what is counted is what is copied, whoever writes meanwhile
+        old.execute("BEGIN")  # counts and copy see the same snapshot despite concurrent writes
         before = _counts(old)
         old.backup(new)
-        new.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+        new.execute("PRAGMA journal_mode = DELETE")  # a single file, without a separate log
         (verdict,) = new.execute("PRAGMA integrity_check").fetchone()
         after = _counts(new)
         (version,) = new.execute("SELECT max(version) FROM schema_migrations").fetchone()
@@ -212,7 +212,7 @@ def copy_queue(source: Path, target: Path) -> dict[str, int]:
 
 
 def _raise_sequences(store: TraceStore, queue: Path) -> None:
-    """Raise the counters of unfinished rollouts above what was numbered after the queue was copied: no number is given twice."""
+    """Raise the counters of unfinished rollouts above numbers issued after the queue was copied, so that none is issued twice."""
     with contextlib.closing(sqlite3.connect(queue)) as database, database:
         marks = ", ".join("?" * len(FINISHED))
         going = [row[0] for row in database.execute(f"SELECT rollout_id FROM rollouts WHERE status NOT IN ({marks})", sorted(FINISHED))]
@@ -220,7 +220,7 @@ def _raise_sequences(store: TraceStore, queue: Path) -> None:
 
 
 def _last_numbers(store: TraceStore, rollouts: Sequence[str]) -> list[tuple[str, int]]:
-    """The highest number of each of these rollouts that has spans."""
+    """Return (rollout id, highest sequence number) of those of these rollouts that have spans."""
     found: list[tuple[str, int]] = []
     for start in range(0, len(rollouts), 10_000):
         rows = store.select(_LAST_NUMBERS, {"rollouts": rollouts[start : start + 10_000]})
@@ -265,7 +265,7 @@ def _staging(target: Path) -> Path:
     staging = target.absolute().with_name(f"{target.name}.partial")
     try:
         if staging.exists():
-            shutil.rmtree(staging)  # what an interrupted run left
+            shutil.rmtree(staging)  # left by an interrupted backup
         staging.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"cannot write to {staging}: {error.strerror}") from None
@@ -274,7 +274,7 @@ def _staging(target: Path) -> Path:
 
 def _into_place(staging: Path, target: Path) -> None:
     if target.exists():
-        target.rmdir()  # empty: it was checked
+        target.rmdir()  # checked to be empty
     staging.rename(target)
 
 

@@ -1,7 +1,7 @@
-"""`python -m agl_otel.stack.embedded [SERVICE …]`: the supervisor of a stack that belongs to one store object.
+"""`python -m agl_otel.stack.embedded [SERVICE …]`: the supervisor of a store object's private stack.
 
-It prints the stack's address in one line of JSON and ends with its standard input; --discard removes the data directory then. Started by
-store/embedded.py, which gives it its settings.
+It prints the stack's address as one line of JSON and ends with its standard input; with --discard it then removes the data directory.
+store/embedded.py starts it and passes its settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agl_otel.stack.supervisor import Stack, read_stack_file
 
 @asynccontextmanager
 async def serving(settings: Settings, services: list[str], *, discard: bool) -> AsyncGenerator[Serving]:
-    """The stack until standard input ends. Where one runs on the data directory already, that one's address, and the end at once."""
+    """Run the stack until standard input ends. If one already runs on the data directory, yield its address and end at once."""
     stack = Stack(settings, only=services)
     try:
         await stack.start()
@@ -48,7 +48,7 @@ async def serving(settings: Settings, services: list[str], *, discard: bool) -> 
 
 
 async def _end_of_input() -> None:
-    """Return when the store's process closes our standard input, or is gone."""
+    """Wait until the store's process closes this process's standard input or ends."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(0, lambda: os.read(0, 4096) or ended.set())
@@ -57,7 +57,7 @@ async def _end_of_input() -> None:
 
 
 def main() -> int:
-    """The command line; the exit code. An error is one line of JSON, too."""
+    """Run the command line; return the exit code. An error is also one line of JSON."""
     keep_private()
     parser = argparse.ArgumentParser()
     parser.add_argument("services", nargs="*")
@@ -67,7 +67,7 @@ def main() -> int:
 
     async def run() -> None:
         stack = serving(Settings.load(), given.services, discard=given.discard)
-        await until_stopped(stack, write_line, cancel_start=True, stop_seconds=None)  # the stack limits the stop of each service
+        await until_stopped(stack, write_line, cancel_start=True, stop_seconds=None)  # the stack bounds the stop of each service
 
     try:
         asyncio.run(run())

@@ -1,7 +1,7 @@
 """The OpenTelemetry Collector as a service of the stack: the binary that `make otelcol` builds, with deploy/otelcol/all-in-one.yaml.
 
-It writes to a ClickHouse server by itself. Passwords reach it by its environment; what clients read is our SQL endpoint
-(collector/sql.py), which keeps them. TLS is laid over the configuration in a second file.
+It writes to a ClickHouse server directly. It gets passwords by its environment; clients do not need them, since they query the SQL
+endpoint (collector/sql.py). TLS is configured by a second file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agl_otel.traces.address import SCHEMES, ServerAddress
 CONFIG: Final = Path("deploy", "otelcol", "all-in-one.yaml")
 OVERLAY: Final = "otelcol-tls.json"
 LOOPBACK: Final = "127.0.0.1"
-_TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_IDLE", "AGL_OTELCOL_RETRY")  # its own, which no setting stands for
+_TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_IDLE", "AGL_OTELCOL_RETRY")  # variables of its own, for which there is no setting
 _OTHERWISE: Final = {
     "metrics": "without metrics, take its pipeline out of deploy/otelcol",
     "max_span_attributes": "a span is cut down by its size (max_item_bytes)",
@@ -28,7 +28,7 @@ _OTHERWISE: Final = {
     "disk_reserve_bytes": "it keeps nothing on disk but the journal of resends",
     "log_format": "its own is service::telemetry::logs::encoding",
 }
-"""{setting of the Python collector: what stands in its place}."""
+"""{setting of the Python collector: what replaces it here}."""
 _LEVELS: Final = {"WARNING": "warn"}
 _logger = logging.getLogger(__name__)
 Start = tuple[list[str], dict[str, str]]
@@ -36,7 +36,7 @@ Start = tuple[list[str], dict[str, str]]
 
 
 def check(settings: Settings) -> None:
-    """Raise SettingsError where the collector that settings name cannot be started; log which settings it does not know."""
+    """Raise SettingsError if the settings' collector cannot be started; warn of settings that it ignores."""
     if not os.access(settings.collector, os.X_OK):
         raise SettingsError(
             f"AGL_COLLECTOR names {settings.collector}, which is no program here: `make otelcol` builds build/otelcol/agl-otelcol"
@@ -58,12 +58,12 @@ def check(settings: Settings) -> None:
 
 
 def unheeded(settings: Settings) -> list[str]:
-    """The settings that are not at their defaults and that this collector does not know."""
+    """Return the settings that differ from their defaults but are ignored by this collector."""
     return [name for name in _OTHERWISE if getattr(settings, name) != Settings.model_fields[name].default]
 
 
 def configuration() -> Path:
-    """The configuration file: of the checkout this package runs from, or as it was installed with it."""
+    """Return the path of the configuration file, in the checkout or in the installed package."""
     here = Path(__file__).resolve().parents[1]
     for base in (here.parent, here):
         if (base / CONFIG).exists():
@@ -72,7 +72,7 @@ def configuration() -> Path:
 
 
 def start(settings: Settings, data_dir: Path) -> Start:
-    """How to start it. Writes the second configuration file into `data_dir` where there is TLS."""
+    """Return the command and environment. With TLS, write the second configuration file into `data_dir`."""
     argv = [str(Path(settings.collector).absolute()), "--config", str(configuration())]
     overlay = data_dir / OVERLAY
     if settings.tls_cert:
@@ -82,7 +82,7 @@ def start(settings: Settings, data_dir: Path) -> Start:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Its variables (collector/otelcol/README.md)."""
+    """Return its variables (collector/otelcol/README.md)."""
     scheme = "https" if settings.tls_cert else "http"
     return {
         **settings.environment(),
@@ -92,16 +92,16 @@ def environment(settings: Settings) -> dict[str, str]:
         "AGL_OTELCOL_ANNOUNCE_GRPC": f"{'https://' if settings.tls_cert else ''}{settings.announced_host}:{settings.otlp_grpc_port}",
         "AGL_OTELCOL_ANNOUNCE_HTTP": f"{scheme}://{settings.announced_host}:{settings.otlp_http_port}",
         "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": f"{scheme}://{settings.announced_host}:{settings.clickhouse_port}",
-        "AGL_OTELCOL_UNIDENTIFIED": "drop" if settings.unidentified == "drop" else "keep",  # adopting is the late pass's
+        "AGL_OTELCOL_UNIDENTIFIED": "drop" if settings.unidentified == "drop" else "keep",  # the late pass adopts
         "AGL_OTELCOL_LOG_LEVEL": _LEVELS.get(settings.log_level, settings.log_level.lower()),
-        "AGL_OTELCOL_ADMIN_HOST": LOOPBACK,  # its two other ports ask for nothing and speak no TLS
+        "AGL_OTELCOL_ADMIN_HOST": LOOPBACK,  # its other two ports have neither authentication nor TLS
         "AGL_OTELCOL_HEALTH_PORT": str(free_port(LOOPBACK)),
         "AGL_OTELCOL_METRICS_PORT": str(free_port(LOOPBACK)),
     }
 
 
 def exporter_url(address: ServerAddress) -> str:
-    """Where the ClickHouse exporter writes, with what our own writer asks of a cluster; it knows none of our options."""
+    """Return the ClickHouse exporter's URL, with the Python writer's settings for clusters; it does not know this package's options."""
     options = {"secure": "true"} if address.secure else {}
     options |= {"distributed_foreground_insert": "1"} if address.cluster else {}
     options |= {"insert_quorum": address.insert_quorum} if address.insert_quorum else {}
@@ -111,7 +111,7 @@ def exporter_url(address: ServerAddress) -> str:
 
 
 def tls_overlay(settings: Settings) -> dict[str, Any]:
-    """What TLS changes in the configuration: both OTLP ports serve it, the queue is dialled with it."""
+    """Return the configuration for TLS, on both OTLP ports and on the connection to the queue."""
     serving = {"cert_file": _path(settings.tls_cert), "key_file": _path(settings.tls_key)}
     if settings.tls_client_ca:
         serving["client_ca_file"] = _path(settings.tls_client_ca)

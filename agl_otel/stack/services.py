@@ -1,4 +1,4 @@
-"""The services of a stack as a table: how each is started, where it listens, and which of them settings ask for."""
+"""The services of a stack as a table: how each is started, where it listens, and which of them the settings select."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from agl_otel.stack import otelcol
 
 @dataclass(frozen=True)
 class Service:
-    """How one service is started and asked whether it is well."""
+    """The start and the health check of one service."""
 
     name: str
     module: str
     port: str
-    """The Settings field of the port where it says it is well; empty: it listens nowhere, and is well while it runs."""
+    """The Settings field of the port of its health check; empty: it has no port, and is healthy while it runs."""
     ports: tuple[str, ...]
     """All ports it listens on."""
     scheme: str = "http://"
     early: bool = False
-    """Whether it must be well before the next one starts."""
+    """Whether it must be healthy before the next one starts."""
     start: Callable[[Settings, Path], otelcol.Start] | None = None
-    """For what is no module of ours: its command and environment."""
+    """Returns the command and environment of a service that is not a module of this package."""
 
     def process(self, settings: Settings, *, log: Path) -> Process:
-        """Its process, not started yet."""
+        """Return its process, not yet started."""
         if self.start is None:
             return Process.python_module(self.name, self.module, log=log, settings=settings)
         argv, environment = self.start(settings, log.parents[1])
@@ -48,20 +48,20 @@ SERVICES: Final = (
     Service("collector", "agl_otel.collector", "otlp_http_port", (*_OTLP_PORTS, "clickhouse_port")),
     *_OTHERS,
 )
-"""In the order of their start; they stop in the opposite one."""
+"""In the order of their start; they stop in reverse order."""
 OTELCOL_SERVICES: Final = (
     _QUEUE,
     Service("sql", "agl_otel.collector.sql", "clickhouse_port", ("clickhouse_port",), early=True),
     Service("collector", "", "otlp_http_port", _OTLP_PORTS, start=otelcol.start),
     *_OTHERS,
 )
-"""With the OpenTelemetry Collector as the collector. The schema is there (sql) before it writes."""
+"""The services with the OpenTelemetry Collector as collector. `sql` creates the schema before that writes."""
 ANNOUNCED: Final = {"clickhouse": "collector", "proxy": "proxy", "web": "web"}
-"""{address in types.Describe: the service that announces it}."""
+"""{address in types.Describe: the service that registers it}."""
 
 
 def services_of(settings: Settings, only: Sequence[str] = ()) -> list[Service]:
-    """The services that `settings` ask for; `only` those with these names, and what they cannot do without. Raises SettingsError."""
+    """Return the services that `settings` select, or those named in `only` with the ones they require. Raises SettingsError."""
     if not settings.collector:
         return [service for service in SERVICES if not only or service.name in only]
     otelcol.check(settings)

@@ -1,11 +1,11 @@
-"""The supervisor behind `agl-otel up`: starts the services as child processes, waits until each answers, restarts a crashed
-one, and stops them in order (runners first, the queue last).
+"""The supervisor behind `agl-otel up`: starts the services as child processes, waits until each is healthy, restarts crashed ones, and
+stops them in reverse order (the queue last).
 
-Only what does not come up at the start ends the stack. A service that ends later is started again for ever, after pauses that
-double, and the others go on; the supervisor logs it and announces it to the queue (types.Describe.down).
+A service that does not become healthy at the start ends the stack. A service that ends later is restarted indefinitely, after pauses that
+double, while the others go on; the supervisor logs it and reports it to the queue (types.Describe.down).
 
-Embedded and distributed run the same services over the same protocols, so nothing here knows what a service does: only
-how to start it, how to ask whether it is well, and where it is.
+Embedded and distributed stacks run the same services over the same protocols, so this module depends only on how a service is started,
+how its health is checked, and where it listens.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 STACK_FILE: Final = "stack.json"
 LAYOUT_VERSION: Final = 1
-"""Of the data directory; a directory that says a higher one was written by a newer release."""
+"""Version of the data directory's layout; a higher one was written by a newer release."""
 START_TIMEOUT_SECONDS: Final = 60.0
-STOP_GRACE_SECONDS: Final = 30.0  # the collector may have to flush its log
-ORPHAN_SECONDS: Final = 10.0  # that services of a stack that was killed may take to end; at rest it is two
-STEADY_SECONDS: Final = 60.0  # a service that was up for so long and then ends is started again at once
+STOP_GRACE_SECONDS: Final = 30.0  # includes the time for the collector to flush its log
+ORPHAN_SECONDS: Final = 10.0  # within which the services of a killed stack end; on an idle machine it takes 2 s
+STEADY_SECONDS: Final = 60.0  # a service that ends after running this long is restarted at once
 LONGEST_PAUSE_SECONDS: Final = 60.0
 RESTART: Final = Backoff(1.0, LONGEST_PAUSE_SECONDS, jitter=0.0)
-TELL_SECONDS: Final = 1.0  # a queue that does not answer delays no restart
+TELL_SECONDS: Final = 1.0  # bounds how long an unresponsive queue delays a restart
 
 
 @dataclass
@@ -57,14 +57,14 @@ class _Running:
     service: Service
     process: Process
     failures: int = 0
-    """How often in a row it has ended before it was up for STEADY_SECONDS."""
+    """How often in a row it ended within STEADY_SECONDS of its start."""
 
 
 class Stack:
     """The services of one data directory. Use `async with Stack(settings) as stack`.
 
     Args:
-        settings: ports of 0 become free ones now and keep their number across restarts.
+        settings: ports of 0 are replaced by free ones, which are kept across restarts.
         only: names of the services to run; all by default.
 
     Raises (on start):
@@ -79,7 +79,7 @@ class Stack:
         self._token = settings.token.get_secret_value()
         self.services = services_of(settings, only)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when the supervision itself does; a service that ends is started again."""
+        """Fails when the supervision itself fails (services that end are restarted)."""
         self._running: dict[str, _Running] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._lock: FileLock | None = None
@@ -92,7 +92,7 @@ class Stack:
 
     @property
     def address(self) -> str:
-        """The queue's address: all that a client needs."""
+        """The queue's address, the only one that a client needs."""
         return self._at("queue_port")
 
     def _at(self, port: str, scheme: str = "") -> str:
@@ -100,7 +100,7 @@ class Stack:
         return f"{scheme}{reachable_host(self.settings.host)}:{getattr(self.settings, port)}"
 
     def addresses(self) -> dict[str, str]:
-        """Where each port of the running services is, by the name of its setting without `_port`."""
+        """Return the address of each port of the services, by the name of its setting without `_port`."""
         return {port.removesuffix("_port"): self._at(port, service.scheme) for service in self.services for port in service.ports}
 
     async def __aenter__(self) -> Stack:
@@ -115,7 +115,7 @@ class Stack:
         await self.stop()
 
     async def start(self) -> None:
-        """Start every service and wait until all are well; then write stack.json."""
+        """Start every service and wait until all are healthy; then write stack.json."""
         tls = Tls.load(self.settings)
         if tls is not None:
             tls.check(self._trust, reachable_host(self.settings.host))
@@ -127,7 +127,7 @@ class Stack:
                 check_free(self.settings.host, getattr(self.settings, port), setting)
         headers = (
             {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        )  # the OpenTelemetry Collector asks for it at /health, too
+        )  # the OpenTelemetry Collector requires it for /health, too
         self._http = aiohttp.ClientSession(headers=headers, connector=connector(self._trust))
         for service in self.services:
             if service.early:
@@ -139,7 +139,7 @@ class Stack:
                     if not service.early:
                         group.create_task(self._launch(service))
         except ExceptionGroup as group:
-            raise group.exceptions[0] from None  # the others were cancelled for it
+            raise group.exceptions[0] from None  # the first error, for which the others were cancelled
         await self._all_announced()
         self._write_stack_file()
         self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
@@ -147,10 +147,10 @@ class Stack:
             watcher.add_done_callback(self._supervision_ended)
 
     async def _orphans_ended(self) -> None:
-        """Wait, for ORPHAN_SECONDS at most, until the services of a stack on this data directory that was killed are gone.
+        """Wait, at most ORPHAN_SECONDS, until the services of a killed stack on this data directory have ended.
 
-        The kernel tells them to stop (die_with_parent), and until they have, they hold ports and files. What holds a port longer is named
-        by the check of the ports.
+        The kernel sends them SIGTERM (die_with_parent), but until they have ended they hold ports and files. If a port stays taken, the
+        check of the ports reports it.
         """
         given = os.fsencode(f"AGL_DATA_DIR={self.data_dir}")
         left = {name: service["pid"] for name, service in read_stack_file(self.data_dir).items() if given in environment_of(service["pid"])}
@@ -171,10 +171,10 @@ class Stack:
         await running.process.ready(self._probe(service), timeout_seconds=START_TIMEOUT_SECONDS)
 
     async def _forget_the_dead(self) -> None:
-        """Tell the queue which services that it remembers are not there any more.
+        """Deregister collectors and proxies that no longer listen.
 
-        A stack that was killed took no leave, and its queue, started again, would describe it for a minute: exporters would send to nobody,
-        and whoever reads would wait for its collector.
+        Services of a killed stack did not deregister, so the restarted queue would return their addresses for a minute: exporters would
+        send to dead ports, and readers would wait for the dead collector.
         """
         async with QueueClient(self.address, token=self._token, trust=self._trust) as queue:
             known = await queue.describe()
@@ -182,12 +182,12 @@ class Stack:
             for service, address in remembered:
                 if not await listens(address):
                     scheme, _, rest = address.rpartition("://")
-                    own = f"{scheme}://{self.settings.host}:{rest.rpartition(':')[2]}"  # a wildcard host is described as the one dialled
+                    own = f"{scheme}://{self.settings.host}:{rest.rpartition(':')[2]}"  # a wildcard host is replaced by the dialled one
                     for instance in {address, own}:
                         await queue.announce(service, instance, {}, gone=True)
 
     async def _all_announced(self) -> None:
-        """Wait until the queue knows where the others are: a service may be well before it has said so, and clients ask the queue."""
+        """Wait until all services are registered with the queue, which clients query: a service may be healthy before it is registered."""
         missing = [name for name in ANNOUNCED if any(service.name == ANNOUNCED[name] for service in self.services)]
         try:
             async with (
@@ -227,7 +227,7 @@ class Stack:
         return queue_is_well if service.name == "queue" else http_is_well if service.port else runs
 
     async def _watch(self, running: _Running) -> None:
-        """Start the service again whenever it ends."""
+        """Restart the service whenever it ends."""
         clock = asyncio.get_running_loop().time
         up_since = clock()
         while True:
@@ -239,7 +239,7 @@ class Stack:
             up_since = clock()
 
     async def _restarted(self, running: _Running, how: str) -> bool:
-        """Start it again after a pause; whether it came up."""
+        """Restart it after a pause; return whether it became healthy."""
         name, log = running.service.name, running.process.log
         running.failures += 1
         pause = restart_pause(running.failures)
@@ -260,9 +260,9 @@ class Stack:
         return True
 
     async def _tell(self, name: str, why: str = "", *, seconds: float | None = None) -> None:
-        """Announce that a service is down, or without `why` that it is not."""
+        """Report to the queue that a service is down, or without `why` that it is up again."""
         instance = f"{socket.gethostname()} {self.data_dir} {name}"
-        with contextlib.suppress(AglError):  # it is the queue that is down; the log has it
+        with contextlib.suppress(AglError):  # the queue itself is down, as logged
             async with QueueClient(
                 self.address, token=self._token, timeout_seconds=TELL_SECONDS, retry_seconds=0, trust=self._trust
             ) as queue:
@@ -283,7 +283,7 @@ class Stack:
         temporary.replace(self.data_dir / STACK_FILE)
 
     async def stop(self) -> None:
-        """Stop the services, the last started first; each flushes what it holds. Safe to call twice."""
+        """Stop the services in reverse order of their start; each flushes its data. Safe to call twice."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -296,7 +296,7 @@ class Stack:
             await self._http.close()
 
     async def kill(self) -> None:
-        """End every service at once. What was acknowledged is in their logs and comes back at the next start."""
+        """Kill every service. Acknowledged data is in their logs and is recovered at the next start."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*(running.process.kill() for running in self._running.values()))
@@ -308,25 +308,25 @@ class Stack:
             self._lock.close()
             self._lock = None
         if self.failed.done() and not self.failed.cancelled():
-            self.failed.exception()  # seen: whoever waits for it has it, and the loop need not warn
+            self.failed.exception()  # marks the exception as retrieved, so that the loop does not warn
         else:
             self.failed.cancel()
 
 
 def restart_pause(failures: int) -> float:
-    """Seconds to wait before a service that has ended so often in a row is started again: none, 1, 2, 4 … LONGEST_PAUSE_SECONDS."""
+    """Return the seconds to wait before a restart after so many failures in a row: 0, 1, 2, 4 … LONGEST_PAUSE_SECONDS."""
     return RESTART.seconds(failures - 1)
 
 
 def reachable_host(host: str) -> str:
-    """The address under which a service that listens on `host` is reached from this machine."""
+    """Return the host by which this machine reaches a service that listens on `host`."""
     return "127.0.0.1" if host in ("0.0.0.0", "") else host
 
 
 def claim_data_dir(path: Path) -> FileLock:
     """Create the data directory and take its lock.
 
-    Raises SettingsError where it cannot be written or was written by a newer release, InUseError where a stack runs on it.
+    Raises SettingsError if it cannot be written or was written by a newer release, InUseError if a stack runs on it.
     """
 
     def taken(pid: str) -> str:
@@ -350,9 +350,9 @@ def claim_data_dir(path: Path) -> FileLock:
 
 
 def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
-    """The content of a running stack's stack.json ({service: {pid, address}}); empty where none runs.
+    """Return the content of a running stack's stack.json, {service: {pid, address}}; empty if none runs.
 
-    One that was killed leaves its file: where none of its processes is there any more, it does not run.
+    A killed stack leaves its file behind: it counts as running only if one of its processes exists.
     """
     try:
         told: dict[str, dict[str, Any]] = json.loads((data_dir / STACK_FILE).read_text())
@@ -362,19 +362,19 @@ def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def running_address(settings: Settings) -> str:
-    """The queue's address of the stack that settings name, else of the one that runs on the data directory; empty where there is none."""
+    """Return the queue's address of the settings' stack, else of the stack running on the data directory; empty if there is none."""
     running = read_stack_file(settings.data_dir)
     return settings.store or (running["queue"]["address"] if running else "")
 
 
 @contextlib.asynccontextmanager
 async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
-    """A store for a command that works: over the stack that settings name, else the one that runs on the data directory, else
-    one started there for the while (`only` these services), on free ports.
+    """Provide a store for commands that need a stack: the one of the settings, else the one running on the data directory, else one
+    started there temporarily (`only` these services), on free ports.
 
-    Yields the store and a future that fails when the supervision of a stack that was started here does.
+    Yields the store and a future that fails when the supervision of a stack started here fails.
     """
-    from agl_otel.store import Store  # with numpy, which a supervisor that only supervises need not import
+    from agl_otel.store import Store  # imports numpy, which the supervisor alone does not need
 
     token = settings.token.get_secret_value()
     if address := running_address(settings):
@@ -390,9 +390,9 @@ async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGen
 
 @contextlib.asynccontextmanager
 async def open_store(settings: Settings) -> AsyncGenerator[Store]:
-    """A store for a command that looks: like stack_for, with queue and collector only.
+    """Provide a store for commands that only read: like stack_for, with queue and collector only.
 
-    Raises SettingsError where there is neither a stack nor data.
+    Raises SettingsError if there is neither a stack nor data.
     """
     if not settings.store and not (settings.data_dir / "VERSION").exists():
         raise SettingsError(
