@@ -24,7 +24,7 @@ from agl_otel.types import SpanLike
 NO_MESSAGES: Final = Conversation([], [], None)
 ANYTHING: Final = openllmetry.DIALECT
 """Reads a span that no dialect knows, where a pattern of the user's names it a model call."""
-_CUT_CONTENT: Final = re.compile(r'"content": ?"((?:[^"\\]|\\.)*)')
+_CUT_CONTENT: Final = re.compile(r'"content": ?"([^"\\]*+(?:\\.[^"\\]*+)*+)')  # possessive: 120 bytes for each character otherwise
 _log = logging.getLogger(__name__)
 
 

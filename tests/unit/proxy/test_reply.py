@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agl_otel.proxy.dialects import DIALECTS, prepare, take_out
 from agl_otel.proxy.parts import dump, output_message
 from agl_otel.proxy.reply import MAX_EVENT_BYTES, Events, Reply, parse_object, payload_of, with_fields
+from tests.peak_memory import peak_memory
 
 CHAT = DIALECTS["chat/completions"]
 
@@ -125,6 +126,16 @@ def test_what_is_set_leaves_the_rest_as_it_was_spelled() -> None:
     assert json.loads(with_fields(escaped, json.loads(escaped), {"model": "own"})) == {"tools": [{"model": "inner"}], "model": "own"}
     wide = raw.decode().encode("utf-16")
     assert json.loads(with_fields(wide, json.loads(wide), {"n": 2}))["n"] == 2
+
+
+@pytest.mark.parametrize("piece", ["x", "\\n", "\\u0041"])
+def test_a_long_string_takes_its_own_bytes_to_set_a_field(piece: str) -> None:
+    """In the value that is set, and in what stands before it; the escape \\u00 is the one that has everything before it looked at."""
+    raw = f'{{"messages":"{piece * 500_000}\\u0041","model":"{piece * 500_000}"}}'.encode()
+    payload = json.loads(raw)
+    with peak_memory() as peak:
+        assert with_fields(raw, payload, {"model": "own"}).endswith(b'\\u0041","model":"own"}')
+    assert peak.bytes < 3 * len(raw)
 
 
 def test_conversations_are_shown_as_the_conventions_say() -> None:

@@ -15,11 +15,12 @@ import pytest
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceTree, to_messages
 from agl_otel.errors import SpanShapeError
 from agl_otel.spans import conversations, dialects
-from agl_otel.spans.conversations import dialect_of, read_call
+from agl_otel.spans.conversations import dialect_of, read_call, text_of_cut
 from agl_otel.spans.dialects import DIALECTS
 from agl_otel.spans.log_records import DETAILS, with_records
 from agl_otel.types import Event, Span
 from agl_otel_hook import conventions
+from tests.peak_memory import peak_memory
 from tests.unit.adapters.spans import RECORDED, call, recorded, span
 
 DOCS = Path(__file__).parents[3] / "docs" / "dialects.md"
@@ -226,3 +227,11 @@ def test_a_span_of_another_shape_is_a_line_that_names_it_and_leaves_the_others(c
     with pytest.raises(SpanShapeError, match=named):
         _ = read.conversation
     assert issubclass(SpanShapeError, ValueError)
+
+
+@pytest.mark.parametrize("piece", ["x", "\\n"])
+def test_a_long_text_that_is_cut_takes_its_own_bytes_to_be_shown(piece: str) -> None:
+    messages = f'[{{"role": "assistant", "parts": [{{"type": "text", "content": "{piece * 500_000}'
+    with peak_memory() as peak:
+        assert text_of_cut(messages) == piece.replace("\\n", "\n") * 500_000
+    assert peak.bytes < 5 * len(messages)
