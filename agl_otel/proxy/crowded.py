@@ -12,10 +12,12 @@ from agl_otel.proxy.reply import Json, parse_object
 
 MAX_OBJECTS: Final = 100_000  # a message takes a few, a tool some fifty
 MAX_VALUES: Final = 500_000  # objects, lists, texts and numbers: a prompt may be token ids
+MAX_MODEL: Final = 1024  # characters of a model's name, which errors repeat, and each event of a translated answer
 
 
 def read(raw: bytes, path: str) -> Json:
-    """The JSON object that a body is. Raises UsageError where it is none, RefusedError (413) where it holds too many values."""
+    """The JSON object that a body is. Raises UsageError where it is none or its model's name is too long, RefusedError (413) where it holds
+    too many values."""
     if len(raw) > MAX_OBJECTS:
         objects, values = _count(raw)
         if (objects > MAX_OBJECTS or values > MAX_VALUES) and b"\0" not in raw[:4]:  # else in UTF-16 or 32
@@ -29,6 +31,9 @@ def read(raw: bytes, path: str) -> Json:
     asked = parse_object(raw)
     if asked is None:
         raise UsageError(f"the body of {path} must be a JSON object")
+    model = asked.get("model")
+    if isinstance(model, str) and len(model) > MAX_MODEL:
+        raise UsageError(f"the model that the body of {path} names has {len(model)} characters: a name has {MAX_MODEL} characters at most")
     return asked
 
 

@@ -49,6 +49,14 @@ async def test_a_text_may_hold_any_number_of_commas_and_brackets(stand: Stand, m
     assert status == 200 and model.requests[0]["messages"][0]["content"] == text
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
+async def test_a_model_may_have_a_name_and_no_text(stand: Stand, model: ModelServer, path: str) -> None:
+    status, said, _ = await stand.post(f"{SCOPE}/v1/{path}", {"model": "m" * 1025, "messages": HELLO})
+    assert status == 400 and "1024 characters" in said["error"]["message"] and len(str(said)) < 500
+    assert model.requests == [] and await stand.calls() == []
+    assert (await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m" * 1024, "messages": HELLO}))[0] == 200
+
+
 async def test_fields_of_wrong_types_are_the_model_servers_to_refuse(stand: Stand, model: ModelServer) -> None:
     status, _ = await _raw(stand, {"messages": 3, "model": ["x"], "logprobs": "yes"})
     assert status == 500 and len(model.requests) == 1
