@@ -42,7 +42,7 @@ PASSED_TEXTS: Final = 500  # queries of dashboards and readers: their texts stay
 PASSED_CHARS: Final = 16 << 10
 _Passed = tuple[str, dict[str, str], str]  # what guard.inner answers
 _QUERY_ID: Final = re.compile(r"[!-~]{1,200}")  # it stands in a header of the answer
-_HINT: Final = re.compile(r"\s*Maybe you meant (?!:|(?:otel|system)\.)[^?]*\?\.?", re.I)  # a table of another database
+_HINT: Final = re.compile(r"(?<!\s)\s*+Maybe you meant (?!:|(?:otel|system)\.)[^?]*+\?\.?", re.I)  # a table of another database
 _NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier, table, database
 
 
@@ -235,7 +235,9 @@ async def _form(request: web.Request) -> dict[str, str]:
 
 def public_text(message: str) -> str:
     """What a reader gets of ClickHouse's error: without names of other databases, and not with all of a long query, which it quotes."""
-    text = _HINT.sub("", re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message))
+    text = re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message)
+    end = text.rfind("?") + 2
+    text = _HINT.sub("", text[:end]) + text[end:]  # what begins there ends there, or all of it would be read again from each beginning
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"
 
 

@@ -234,6 +234,25 @@ def test_what_describes_is_of_our_own_database(sql: str, endpoint: SqlEndpoint) 
     assert not [word for word in (SECRET, "zz_theirs", "wages", "canary") if word in answer]
 
 
+HINT = "Maybe you meant zz_theirs.wages"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (f"no table. \n {HINT}?. (UNKNOWN_TABLE)", "no table. (UNKNOWN_TABLE)"),
+        (f"{' ' * 2_000_000}{HINT}?{' ' * 2_000_000}x", " "),
+        (f"{HINT}?. {HINT}? " * 100_000 + "end", " end"),
+        (f"{HINT} " * 100_000, HINT),  # no hint of ClickHouse's: it ends in a question mark
+    ],
+    ids=["a hint", "blanks", "hints", "questions without an end"],
+)
+def test_an_error_is_read_in_one_pass_however_long_the_query_that_it_quotes(message: str, shown: str) -> None:
+    """Not all that follows once more from each blank, or from each beginning of a hint: such a test would not end."""
+    text = public_text(f"Code: 60. DB::Exception: {message}")
+    assert text.startswith(shown) and len(text) <= 4002
+
+
 @pytest.mark.parametrize(
     "sql",
     [
