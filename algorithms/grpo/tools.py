@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from agl_otel.spans.tolerant import json_of
 
-_CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_END: Final = "</tool_call>"
+_CALL: Final = re.compile(rf"<tool_call>(.*?){_END}", re.DOTALL)
 
 
 def read_calls(text: str, prefix: str) -> tuple[str | None, list[dict[str, Any]]]:
@@ -24,7 +25,7 @@ def read_calls(text: str, prefix: str) -> tuple[str | None, list[dict[str, Any]]
 
     def taken(found: re.Match[str]) -> str:
         try:
-            call = json_of(found[1])
+            call = json_of(found[1].strip())
             name, arguments = call["name"], call.get("arguments", {})
         except (ValueError, KeyError, TypeError, AttributeError):
             return found[0]
@@ -34,7 +35,8 @@ def read_calls(text: str, prefix: str) -> tuple[str | None, list[dict[str, Any]]
         calls.append({"id": f"{prefix}-{len(calls)}", "type": "function", "function": {"name": name, "arguments": spelled}})
         return ""
 
-    rest = _CALL.sub(taken, text)
+    called, end, after = text.rpartition(_END)
+    rest = _CALL.sub(taken, called + end) + after  # what begins there ends there, or all of it would be read again from each
     return (rest.strip() or None, calls) if calls else (text, calls)
 
 

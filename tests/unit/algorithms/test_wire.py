@@ -139,6 +139,23 @@ def test_a_reply_has_no_tool_call_without_tools_or_if_it_is_malformed(policy: Po
     assert read_calls('<tool_call>{"name": 3}</tool_call>', "call") == ('<tool_call>{"name": 3}</tool_call>', [])
 
 
+CALL = '<tool_call>\n{"name": "f"}\n</tool_call>'
+
+
+@pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>" + " " * 100, "<tool_call>\n", "<tool_call>{}"])
+def test_calls_that_are_never_closed_are_read_in_one_pass(piece: str) -> None:
+    """Not all that follows once more from each of them: such a test would not end."""
+    broken = piece * 200_000
+    assert read_calls(broken, "call") == (broken, [])
+    text, calls = read_calls(CALL + broken, "call")
+    assert text == broken.strip() and len(calls) == 1
+
+
+def test_blanks_within_a_call_are_read_once() -> None:
+    blanks = " " * 2_000_000
+    assert read_calls(f"<tool_call>{blanks}x{blanks}x{blanks}</tool_call>{CALL}", "call")[1][0]["function"]["name"] == "f"
+
+
 def test_tools_are_refused_if_the_chat_template_ignores_them(policy: Policy) -> None:
     with pytest.raises(UsageError, match="does not support tools"):
         policy.prompt_ids(MESSAGES, [TOOL])
