@@ -22,7 +22,7 @@ from agl_otel.adapters.merge import Call, Merged, lay_out, merge
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
 from agl_otel.adapters.texts import conversation_at, messages_at
-from agl_otel.spans.history import StoredCall, full_prompts
+from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
 from agl_otel_hook import conventions
@@ -50,6 +50,7 @@ CALL_REFUSALS: Final = {
     "logprobs_length": "another number of log-probs than response tokens",
     "logprobs_not_finite": "a log-prob that is no finite number",
     "dangling_prefix": "the prompt goes on from a call that is not there",
+    "too_many_tokens": f"the prompts of its attempt go on from earlier ones, and have more than {MAX_TOKENS} tokens in all",
 }
 """Why a call of a taken attempt is refused; the first that applies counts, once for each (call, choice)."""
 
@@ -273,10 +274,17 @@ def _merge_rows(
     processes: dict[tuple[int, str], list[int]] = {}
     for row in rows.tolist():
         processes.setdefault((int(attempt[row]), calls.process[row]), []).append(row)
+    stored = {key: _stored(calls, members) for key, members in processes.items()}
+    tokens = Counter[int]()
+    for (place, _), found in stored.items():
+        tokens[place] += tokens_to_expand(found, in_place=breaks is not None)
     merged: list[Merged] = []
     begun: set[int] = set()
-    for (place, _), members in processes.items():
-        ready = _ready_calls(traces, fit, members, refused)
+    for (place, process), members in processes.items():
+        if tokens[place] > MAX_TOKENS:
+            refused["too_many_tokens"] += int(np.count_nonzero(fit[members]))
+            continue
+        ready = _ready_calls(traces, fit, members, stored[place, process], refused)
         if breaks is None:
             merged += [Merged([call]) for call in ready]
             continue
@@ -290,16 +298,19 @@ def _merge_rows(
     return merged
 
 
-def _ready_calls(traces: Traces, fit: NDArray[np.bool_], rows: list[int], refused: Counter[str]) -> list[Call]:
+def _stored(calls: CallColumns, rows: list[int]) -> list[StoredCall]:
+    numbers = (column[rows].tolist() for column in (calls.call, calls.choice, calls.prefix_call, calls.prefix_choice))
+    prompt: Any = calls.prompt
+    response: Any = calls.response
+    return [StoredCall(*places, prompt[row], response[row]) for row, *places in zip(rows, *numbers, strict=True)]
+
+
+def _ready_calls(
+    traces: Traces, fit: NDArray[np.bool_], rows: list[int], stored: Sequence[StoredCall], refused: Counter[str]
+) -> list[Call]:
     """The fit calls of one attempt and process with their full prompts; a fit call whose prefix dangles, or was masked, is counted."""
     calls = traces.calls
     explain = traces.texts is not None and bool((calls.prefix_call[rows[1:]] == 0).any())
-    prompt: Any = calls.prompt
-    response: Any = calls.response
-    stored = [
-        StoredCall(int(calls.call[r]), int(calls.choice[r]), int(calls.prefix_call[r]), int(calls.prefix_choice[r]), prompt[r], response[r])
-        for r in rows
-    ]
     ready: list[Call] = []
     masked = {(call.call, call.choice) for row, call in zip(rows, stored, strict=True) if calls.incomplete[row] == conventions.LLM_MASKED}
     for row, call, full in zip(rows, stored, full_prompts(stored), strict=True):

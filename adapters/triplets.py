@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agl_otel.adapters.base import TraceToTripletBase
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
@@ -21,6 +24,7 @@ from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.history import SpanKey, expand_prompts, expand_spans
 from agl_otel.spans.rewards import get_reward_value
 from agl_otel.types import Span, Triplet
+from agl_otel.types.columns import shared
 from agl_otel_hook import conventions
 
 if TYPE_CHECKING:
@@ -121,14 +125,20 @@ def whole_triplets(spans: Sequence[Span], refused: Counter[str], *, agent_match:
     return whole
 
 
-def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey, list[int]]) -> Triplet:
+def _prompt(call: ModelCall, prompts: Mapping[SpanKey, NDArray[np.int32]]) -> list[int]:
+    """The full prompt; `prompts` has those of calls in prefix form."""
+    span = cast("Span", call.span)
+    whole = prompts.get((span.trace_id, span.span_id))
+    return call.prompt_token_ids if whole is None else shared(whole.tolist())
+
+
+def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey, NDArray[np.int32]]) -> Triplet:
     outer = joined.calls[0]
     conversation = outer.readable
     if not conversation.prompt and not conversation.reply:  # content capture was off there: another span may say more
         conversation = next((c for call in joined.calls[1:] if (c := call.readable).prompt), conversation)
     attributes = joined.span.attributes
     sampled = joined.tokens or max(joined.calls, key=lambda call: (bool(call.response_token_ids), bool(call.prompt_token_ids)))
-    own = cast("Span", sampled.span)
     response: dict[str, Any] = {
         "token_ids": sampled.response_token_ids,
         "raw_content": _raw(attributes, 1) or conversation.reply,
@@ -137,7 +147,7 @@ def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey,
         response["logprobs"] = logprobs
     return Triplet(
         prompt={
-            "token_ids": prompts.get((own.trace_id, own.span_id), sampled.prompt_token_ids),
+            "token_ids": _prompt(sampled, prompts),
             "raw_content": _raw(attributes, 0) or conversation.prompt,
             "image_urls": image_urls(conversation.prompt),
         },
@@ -199,7 +209,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
             call = read_call(span)
             if call is None or call.dialect not in self._DIALECTS or (span.trace_id, span.span_id) in unused:
                 continue
-            triplet = self._triplet(call, prompts.get((span.trace_id, span.span_id), call.prompt_token_ids))
+            triplet = self._triplet(call, _prompt(call, prompts))
             name = f"{call.response_id}#{span.attributes.get(conventions.LLM_CHOICE, 0)}"
             if triplet is not None and not (call.response_id and name in seen):
                 seen.add(name)

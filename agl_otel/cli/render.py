@@ -19,7 +19,7 @@ from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
 from agl_otel.spans.dialects.dialect import numbers
-from agl_otel.spans.history import Place, SpanKey, expand_prompts, expand_spans, place_of
+from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
@@ -102,16 +102,16 @@ def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mappi
 
 def _with_prompt_tokens(spans: Sequence[Span]) -> list[Span]:
     """Add PROMPT_TOKENS to the spans of calls, unless an earlier call that they extend is missing."""
-    prompts = expand_prompts(spans)
-    return [_with_length(span, prompts) for span in spans]
+    lengths = lengths_of_prompts(spans)
+    return [_with_length(span, lengths) for span in spans]
 
 
-def _with_length(span: Span, prompts: Mapping[SpanKey, Sequence[int]]) -> Span:
+def _with_length(span: Span, lengths: Mapping[SpanKey, int]) -> Span:
     own = span.attributes.get(conventions.LLM_PROMPT_TOKEN_IDS)
-    prompt = prompts.get((span.trace_id, span.span_id), own)
-    if own is None or prompt is None or (span.attributes.get(conventions.LLM_PREFIX_CALL) and not prompt):
+    length = lengths.get((span.trace_id, span.span_id))
+    if own is None or length == 0:
         return span
-    return span.model_copy(update={"attributes": {**span.attributes, PROMPT_TOKENS: len(prompt)}})
+    return span.model_copy(update={"attributes": {**span.attributes, PROMPT_TOKENS: len(own) if length is None else length}})
 
 
 def _with_choices(spans: Sequence[Span]) -> list[Span]:

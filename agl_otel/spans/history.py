@@ -4,11 +4,16 @@ Messages: `agentlightning.llm.messages_call` names an earlier call of the same a
 messages come first, and `gen_ai.input.messages` holds what follows them. Token ids: `agentlightning.llm.prefix_call` and `.prefix_choice`
 name the call whose prompt and response come first. A chain of calls goes back to one that holds all of its own. Where a call of the chain
 is not there, or cannot be read, the result is empty: half a conversation would be taken for a whole one.
+
+A few bytes may name megabytes again and again, so what an attempt comes to is counted first, and nothing of it is expanded where that is
+more than MAX_TOKENS or MAX_CHARACTERS.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -16,6 +21,7 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.errors import SpanShapeError
 from agl_otel.spans.dialects.dialect import numbers
 from agl_otel.spans.tolerant import json_of, whole_of
 from agl_otel.types import Span
@@ -23,29 +29,43 @@ from agl_otel_hook import conventions
 
 INPUT: Final = "gen_ai.input.messages"
 OUTPUT: Final = "gen_ai.output.messages"
+MAX_TOKENS: Final = 1 << 26  # ids in the expanded prompts of one attempt, 256 MiB of them: 2,000 calls of 32,000 each
+SHARED: Final = 16  # tokens in memory that is there anyway count as one
+MAX_CHARACTERS: Final = 1 << 27  # of JSON in the expanded messages of one attempt: 1,000 calls of 32,000 tokens each
+MESSAGE_CHARACTERS: Final = 64  # that a message counts beside its own: its place in a list, and in the lists of all calls after it
+_log = logging.getLogger(__name__)
 TokenIds = NDArray[np.int32]
 Place = tuple[str, str, str, int]
 """(rollout, attempt, process, call)."""
+AttemptKey = tuple[str, str]
+"""(rollout, attempt)."""
 SpanKey = tuple[str, str]
 """(trace id, span id)."""
 AnySpan = TypeVar("AnySpan")
+NOWHERE: Final = -1  # a reference to no call
+_NONE: Final = np.zeros(0, np.int32)
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
 
 
 def expand_spans(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
-    """The spans, those of calls in prefix form with all their messages, as a list; all others as they are."""
+    """The spans, those of calls in prefix form with all their messages, as a list; all others as they are.
+
+    Raises SpanShapeError that names an attempt whose messages come to more than MAX_CHARACTERS.
+    """
     calls = [span for span in spans if isinstance(span, Span) and conventions.LLM_CALL in span.attributes]
     if not any(conventions.LLM_MESSAGES_CALL in span.attributes for span in calls):
         return spans
     calls.sort(key=lambda span: (_number(span, conventions.LLM_CALL), _number(span, conventions.LLM_CHOICE)))
-    histories = expand_messages(
-        [place_of(span, conventions.LLM_CALL) for span in calls],
-        [_messages_in(span.attributes.get(INPUT)) for span in calls],
-        [_number(span, conventions.LLM_MESSAGES_CALL) for span in calls],
-        [_number(span, conventions.LLM_MESSAGES_BEFORE) for span in calls],
-    )
+    places = [place_of(span, conventions.LLM_CALL) for span in calls]
+    asked = [span.attributes.get(INPUT) for span in calls]
+    base = [_number(span, conventions.LLM_MESSAGES_CALL) for span in calls]
+    before = [_number(span, conventions.LLM_MESSAGES_BEFORE) for span in calls]
+    stored = list(map(_messages_in, asked))
+    for key, count in _too_many_characters(places, asked, stored, base, before).items():
+        raise SpanShapeError(_too_large(key, f"{count} characters", MAX_CHARACTERS))
+    histories = expand_messages(places, stored, base, before)
     expanded = {
         id(span): _with_messages(span, history)
         for span, history in zip(calls, histories, strict=True)
@@ -62,8 +82,15 @@ def expand_texts(places: Sequence[Place], asked: Sequence[str], base: Sequence[i
         asked: the stored messages, as JSON.
         base: the call (of the same attempt and process) that has the first `before` of them; 0: all of them are stored.
         before: how many.
+
+    A call in prefix form has none where its attempt's come to more than MAX_CHARACTERS; a line in the log names the attempt.
     """
-    histories = expand_messages(places, [_messages_in(text) for text in asked], base, before)
+    stored = list(map(_messages_in, asked))
+    large = _too_many_characters(places, asked, stored, base, before)
+    for key, count in large.items():
+        _log.warning("%s", _too_large(key, f"{count} characters", MAX_CHARACTERS))
+    known = base if not large else [NOWHERE if each and place[:2] in large else each for place, each in zip(places, base, strict=True)]
+    histories = expand_messages(places, stored, known, before)
     return [
         text if not earlier else json.dumps(history) if history is not None else ""
         for text, earlier, history in zip(asked, base, histories, strict=True)
@@ -79,10 +106,46 @@ def expand_messages(
     for place, messages, earlier, count in zip(places, stored, base, before, strict=True):
         if earlier:
             first = known.get((*place[:3], earlier))
-            messages = [*first[:count], *messages] if first is not None and messages is not None and len(first) >= count else None
+            messages = [*first[:count], *messages] if first is not None and messages is not None and 0 <= count <= len(first) else None
         known.setdefault(place, messages)  # the first choice's
         histories.append(messages)
     return histories
+
+
+def _too_many_characters(
+    places: Sequence[Place], asked: Sequence[Any], stored: Sequence[list[Any] | None], base: Sequence[int], before: Sequence[int]
+) -> dict[AttemptKey, int]:
+    """{attempt: characters} of those whose calls in prefix form come to more than MAX_CHARACTERS; what is counted ends there."""
+    held, calls = Counter[AttemptKey](), Counter[AttemptKey]()
+    for place, text, messages, earlier in zip(places, asked, stored, base, strict=True):
+        held[place[:2]] += (len(text) if isinstance(text, str) else _characters(messages)) + MESSAGE_CHARACTERS * len(messages or ())
+        calls[place[:2]] += bool(earlier)
+    suspected = {key for key, count in calls.items() if count * held[key] > MAX_CHARACTERS}  # which honest attempts hardly are
+    ends: dict[Place, NDArray[np.int64]] = {}
+    whole = Counter[AttemptKey]()
+    for place, messages, earlier, count in zip(places, stored, base, before, strict=True):
+        key = place[:2]
+        if key in suspected and messages is not None and whole[key] <= MAX_CHARACTERS:
+            own = np.cumsum([0, *(_characters(message) + MESSAGE_CHARACTERS for message in messages)])
+            if earlier:
+                first = ends.get((*place[:3], earlier))
+                if first is None or not 0 <= count < len(first):
+                    continue
+                own = np.append(first[:count], first[count] + own)
+                whole[key] += int(own[-1])
+            ends.setdefault(place, own)
+    return {key: count for key, count in whole.items() if count > MAX_CHARACTERS}
+
+
+def _characters(value: Any) -> int:
+    return len(json.dumps(value, default=str, skipkeys=True))
+
+
+def _too_large(key: AttemptKey, count: str, most: int) -> str:
+    return (
+        f"the model calls of attempt {key[1]} of rollout {key[0]} are not expanded: their prompts go on from earlier ones and have "
+        f"{count} in all, more than {most}; what each call has of its own is stored, and SQL reads it"
+    )
 
 
 def _messages_in(value: Any) -> list[Any] | None:
@@ -124,23 +187,92 @@ class StoredCall:
     response: TokenIds
 
 
-def expand_prompts(spans: Iterable[Span]) -> dict[SpanKey, list[int]]:
-    """{span: full prompt} of every call that is stored in prefix form; [] where its chain is broken."""
-    processes: dict[tuple[str, str, str], list[tuple[int, int, Span]]] = {}
-    for span in spans:
-        if (call := span.attributes.get(conventions.LLM_CALL)) is not None:
-            marker = str(span.attributes.get(conventions.PROCESS, ""))
-            key = (whole_of(call), whole_of(span.attributes.get(conventions.LLM_CHOICE, 0)), span)
-            processes.setdefault((span.rollout_id, span.attempt_id, marker), []).append(key)
-    found: dict[SpanKey, list[int]] = {}
+def expand_prompts(spans: Iterable[Span]) -> dict[SpanKey, TokenIds]:
+    """{span: full prompt} of every call that is stored in prefix form; none of it where its chain is broken.
+
+    Raises SpanShapeError that names an attempt whose prompts come to more than MAX_TOKENS.
+    """
+    processes = _processes(spans)
+    tokens = Counter[AttemptKey]()
+    for place, calls in processes.items():
+        tokens[place[:2]] += tokens_to_expand([stored for stored, _ in calls])
+    for key, count in tokens.items():
+        if count > MAX_TOKENS:
+            raise SpanShapeError(_too_large(key, f"{count} tokens", MAX_TOKENS))
+    found: dict[SpanKey, TokenIds] = {}
     for calls in processes.values():
-        if any(conventions.LLM_PREFIX_CALL in span.attributes for _, _, span in calls):
-            calls.sort(key=lambda entry: entry[:2])
-            prompts = full_prompts([_stored(*entry) for entry in calls])
-            for (_, _, span), prompt in zip(calls, prompts, strict=True):
-                if span.attributes.get(conventions.LLM_PREFIX_CALL):
-                    found[span.trace_id, span.span_id] = [] if prompt is None else prompt.tolist()
+        for (stored, span), prompt in zip(calls, full_prompts([stored for stored, _ in calls]), strict=True):
+            if stored.prefix_call:
+                found[span.trace_id, span.span_id] = _NONE if prompt is None else prompt
     return found
+
+
+def lengths_of_prompts(spans: Iterable[Span]) -> dict[SpanKey, int]:
+    """{span: tokens of its full prompt} of every call that is stored in prefix form; 0 where its chain is broken. Nothing is expanded."""
+    return {
+        (span.trace_id, span.span_id): length or 0
+        for calls in _processes(spans).values()
+        for (stored, span), length in zip(calls, prompt_lengths([stored for stored, _ in calls]), strict=True)
+        if stored.prefix_call
+    }
+
+
+def whole_prompt(spans: Iterable[Span], key: SpanKey) -> TokenIds | None:
+    """The full prompt of one call, without those of others; none of it where its chain is broken, None where it is not in prefix form."""
+    for calls in _processes(spans).values():
+        chain = [stored for stored, span in calls if (span.trace_id, span.span_id) == key and stored.prefix_call]
+        if not chain:
+            continue
+        places = {(stored.call, stored.choice): stored for stored, _ in calls}
+        while (base := places.get((chain[-1].prefix_call, chain[-1].prefix_choice))) is not None and base.call < chain[-1].call:
+            chain.append(base)
+        prompt = full_prompts(chain[::-1])[-1]
+        return _NONE if prompt is None else prompt
+    return None
+
+
+def _processes(spans: Iterable[Span]) -> dict[tuple[str, str, str], list[tuple[StoredCall, Span]]]:
+    """{(rollout, attempt, process): its calls, sorted} of those processes that have a call in prefix form."""
+    found: dict[tuple[str, str, str], list[Span]] = {}
+    for span in spans:
+        if conventions.LLM_CALL in span.attributes:
+            found.setdefault(place_of(span, conventions.LLM_CALL)[:3], []).append(span)
+    return {
+        place: sorted(((_stored(span), span) for span in calls), key=lambda entry: (entry[0].call, entry[0].choice))
+        for place, calls in found.items()
+        if any(conventions.LLM_PREFIX_CALL in span.attributes for span in calls)
+    }
+
+
+def tokens_to_expand(calls: Sequence[StoredCall], *, in_place: bool = False) -> int:
+    """How many token ids the full prompts of those calls have that are stored in prefix form; `calls` are those of `full_prompts`.
+
+    `in_place`: its arrays are used as they are. The first call that goes on from another one then shares its memory, and is only compared
+    with others: it counts 1/SHARED.
+    """
+    extended: set[tuple[int, int]] = set()
+    tokens = 0
+    for stored, length in zip(calls, prompt_lengths(calls), strict=True):
+        if stored.prefix_call and length:
+            base = (stored.prefix_call, stored.prefix_choice)
+            tokens += length // SHARED if in_place and base not in extended else length
+            extended.add(base)
+    return tokens
+
+
+def prompt_lengths(calls: Sequence[StoredCall]) -> list[int | None]:
+    """The length of what `full_prompts` gives for each call."""
+    ends: dict[tuple[int, int], int] = {}
+    lengths: list[int | None] = []
+    for stored in calls:
+        length: int | None = len(stored.prompt)
+        if stored.prefix_call:
+            base = ends.get((stored.prefix_call, stored.prefix_choice)) if stored.prefix_call < stored.call else None
+            length = None if base is None else base + len(stored.prompt)
+        lengths.append(length)
+        if length and len(stored.response):
+            ends[stored.call, stored.choice] = length + len(stored.response)
+    return lengths
 
 
 def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
@@ -151,13 +283,16 @@ def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
     referenced = {(stored.prefix_call, stored.prefix_choice) for stored in calls if stored.prefix_call}
     known: dict[tuple[int, int], _Grown] = {}
     prompts: list[TokenIds | None] = []
-    for stored in calls:
-        whole: _Grown | None = _Grown(stored.prompt)
+    for stored, length in zip(calls, prompt_lengths(calls), strict=True):
+        if length is None:
+            prompts.append(None)
+            continue
+        goes_on = (stored.call, stored.choice) in referenced
+        whole = _Grown(stored.prompt)
         if stored.prefix_call:
-            base = known.get((stored.prefix_call, stored.prefix_choice)) if stored.prefix_call < stored.call else None
-            whole = None if base is None else base.plus(stored.prompt)
-        prompts.append(whole.tokens if whole is not None else None)
-        if whole is not None and len(whole.tokens) and len(stored.response) and (stored.call, stored.choice) in referenced:
+            whole = known[stored.prefix_call, stored.prefix_choice].plus(stored.prompt, spare=goes_on)
+        prompts.append(whole.tokens)
+        if goes_on and length and len(stored.response):
             known[stored.call, stored.choice] = whole.plus(stored.response)
     return prompts
 
@@ -170,24 +305,22 @@ class _Grown:
         self._room = room
         """Memory of ours that begins with the tokens; None where there is none left: what is stored is not written to."""
 
-    def plus(self, more: TokenIds) -> _Grown:
-        """These tokens and `more`."""
+    def plus(self, more: TokenIds, *, spare: bool = True) -> _Grown:
+        """These tokens and `more`; `spare`: with room for others to follow."""
         length = len(self.tokens)
         end = length + len(more)
         room, self._room = self._room, None
         if room is None or end > len(room):
-            room = np.empty(2 * end, np.int32)
+            room = np.empty(2 * end if spare else end, np.int32)
             room[:length] = self.tokens
         room[length:end] = more
         return _Grown(room[:end], room)
 
 
-def _stored(call: int, choice: int, span: Span) -> StoredCall:
-    a = span.attributes
-    base, base_choice = (whole_of(a.get(key, 0)) for key in (conventions.LLM_PREFIX_CALL, conventions.LLM_PREFIX_CHOICE))
-    return StoredCall(
-        call, choice, base, base_choice, _ids(a.get(conventions.LLM_PROMPT_TOKEN_IDS)), _ids(a.get(conventions.LLM_RESPONSE_TOKEN_IDS))
-    )
+def _stored(span: Span) -> StoredCall:
+    names = (conventions.LLM_CALL, conventions.LLM_CHOICE, conventions.LLM_PREFIX_CALL, conventions.LLM_PREFIX_CHOICE)
+    prompt, response = (span.attributes.get(name) for name in (conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TOKEN_IDS))
+    return StoredCall(*(_number(span, name) for name in names), _ids(prompt), _ids(response))
 
 
 def _ids(value: Any) -> TokenIds:

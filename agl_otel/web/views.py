@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -16,7 +17,7 @@ from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.spans.calls import JoinedCall
 from agl_otel.spans.conversations import ModelCall, text_of_cut
-from agl_otel.spans.history import expand_prompts, expand_spans
+from agl_otel.spans.history import SpanKey, expand_spans, lengths_of_prompts, whole_prompt
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.traces.span_query import SpanQuery
@@ -260,11 +261,11 @@ def _conversation_of(spans: list[Span], offset: int, limit: int) -> Conversation
         return Conversation(calls=[], total=0)
     joined = TraceTree.from_spans(expand_spans(spans)).find_llm_calls(exclude_llm_call_in_reward=False)
     joined.sort(key=lambda call: (call.span.attempt_id, call.span.start_time or 0.0, call.span.sequence_id))
-    prompts = expand_prompts(spans)
+    lengths = lengths_of_prompts(spans)
     calls: list[Call] = []
     before: list[str] = []
     for each in joined[: offset + limit]:
-        call = _call(each, prompts)
+        call = _call(each, lengths)
         texts = [json.dumps(message, sort_keys=True, default=str) for message in call.messages]
         call.repeated = next(
             (place for place, (a, b) in enumerate(zip(texts, before, strict=False)) if a != b), min(len(texts), len(before))
@@ -274,14 +275,14 @@ def _conversation_of(spans: list[Span], offset: int, limit: int) -> Conversation
     return Conversation(calls=calls[offset:], total=len(joined))
 
 
-def _call(call: JoinedCall, prompts: dict[tuple[str, str], list[int]]) -> Call:
+def _call(call: JoinedCall, lengths: Mapping[SpanKey, int]) -> Call:
     span, tokens = call.span, call.tokens
     error = (span.status.description or "it failed") if span.status.status_code == "ERROR" else ""
     try:
         found = call.conversation
     except SpanShapeError as unreadable:
         found, error = None, str(unreadable)
-    prompt, response = _counts(call, tokens, prompts)
+    prompt, response = _counts(call, tokens, lengths)
     return Call(
         span_id=span.span_id,
         trace_id=span.trace_id,
@@ -302,11 +303,11 @@ def _call(call: JoinedCall, prompts: dict[tuple[str, str], list[int]]) -> Call:
     )
 
 
-def _counts(call: JoinedCall, tokens: ModelCall | None, prompts: dict[tuple[str, str], list[int]]) -> tuple[int | None, int | None]:
+def _counts(call: JoinedCall, tokens: ModelCall | None, lengths: Mapping[SpanKey, int]) -> tuple[int | None, int | None]:
     """Return the numbers of (prompt, response) tokens: of the recorded ids, else as the provider counted them."""
     if tokens is not None and isinstance(tokens.span, Span):
-        whole = prompts.get((tokens.span.trace_id, tokens.span.span_id), tokens.prompt_token_ids)
-        return len(whole) or None, len(tokens.response_token_ids)
+        length = lengths.get((tokens.span.trace_id, tokens.span.span_id), len(tokens.prompt_token_ids))
+        return length or None, len(tokens.response_token_ids)
     return next((each.usage for each in call.calls if any(each.usage)), (None, None))
 
 
@@ -319,7 +320,8 @@ async def _tokens(store: Store, request: web.Request) -> Any:
     among = f", among its first {len(spans)} spans: `agl-otel export` and SQL read the {left_out} others" if left_out else ""
     call: ModelCall = require_found(next(of_span, None), f"model call {params.span_id!r} in rollout {rollout_id!r}{among}")
     key = (str(getattr(call.span, "trace_id", "")), params.span_id)
-    prompt = expand_prompts(spans).get(key, call.prompt_token_ids)
+    whole = whole_prompt(spans, key)
+    prompt = call.prompt_token_ids if whole is None else whole.tolist()
     return Tokens(prompt_token_ids=prompt, response_token_ids=call.response_token_ids, logprobs=call.logprobs)
 
 
