@@ -118,6 +118,12 @@ def tables_page() -> str:
     return "\n".join(parts)
 
 
+PAGES_OF_CONVERSATIONS = """\
+A page of a conversation has what was said once: `messages` of each call but the page's first are those that follow the `repeated` first
+messages of the call before it and its reply. It ends after `limit` calls, or before 4 MiB of messages; `offset` asks for the calls after
+it, until there are `total`."""
+
+
 def rest_page() -> str:
     """Every route below /v1/agl."""
     parts = [
@@ -130,6 +136,7 @@ def rest_page() -> str:
     for title, routes in (("As in Agent Lightning 0.3", ROUTES), ("What the dashboard asks", VIEWS)):
         parts += ["", f"## {title}", "", "| method | path | what |", "|---|---|---|"]
         parts += [f"| {route.method} | `{PREFIX}{route.path}` | {_cell(route.summary)} |" for route in routes]
+    parts += ["", PAGES_OF_CONVERSATIONS]
     return "\n".join(parts) + "\n"
 
 

@@ -6,7 +6,7 @@ Agent output is untrusted: control characters are escaped, and rich markup is no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ from agl_otel.text import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
 
+SHOWN_CHARACTERS: Final = 16 << 20
+"""Of the messages in one tree: each call repeats what was said before it."""
 HIDDEN_SPANS: Final = frozenset({conventions.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
 HTTP_METHODS: Final = frozenset({"GET", "POST", "HTTP"})
@@ -80,7 +82,7 @@ def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mappi
     """Build one tree for each span whose parent is not among `spans`; spans in a cycle follow as single nodes."""
     whole = _joined(_with_choices(_with_prompt_tokens(expand_spans(spans) if messages else spans)))
     shown = sorted((span for span in whole if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
-    label = partial(_with_messages if messages else span_label, sampling=sampling)
+    label = _with_some_messages(sampling) if messages else partial(span_label, sampling=sampling)
     children: dict[str, list[Span]] = {}
     ids = {span.span_id for span in shown}
     roots = [span for span in shown if not span.parent_id or span.parent_id not in ids]
@@ -192,6 +194,24 @@ def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
     if span.status.status_code == "ERROR":
         text.append(f"  ERROR {plain(span.status.description or '')}", "red")
     return text
+
+
+def _with_some_messages(sampling: Mapping[str, Any]) -> Callable[[Span], Text]:
+    """Return `_with_messages` of spans, until they come to SHOWN_CHARACTERS."""
+    left = SHOWN_CHARACTERS
+
+    def label(span: Span) -> Text:
+        nonlocal left
+        if left <= 0:
+            return span_label(span, sampling)
+        text = _with_messages(span, sampling)
+        left -= len(text)
+        if left <= 0:
+            text.append(f"\nmessages from here on are left out, after {SHOWN_CHARACTERS >> 20} MiB: --json and ", "yellow")
+            text.append("`agl-otel export --as messages` have them all", "yellow")
+        return text
+
+    return label
 
 
 def _with_messages(span: Span, sampling: Mapping[str, Any]) -> Text:

@@ -37,7 +37,7 @@ traces.add_command(steps)
 @click.argument("rollout_id")
 @data_dir_option
 @store_option
-@click.option("--messages", is_flag=True, help="Show every message of every model call, whole.")
+@click.option("--messages", is_flag=True, help="Show every message of every model call, whole, up to 16 MiB of an attempt.")
 @click.option("--limit", type=Whole(-1), default=SHOWN_SPANS, show_default=True, help="Show so many spans at most; -1: all.")
 @json_option
 def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bool, limit: int, as_json: bool) -> None:

@@ -31,6 +31,8 @@ FIGURES: Final = 1_000
 OUTLINE_SPANS: Final = 5_000
 READ_SPANS: Final = 20_000
 """Up to so many spans are read for conversations and tokens, else only the first OUTLINE_SPANS; SQL and export read all."""
+PAGE_CHARACTERS: Final = 4 << 20
+"""Of the messages and tools on a page of a conversation; a call with more is a page by itself."""
 VERDICT_ROLLOUTS: Final = 256
 SQL_ROWS: Final = 1_000
 OUTPUT_CHARACTERS: Final = 300
@@ -80,7 +82,7 @@ class Call(Model):
     start_time: float
     end_time: float
     messages: list[Any]
-    """The prompt, as OpenAI chat messages."""
+    """The prompt, as OpenAI chat messages; of all calls but a page's first without the `repeated` ones."""
     repeated: int
     """How many leading messages equal those of the previous call and its reply."""
     reply: list[Any]
@@ -97,6 +99,7 @@ class Conversation(Model):
     """The model calls of an attempt, in order of time."""
 
     calls: list[Call]
+    """As many as were asked for, or fewer where they come to more than PAGE_CHARACTERS: the next page begins after them."""
     total: int
     """Number of calls before paging."""
     spans_left_out: int = 0
@@ -264,15 +267,26 @@ def _conversation_of(spans: list[Span], offset: int, limit: int) -> Conversation
     lengths = lengths_of_prompts(spans)
     calls: list[Call] = []
     before: list[str] = []
-    for each in joined[: offset + limit]:
+    characters = 0
+    first = max(0, offset - 1)
+    for place, each in enumerate(joined[first : offset + limit], first):
         call = _call(each, lengths)
-        texts = [json.dumps(message, sort_keys=True, default=str) for message in call.messages]
-        call.repeated = next(
-            (place for place, (a, b) in enumerate(zip(texts, before, strict=False)) if a != b), min(len(texts), len(before))
-        )
-        before = [*texts, *(json.dumps(message, sort_keys=True, default=str) for message in call.reply)]
+        texts, replies, tools = (list(map(_as_text, some)) for some in (call.messages, call.reply, call.tools))
+        call.repeated = next((same for same, (a, b) in enumerate(zip(texts, before, strict=False)) if a != b), min(len(texts), len(before)))
+        before = [*texts, *replies]
+        if place < offset:
+            continue
+        if calls:
+            call.messages = call.messages[call.repeated :]
+        characters += sum(map(len, [*texts[call.repeated if calls else 0 :], *replies, *tools]))
+        if calls and characters > PAGE_CHARACTERS:
+            break
         calls.append(call)
-    return Conversation(calls=calls[offset:], total=len(joined))
+    return Conversation(calls=calls, total=len(joined))
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _call(call: JoinedCall, lengths: Mapping[SpanKey, int]) -> Call:

@@ -16,7 +16,7 @@ address = f"{given['url']}/rollouts/{given['rollout']}"
 
 
 def look(page: Any) -> None:
-    """Check the paged waterfall and tree, and the conversation's note on spans left out."""
+    """Check the paged waterfall and tree, the conversation's note on spans left out, and the pages of a long one."""
     main = page.locator("main")
     for view in ("waterfall", "tree"):
         page.goto(f"{address}?view={view}")
@@ -30,6 +30,16 @@ def look(page: Any) -> None:
     expect(main).to_contain_text(f"latest {given['left_out']} spans are not read", timeout=60_000)
     expect(main).to_contain_text("answer 1")
     expect(main).to_contain_text("question 25")
+    page.goto(f"{given['url']}/rollouts/{given['talk']}?view=conversation")
+    expect(main.locator(".call")).to_have_count(50, timeout=60_000)
+    main.get_by_role("button", name="Show more of 60 calls").click()
+    expect(main.locator(".call")).to_have_count(60)
+    for place in (50, 60):  # in the middle of a page, and of the next one
+        call = main.get_by_label(f"Call {place}", exact=True)
+        expect(call.locator(".said")).to_have_count(1)
+        call.get_by_role("button", name=f"show {place - 1} messages").press("Enter")
+        expect(call.locator(".said")).to_have_count(place)
+        expect(call.locator(".said").first).to_contain_text("question 1.")
 
 
 with sync_playwright() as playwright:

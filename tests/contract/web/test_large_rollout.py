@@ -137,8 +137,32 @@ def test_jaeger_ports_return_the_first_spans_with_a_warning_during_ingest(web: W
     assert web.rest("GET", "/rollouts/ro-meanwhile/outline").json["total"] == 10
 
 
+def talk(web: Web, calls: int) -> str:
+    """Store a rollout whose calls go on from one another, each with a question of its own; answers its id."""
+    begun = web.rest("POST", "/rollouts", {"input": "a long talk"}).json
+    ids = {conventions.ROLLOUT_ID: begun["rollout_id"], conventions.ATTEMPT_ID: begun["attempt"]["attempt_id"]}
+    request, start = ExportTraceServiceRequest(), time.time_ns() - 10**12
+    group = request.resource_spans.add()
+    group.resource.attributes.extend(attributes(ids))
+    for call in range(1, calls + 1):
+        prefix = {conventions.LLM_MESSAGES_CALL: call - 1, conventions.LLM_MESSAGES_BEFORE: call - 1} if call > 1 else {}
+        content = {
+            "gen_ai.input.messages": message_json("user", f"question {call}."),
+            conventions.LLM_CALL: call,
+            conventions.PROCESS: "p",
+            "gen_ai.request.model": "m",
+            **prefix,
+        }
+        times = {"start_time_unix_nano": start + call * 10**6, "end_time_unix_nano": start + call * 10**6 + 1}
+        span = Span(trace_id=os.urandom(16), span_id=os.urandom(8), name=conventions.SPAN_LLM, attributes=attributes(content), **times)
+        group.scope_spans.add().spans.append(span)
+    headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
+    assert web.call("POST", "/v1/traces", request.SerializeToString(), headers).status == 200
+    return begun["rollout_id"]
+
+
 def test_pages_of_a_large_rollout_in_a_browser(web: Web, large: Large) -> None:
-    given = {"url": web.url, "rollout": large.rollout_id, "left_out": f"{SPANS - OUTLINE_SPANS:,}"}
+    given = {"url": web.url, "rollout": large.rollout_id, "left_out": f"{SPANS - OUTLINE_SPANS:,}", "talk": talk(web, 60)}
     given |= {
         "first": f"spans 1 to {OUTLINE_SPANS:,} of {SPANS:,}",
         "next": f"spans {OUTLINE_SPANS + 1:,} to {2 * OUTLINE_SPANS:,} of {SPANS:,}",

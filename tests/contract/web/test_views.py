@@ -145,7 +145,9 @@ def test_a_conversation_counts_repeated_messages_and_tokens_are_whole(web: Web, 
     path = f"/rollouts/{begun['rollout_id']}"
     answer = web.rest("GET", f"{path}/conversation").json
     first, second = answer["calls"]
-    assert [m["content"] for m in second["messages"]] == ["2+2?", "four", "sure?"] and second["reply"][0]["content"] == "yes"
+    assert [m["content"] for m in (*first["messages"], *second["messages"])] == ["2+2?", "sure?"] and second["reply"][0]["content"] == "yes"
+    [alone] = web.rest("GET", f"{path}/conversation", {"offset": 1}).json["calls"]
+    assert [m["content"] for m in alone["messages"]] == ["2+2?", "four", "sure?"] and alone["repeated"] == 2
     assert (answer["total"], first["repeated"], second["repeated"], second["model"]) == (2, 0, 2, "m")
     assert (first["prompt_tokens"], second["prompt_tokens"], second["response_tokens"]) == (3, 8, 2)
     asked = {"attempt_id": begun["attempt"]["attempt_id"], "span_id": second["token_span_id"]}

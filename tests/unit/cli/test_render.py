@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from agl_otel.cli.output import plain, table_of
-from agl_otel.cli.render import attempt_tree, span_trees
+from agl_otel.cli.render import SHOWN_CHARACTERS, attempt_tree, span_trees
 from agl_otel.spans.log_records import with_records
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
@@ -186,6 +186,20 @@ def test_a_call_that_extends_another_is_shown_with_its_whole_prompt() -> None:
 def test_without_the_earlier_call_neither_length_nor_messages_are_shown() -> None:
     text = rendered(conversation()[1:], messages=True)
     assert "? + 1 tokens" in text and "sunny" not in text
+
+
+def test_messages_beyond_a_limit_are_left_out_and_the_tree_says_where_they_are() -> None:
+    text = "\n".join(["x" * 100] * 5_000)
+    spans = [
+        span(conventions.SPAN_LLM, f"p{n}", None, n, **{
+            **LLM_SPAN, conventions.LLM_CALL: n, "gen_ai.input.messages": json.dumps([msg("user", text if n == 1 else "more")]),
+            **({conventions.LLM_MESSAGES_CALL: 1, conventions.LLM_MESSAGES_BEFORE: 1} if n > 1 else {}),
+        })
+        for n in range(1, 121)
+    ]  # fmt: skip
+    labels = [str(tree.label) for tree in span_trees(spans, messages=True)]
+    assert SHOWN_CHARACTERS < sum(map(len, labels)) < SHOWN_CHARACTERS + 2 * len(text) and len(labels) == 120
+    assert ["agl-otel export --as messages" in label for label in labels].count(True) == 1
 
 
 def test_messages_of_any_form_are_shown_and_cannot_control_the_terminal() -> None:

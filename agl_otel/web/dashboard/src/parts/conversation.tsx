@@ -1,6 +1,6 @@
 // What was said in an attempt: each model call with what was new in it, and the reply. Text only, whatever an agent wrote.
-import { keepPreviousData, useQuery } from "@tanstack/react-query";
-import { useState } from "react";
+import { keepPreviousData, useInfiniteQuery } from "@tanstack/react-query";
+import { useMemo, useState } from "react";
 import { get, id, type Call, type Conversation as ConversationType, type Json as JsonValue } from "../api";
 import { duration, number, short, visible } from "../text";
 import { Empty, Problem, Text } from "./common";
@@ -10,18 +10,33 @@ const STEP = 50;
 type Message = { role?: string; content?: JsonValue; tool_calls?: JsonValue; name?: string; tool_call_id?: string };
 
 export function Conversation({ rolloutId, attemptId, live }: { rolloutId: string; attemptId: string; live: number | false }) {
-  const [limit, setLimit] = useState(STEP);
-  const { data, error, isPending } = useQuery({ queryKey: ["conversation", rolloutId, attemptId, limit], refetchInterval: live, placeholderData: keepPreviousData, queryFn: ({ signal }) => get<ConversationType>(`/rollouts/${id(rolloutId)}/conversation`, { attempt_id: attemptId, limit }, signal) });
+  const { data, error, isPending, hasNextPage, isFetchingNextPage, fetchNextPage } = useInfiniteQuery({
+    queryKey: ["conversation", rolloutId, attemptId], refetchInterval: live, placeholderData: keepPreviousData, initialPageParam: 0,
+    queryFn: ({ signal, pageParam }) => get<ConversationType>(`/rollouts/${id(rolloutId)}/conversation`, { attempt_id: attemptId, limit: STEP, offset: pageParam }, signal),
+    getNextPageParam: (page, _, from) => page.calls.length > 0 && from + page.calls.length < page.total ? from + page.calls.length : undefined,
+  });
+  const calls = useMemo(() => data?.pages.flatMap((page) => whole(page.calls)), [data]);
   if (isPending) return <div className="wait" />;
+  const last = data?.pages[data.pages.length - 1];
   return (
     <div className="scroll talk">
       <Problem error={error} />
-      {data && data.spans_left_out > 0 && <p className="note">The calls of the first spans: the latest {number(data.spans_left_out)} spans are not read for this page. <code>agl-otel export</code> and SQL read all.</p>}
-      {data?.calls.length === 0 && <Empty>No model call of this attempt is stored.</Empty>}
-      {data?.calls.map((call, place) => <OneCall key={`${call.trace_id}${call.span_id}`} call={call} number={place + 1} rolloutId={rolloutId} />)}
-      {data && data.total > data.calls.length && <button onClick={() => setLimit(Math.min(1000, limit + STEP))}>Show more of {number(data.total)} calls</button>}
+      {last && last.spans_left_out > 0 && <p className="note">The calls of the first spans: the latest {number(last.spans_left_out)} spans are not read for this page. <code>agl-otel export</code> and SQL read all.</p>}
+      {calls?.length === 0 && <Empty>No model call of this attempt is stored.</Empty>}
+      {calls?.map((call, place) => <OneCall key={`${call.trace_id}${call.span_id}`} call={call} number={place + 1} rolloutId={rolloutId} />)}
+      {last && hasNextPage && <button disabled={isFetchingNextPage} onClick={() => void fetchNextPage()}>Show more of {number(last.total)} calls</button>}
     </div>
   );
+}
+
+// The calls of a page with their whole prompts: of all but the first it has what follows the `repeated` messages of the call before.
+function whole(calls: Call[]): Call[] {
+  const found: Call[] = [];
+  for (const call of calls) {
+    const before = found[found.length - 1];
+    found.push(before ? { ...call, messages: [...[...before.messages, ...before.reply].slice(0, call.repeated), ...call.messages] } : call);
+  }
+  return found;
 }
 
 function OneCall({ call, number: place, rolloutId }: { call: Call; number: number; rolloutId: string }) {
