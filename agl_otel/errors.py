@@ -12,6 +12,8 @@
     ├── UnavailableError      a service is away, full or still starting: try again
     │   └── DiskFullError     its disk is full: nothing is tried again until somebody makes room
     ├── DataError             bytes that cannot be taken: malformed OTLP, a row that ClickHouse refuses, a damaged log
+    │   ├── TooLargeError     a request is larger than is taken, or takes too long to unpack
+    │   ├── EncodingError     its Content-Encoding is none of ours
     │   └── SpanShapeError    attributes of a span have another shape than its convention says; also a ValueError, as in 0.3
     ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
     ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
@@ -100,6 +102,14 @@ class DataError(AglError):
     """Bytes or rows that cannot be taken."""
 
 
+class TooLargeError(DataError):
+    """A request beyond what is taken of one, or beyond what may be spent on unpacking it."""
+
+
+class EncodingError(DataError):
+    """A Content-Encoding that is not taken."""
+
+
 class SpanShapeError(DataError, ValueError):
     """The attributes of a span have another shape than its convention says."""
 
@@ -178,6 +188,8 @@ def grpc_status(error: BaseException) -> str:
 
 def http_status(error: BaseException) -> int:
     """The HTTP status for `error`."""
+    if isinstance(error, TooLargeError | EncodingError):
+        return 413 if isinstance(error, TooLargeError) else 415
     return error.status if isinstance(error, RefusedError) else _HTTP[grpc_status(error)]
 
 

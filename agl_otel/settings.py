@@ -145,6 +145,9 @@ class Settings(BaseSettings):
     max_in_flight_bytes: int = Field(default=256 << 20, ge=1024)
     """OTLP requests that may wait for the disk together, in bytes; beyond it clients are told to send again (UNAVAILABLE, HTTP 503).
     In the Go collector: that are being taken, until they are answered."""
+    proxy_max_in_flight_bytes: int = Field(default=1 << 30, ge=1024)
+    """Bodies of calls that the proxy holds together, in bytes, unpacked: from their first byte until they are answered. A call that finds
+    no room is told to come again (HTTP 503, Retry-After). One body may have 64 MiB."""
     wal_budget_bytes: int = Field(default=4 << 30, ge=1 << 20)
     """How large the write-ahead log may grow while ClickHouse does not keep up; a warning comes at 70 %, UNAVAILABLE at 100 % (the Python
     collector only)."""

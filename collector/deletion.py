@@ -21,6 +21,7 @@ from aiohttp import web
 
 from agl_otel.collector import orphans
 from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.net.bodies import json_of
 from agl_otel.traces.cluster import on_cluster, on_every_node, stored_as
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.sql import named_query
@@ -162,7 +163,7 @@ class Deletion:
     async def handle(self, request: web.Request) -> web.Response:
         """POST /delete."""
         try:
-            body: Any = await request.json()
+            body: Any = await json_of(request)
             ids: Any = body["rollouts"]
         except (ValueError, TypeError, KeyError, json.JSONDecodeError):
             ids = None

@@ -1,34 +1,30 @@
 """OTLP over HTTP, protobuf and JSON, compressed or not; beside it /health, /status, /metrics and /barrier.
 
-Only translates between the wire and `Intake`. Bodies are decompressed here and not by aiohttp, so that what they unfold to is bounded.
+Only translates between the wire and `Intake`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import web
 from google.rpc.status_pb2 import Status
 
 from agl_otel.collector import otlpjson
-from agl_otel.collector.compress import EncodingError, TooLargeError, decompress, too_large
 from agl_otel.collector.intake import METADATA
-from agl_otel.collector.limits import InFlight
 from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
-from agl_otel.errors import AglError, UnavailableError, http_status
+from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
 from agl_otel.net.auth import NO_CERTIFICATE, Admission, Visitors, admission
-from agl_otel.net.http_server import BODY_SECONDS, body_in_time, own_visitors, peer_has_certificate, readable
+from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
+from agl_otel.net.http_server import own_visitors, peer_has_certificate, readable
+from agl_otel.net.in_flight import InFlight
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
-LONG_BYTES: Final = 64 << 10  # bodies from here on are unpacked in a thread
-LARGE_BYTES: Final = 1 << 20  # bodies from here on are unpacked apart from the others, which one that is made to take long must not hold up
-UNPACKING: Final = 3  # threads for either: each may hold as much as `max_message_bytes`
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
 _SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
@@ -63,19 +59,16 @@ class HttpPort:
         body_seconds: float = BODY_SECONDS,
     ) -> None:
         self._receiver = receiver
-        self._body_seconds = body_seconds
-        self._in_flight = in_flight
+        self._bodies = Bodies(in_flight, receiver.max_message_bytes, seconds=body_seconds)
         self._health = health
         self._pages = pages or {}
         self._actions = actions or {}
         self._client_certificate = client_certificate
         self._visitors = own_visitors(Visitors(names))
-        self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack")
-        self._unpacking_large = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack-large")
 
     def app(self) -> web.Application:
-        """The aiohttp application; serve it with `auto_decompress=False`."""
-        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[self._visitors, readable, self._errors()])
+        """The aiohttp application."""
+        app = web.Application(middlewares=[self._visitors, readable, self._errors(), self._bodies.held])
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -83,13 +76,8 @@ class HttpPort:
         for path, page in self._pages.items():
             app.router.add_get(path, _page(page))
         for path, action in self._actions.items():
-            app.router.add_post(path, _in_time(action))
-        app.on_cleanup.append(self._close)
+            app.router.add_post(path, action)
         return app
-
-    async def _close(self, _: web.Application) -> None:
-        for threads in (self._unpacking, self._unpacking_large):
-            threads.shutdown(wait=False, cancel_futures=True)
 
     def _export(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.Response:
@@ -109,25 +97,13 @@ class HttpPort:
         return handle
 
     async def _read(self, request: web.Request, protocol: Protocol) -> bytes:
-        """The request as protobuf bytes."""
-        limit = self._receiver.max_message_bytes
-        if (request.content_length or 0) > limit:
-            raise too_large(limit)
-        encoding = request.headers.get("Content-Encoding", "")
-        is_json = request.content_type == JSON
-        with self._in_flight.growing() as hold:
-            body = await _body(request, limit, hold, self._body_seconds)
-
-            def unpack() -> bytes:
-                plain = decompress(encoding, body, limit, gone=lambda: request.transport is None)
-                return otlpjson.to_protobuf(protocol.request, plain) if is_json else plain
-
-            if not is_json and not encoding:
-                return body
-            if len(body) < LONG_BYTES and not encoding:
-                return unpack()
-            threads = self._unpacking if len(body) < LARGE_BYTES else self._unpacking_large
-            return await asyncio.get_running_loop().run_in_executor(threads, unpack)
+        """The request as protobuf bytes. Only as it comes it is held here: the intake holds it then."""
+        convert = partial(otlpjson.to_protobuf, protocol.request) if request.content_type == JSON else None
+        try:
+            with self._bodies.in_flight.growing() as hold:
+                return await self._bodies.read(request, hold, convert=convert)
+        except TooLargeError as error:
+            raise TooLargeError(f"{error} (AGL_MAX_MESSAGE_BYTES)") from None
 
     async def _get_health(self, request: web.Request) -> web.Response:
         """Whether it is well; the rest only with the token, where there is one."""
@@ -139,8 +115,8 @@ class HttpPort:
         """With the body {"rollouts": [ids]}, dead letters of these rollouts are removed, too."""
         body: Any = None
         if request.can_read_body:
-            with contextlib.suppress(ValueError, LookupError), body_in_time(request):
-                body = await request.json()
+            with contextlib.suppress(ValueError):
+                body = await json_of(request)
         asked = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
         position = await self._receiver.writer.barrier()
         try:
@@ -158,10 +134,7 @@ class HttpPort:
                 return await handler(request)
             except AglError as error:
                 headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
-                return _refusal(request, _status(error), status_of(error), headers)
-            except web.HTTPRequestEntityTooLarge:
-                error = too_large(self._receiver.max_message_bytes)
-                return _refusal(request, 413, status_of(error))
+                return _refusal(request, http_status(error), status_of(error), headers)
             except web.HTTPNotFound:
                 return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
             except web.HTTPMethodNotAllowed as error:
@@ -188,30 +161,6 @@ class HttpPort:
         return ", ".join(sorted(name for name in found if not name.startswith("HEAD ")))
 
 
-async def _body(request: web.Request, limit: int, hold: Callable[[int], None], seconds: float) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.content.iter_any():
-                size += len(part)
-                if size > limit:
-                    raise too_large(limit)
-                hold(len(part))
-                parts.append(part)
-    except TimeoutError:
-        raise UnavailableError(f"the body did not come within {seconds:.0f} s ({size} bytes did): send smaller batches") from None
-    return b"".join(parts)
-
-
-def _in_time(action: Handler) -> Handler:
-    async def post(request: web.Request) -> web.StreamResponse:
-        with body_in_time(request):
-            return await action(request)
-
-    return post
-
-
 def _texts(values: Any) -> list[str]:
     return [each for each in cast("list[Any]", values) if isinstance(each, str)] if isinstance(values, list) else []
 
@@ -221,10 +170,6 @@ def _page(page: Callable[[], web.Response]) -> Handler:
         return page()
 
     return get
-
-
-def _status(error: AglError) -> int:
-    return 413 if isinstance(error, TooLargeError) else 415 if isinstance(error, EncodingError) else http_status(error)
 
 
 def _refusal(request: web.Request, code: int, status: Status, headers: dict[str, str] | None = None) -> web.Response:

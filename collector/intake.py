@@ -30,7 +30,6 @@ from agl_otel.collector.heads import Heads
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn, refuse_forged
 from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
-from agl_otel.collector.limits import InFlight
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
@@ -41,6 +40,7 @@ from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
 from agl_otel.net.auth import TRUSTED, Sender
+from agl_otel.net.in_flight import InFlight
 from agl_otel_hook import conventions
 
 METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})

@@ -19,6 +19,7 @@ from agl_otel.collector import orphans
 from agl_otel.collector.adopt import Adoption
 from agl_otel.collector.late_pass import LatePass
 from agl_otel.errors import InUseError, UsageError
+from agl_otel.net.bodies import json_of
 from agl_otel.queue.client import QueueClient
 from agl_otel.traces.opened import TraceStore
 
@@ -69,7 +70,7 @@ class Maintenance:
     async def handle(self, request: web.Request) -> web.Response:
         """POST /maintain."""
         try:
-            since = float((await request.json())["since"])
+            since = float((await json_of(request))["since"])
         except (ValueError, TypeError, KeyError, json.JSONDecodeError):
             raise UsageError('POST /maintain takes {"since": Unix seconds of the last pass, 0 for none}') from None
         return web.json_response(await self.run(since))

@@ -12,11 +12,11 @@ from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.forward import Forwarder
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
-from agl_otel.collector.limits import InFlight
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Readings, Telemetry
 from agl_otel.collector.values import REPEATED
 from agl_otel.collector.write import Writer
+from agl_otel.net.in_flight import InFlight
 
 SIGNALS: Final = ("traces", "logs", "metrics")
 LEVEL_NUMBERS: Final[dict[Level, int]] = {"ok": 0, "warning": 1, "full": 2}

@@ -25,7 +25,6 @@ from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.http_port import Handler, HttpPort
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.journal import describe, leftover
-from agl_otel.collector.limits import InFlight
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector.readings import Parts, watch
 from agl_otel.collector.receive import Receiver
@@ -39,6 +38,7 @@ from agl_otel.errors import InUseError, SettingsError, UnavailableError
 from agl_otel.net.auth import own_names
 from agl_otel.net.grpc_server import GrpcPort
 from agl_otel.net.http_server import is_well, listen, make_runner, require_certificate
+from agl_otel.net.in_flight import InFlight
 from agl_otel.net.tls import Tls
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.registration import Registration
@@ -132,7 +132,9 @@ class Collector:
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(writer, heartbeats, forwarder, server)
         ping = server.ping if server is not None else ""
-        self._sql = SqlEndpoint(engine, token=self._token, shared=server is not None, ping=ping)
+        self._sql = SqlEndpoint(
+            engine, token=self._token, shared=server is not None, ping=ping, in_flight_bytes=settings.max_in_flight_bytes
+        )
         self._closers.callback(self._sql.close)
         watch(telemetry, Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker))
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
@@ -297,7 +299,6 @@ class Collector:
             max_line_size=1 << 20,
             max_field_size=1 << 16,
             handle_signals=False,
-            auto_decompress=app is not self._otlp_app,  # OTLP bodies are decompressed by our own hands, with a bound
         )
         await runner.setup()
         self._runners.append(runner)

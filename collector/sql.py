@@ -29,7 +29,9 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
     tls = Tls.load(settings)
     engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
     ping = ServerAddress.parse(settings.clickhouse_db).ping
-    endpoint = SqlEndpoint(engine, token=settings.token.get_secret_value(), shared=True, ping=ping)
+    endpoint = SqlEndpoint(
+        engine, token=settings.token.get_secret_value(), shared=True, ping=ping, in_flight_bytes=settings.max_in_flight_bytes
+    )
     app = endpoint.app(own_names(settings))
     app.router.add_get("/health", _health)
     if tls is not None and tls.client_authority is not None:

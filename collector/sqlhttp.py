@@ -16,12 +16,15 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
 
 from agl_otel.collector import guard, guard_tables
-from agl_otel.errors import QueryError, UnavailableError
+from agl_otel.errors import DataError, QueryError, UnavailableError, http_status
 from agl_otel.net.auth import SQL, Visitors, shown_to_sql, shows
-from agl_otel.net.http_server import STALLED_SECONDS, bodies_in_time, end_stalled, is_well, own_visitors, readable
+from agl_otel.net.bodies import Bodies, body_of
+from agl_otel.net.http_server import STALLED_SECONDS, end_stalled, is_well, own_visitors, readable
+from agl_otel.net.in_flight import InFlight
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.http import OWN_HEADER
 from agl_otel.traces.opened import TraceStore
@@ -29,6 +32,7 @@ from agl_otel.traces.opened import TraceStore
 PING_SECONDS: Final = 1.0  # less than whoever asks us waits
 READ_THREADS: Final = 4  # of each lane
 MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
+IN_FLIGHT_BYTES: Final = 256 << 20  # of all bodies
 SLICE_BYTES: Final = 256 << 10
 HELD_BYTES: Final = 1 << 30  # of answers that their readers have not taken; beyond it queries wait, so that viewers that hang cost no more
 ROOM_SECONDS: Final = 2 * STALLED_SECONDS  # that a query waits for that
@@ -70,6 +74,7 @@ class SqlEndpoint:
         ping: str = "",
         held_bytes: int = HELD_BYTES,
         stalled_seconds: float = STALLED_SECONDS,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> None:
         self._engine = engine
         self._shared = shared
@@ -77,6 +82,7 @@ class SqlEndpoint:
         self._token = token
         self._held_bytes = held_bytes
         self._stalled_seconds = stalled_seconds
+        self._in_flight_bytes = in_flight_bytes
         self._own, self._others = _Lane("own-sql"), _Lane("sql")
         self._table_functions: frozenset[str] = frozenset()
         self._passed: dict[str, _Passed] = {}
@@ -84,7 +90,8 @@ class SqlEndpoint:
 
     def app(self, names: Collection[str] | None = None) -> web.Application:
         """The HTTP application: GET and POST on /, GET /ping; `names`: see `auth.Visitors`."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[own_visitors(Visitors(names)), bodies_in_time, readable])
+        bodies = Bodies(InFlight(self._in_flight_bytes), MAX_BODY_BYTES)
+        app = web.Application(middlewares=[own_visitors(Visitors(names)), readable, bodies.held])
         app.router.add_get("/ping", self._ping)
         app.router.add_route("*", "/", self._query)
         end_stalled(app, self._stalled_seconds)
@@ -107,14 +114,19 @@ class SqlEndpoint:
         values = dict(request.query)
         sql = values.get("query", "")
         if request.method == "POST":
+            try:
+                body = await body_of(request)
+            except UnavailableError as error:
+                return _error(503, 210, str(error), "NETWORK_ERROR")
+            except DataError as error:
+                return _error(http_status(error), 27, str(error), "CANNOT_PARSE_INPUT_ASSERTION_FAILED")
             if request.content_type == "multipart/form-data":
                 try:
-                    values |= await _form(request)
-                except (ValueError, AssertionError, RuntimeError, web.HTTPException) as error:  # aiohttp's words for a form that is none
+                    values |= await _form(request, body)
+                except (ValueError, AssertionError, RuntimeError) as error:  # aiohttp's words for a form that is none
                     return _error(400, 27, f"the form cannot be read: {error}", "CANNOT_PARSE_INPUT_ASSERTION_FAILED")
                 sql = values.get("query", "")
             else:
-                body = await request.read()
                 sql = "\n".join(part for part in (sql, body.decode(errors="replace")) if part)
         elif not sql:
             return web.Response(text="Ok.\n")
@@ -225,11 +237,14 @@ class SqlEndpoint:
         return OWN_HEADER in request.headers and shown
 
 
-async def _form(request: web.Request) -> dict[str, str]:
+async def _form(request: web.Request, body: bytes) -> dict[str, str]:
+    content = StreamReader(BaseProtocol(asyncio.get_running_loop()), len(body))
+    content.feed_data(body)
+    content.feed_eof()
     values: dict[str, str] = {}
-    async for part in await request.multipart():
+    async for part in MultipartReader(request.headers, content):
         if isinstance(part, BodyPartReader) and part.name:
-            values[part.name] = (await part.read(decode=True)).decode(errors="replace")
+            values[part.name] = (await part.read()).decode(errors="replace")
     return values
 
 

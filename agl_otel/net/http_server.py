@@ -3,9 +3,9 @@
 A client certificate is asked for where there is an authority for it, and `require_certificate` refuses requests without one, so that
 /health stays open. gRPC owns its sockets: there the handshake itself fails.
 
-Nobody holds a connection for nothing: `make_runner` ends those that rest or do not come to the end of a head, `body_in_time` those
-whose body does not come. Both count from the beginning, so a byte now and then does not help. `end_stalled` ends those that do not read
-their answer.
+Nobody holds a connection for nothing: `make_runner` ends those that rest or do not come to the end of a head, bodies.py those whose body
+does not come. Both count from the beginning, so a byte now and then does not help. `end_stalled` ends those that do not read their
+answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -30,7 +30,6 @@ BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
 PROBE_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.25  # between two looks whether a client is still there
-BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 STALLED_SECONDS: Final = 60.0  # that a client takes nothing of its answer, which is held in memory meanwhile
 _NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
 T = TypeVar("T")
@@ -66,11 +65,12 @@ each whose client hung up."""
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:
     """A runner for `listen`; `options` are AppRunner's.
 
-    A connection ends that has not sent the whole head of a request within `idle_seconds` of its beginning, or of its last answer.
+    A connection ends that has not sent the whole head of a request within `idle_seconds` of its beginning, or of its last answer. Bodies
+    come as they were sent: bodies.py unpacks them, with bounds.
     """
     server_logger.addFilter(_OF_STRANGERS)
     app.on_response_prepare.append(_keep_from_other_pages)
-    return _Runner(app, access_log=None, keepalive_timeout=idle_seconds, **options)
+    return _Runner(app, access_log=None, keepalive_timeout=idle_seconds, auto_decompress=False, **options)
 
 
 async def _keep_from_other_pages(_: web.Request, answer: web.StreamResponse) -> None:
@@ -92,31 +92,6 @@ class _Runner(web.AppRunner):
             return make(message if message.url is not None else message._replace(url=_NO_TARGET), *more)
 
         server.request_factory = with_target
-
-
-@contextlib.contextmanager
-def body_in_time(request: web.Request, seconds: float = BODY_SECONDS) -> Generator[None]:
-    """Within the block, a read of a body that has not come to its end after `seconds` ends with 408."""
-    if request.content.is_eof():
-        yield
-        return
-
-    def give_up() -> None:
-        if not request.content.is_eof():
-            request.content.set_exception(web.HTTPRequestTimeout(text=f"the body did not come within {seconds:.0f} s\n"))
-
-    timer = asyncio.get_running_loop().call_later(seconds, give_up)
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-@web.middleware
-async def bodies_in_time(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """`body_in_time` for every request of an application."""
-    with body_in_time(request):
-        return await handler(request)
 
 
 async def while_connected(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
@@ -160,7 +135,7 @@ def own_visitors(visitors: Visitors, *, page: str = "") -> Any:
 
 @web.middleware
 async def readable(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Answers 400 to JSON so deeply nested that Python's parser gives up, and to a body that is not what its Content-Encoding says."""
+    """Answers 400 to JSON so deeply nested that Python's parser gives up, and to a body that breaks HTTP."""
     try:
         return await handler(request)
     except RecursionError:

@@ -65,7 +65,12 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
             queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
         )
         budget = Budget(settings.attempt_max_calls, settings.attempt_max_tokens)
-        limits = Limits(budget=budget, litellm_url=settings.litellm_url, translate=settings.translate)
+        limits = Limits(
+            budget=budget,
+            litellm_url=settings.litellm_url,
+            translate=settings.translate,
+            held_bytes=settings.proxy_max_in_flight_bytes,
+        )
         litellm = Litellm(settings.litellm, settings.data_dir.absolute()) if settings.litellm else None
         proxy = Proxy(
             upstreams,

@@ -18,7 +18,9 @@ from opentelemetry.context import Context
 from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
 from agl_otel.net import auth
+from agl_otel.net.bodies import Bodies, body_of
 from agl_otel.net.http_server import own_visitors, readable
+from agl_otel.net.in_flight import InFlight
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
@@ -114,7 +116,8 @@ class Proxy:
 
     def app(self) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of clients that went away run on."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, self._visitors, readable, _errors_as_json])
+        bodies = Bodies(InFlight(self._limits.held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)
+        app = web.Application(middlewares=[self._count, self._visitors, readable, _errors_as_json, bodies.held])
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))
@@ -267,7 +270,7 @@ class Proxy:
 
     async def _close_many(self, request: web.Request) -> web.Response:
         self._authorise(request)
-        body = parse_object(await request.read())
+        body = parse_object(await body_of(request))
         pairs = body.get("attempts") if body is not None else None
         if not isinstance(pairs, list) or not all(
             isinstance(p, list) and len(p) == 2 and all(isinstance(i, str) for i in p) for p in pairs
@@ -367,7 +370,7 @@ def _remedy(key: Key | None) -> str:
 
 
 async def _object(request: web.Request) -> Json:
-    raw = await request.read()
+    raw = await body_of(request)
     body = parse_object(raw) if raw else {}
     if body is None:
         raise UsageError(f"the body of {request.path} must be a JSON object")

@@ -23,6 +23,7 @@ from multidict import CIMultiDict
 
 from agl_otel.errors import RefusedError
 from agl_otel.net.auth import is_ours
+from agl_otel.net.bodies import body_of
 from agl_otel.proxy import crowded
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
@@ -47,6 +48,7 @@ QUESTION_SECONDS: Final = 30.0  # for an answer to a question of the proxy's own
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
 KEEP_ALIVE_SECONDS: Final = 3.0  # shorter than the 5 s after which uvicorn, and so vLLM, closes
 LARGE_BYTES: Final = 1 << 20
+HELD_BYTES: Final = 1 << 30
 SETTLE_SECONDS: Final = 0.02  # after a call, where no other one comes
 MAX_TRIES: Final = 3
 PAUSE_SECONDS: Final = (0.05, 0.3)  # between tries, a random time: agents started together must not come back together
@@ -71,6 +73,8 @@ class Limits:
     silence_seconds: float = SILENCE_SECONDS
     client_seconds: float = CLIENT_SECONDS
     answer_bytes: int = ANSWER_BYTES
+    held_bytes: int = HELD_BYTES
+    """Of the bodies of all requests that are being answered."""
     budget: Budget = field(default_factory=Budget)
     """Of each attempt whose rollout has none of its own."""
     litellm_url: str = ""
@@ -112,6 +116,7 @@ class Forwarder:
                 client_seconds=limits.client_seconds,
                 silence_seconds=limits.silence_seconds,
                 answer_bytes=limits.answer_bytes,
+                held_bytes=limits.held_bytes,
             )
             if litellm is not None
             else None
@@ -150,7 +155,7 @@ class Forwarder:
 
         Raises UsageError, NotFoundError, UnavailableError, RefusedError before anything was forwarded.
         """
-        raw = await request.read()
+        raw = await body_of(request)
         asked = crowded.read(raw, request.path)
         await self._gate.enter()
         try:
@@ -166,7 +171,7 @@ class Forwarder:
 
     async def pass_through(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
         """Forward a request as it is; nothing is recorded."""
-        raw = await request.read()
+        raw = await body_of(request)
         asked = crowded.read(raw, request.path) if raw else None
         model = asked.get("model") if asked is not None else None
         pool = (await self._route(request, key, model)).pool

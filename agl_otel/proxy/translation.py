@@ -19,9 +19,11 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from agl_otel.errors import RefusedError
+from agl_otel.errors import AglError, RefusedError, http_status
 from agl_otel.net.auth import Visitors
-from agl_otel.net.http_server import body_in_time, make_runner, own_visitors
+from agl_otel.net.bodies import Bodies, body_of
+from agl_otel.net.http_server import make_runner, own_visitors
+from agl_otel.net.in_flight import InFlight
 from agl_otel.proxy.answer import error_response, pass_on
 from agl_otel.proxy.dialects import CHAT, as_sampled
 from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm
@@ -62,7 +64,15 @@ class Translation:
     """
 
     def __init__(
-        self, litellm: Litellm, recorder: Recorder, send: Send, *, client_seconds: float, silence_seconds: float, answer_bytes: int
+        self,
+        litellm: Litellm,
+        recorder: Recorder,
+        send: Send,
+        *,
+        client_seconds: float,
+        silence_seconds: float,
+        answer_bytes: int,
+        held_bytes: int,
     ) -> None:
         self._litellm = litellm
         self._recorder = recorder
@@ -70,13 +80,15 @@ class Translation:
         self._client_seconds = client_seconds
         self._silence_seconds = silence_seconds
         self._answer_bytes = answer_bytes
+        self._held_bytes = held_bytes
         self._held: dict[str, _Held] = {}
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         """Listen, and start litellm."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[own_visitors(Visitors(names=()))])
+        bodies = Bodies(InFlight(self._held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)  # of its own: no call waits for itself
+        app = web.Application(middlewares=[own_visitors(Visitors(names=())), bodies.held])
         app.router.add_post("/v1/chat/completions", self._capture)
         self._runner = make_runner(app, handler_cancellation=True)
         await self._runner.setup()
@@ -127,8 +139,10 @@ class Translation:
 
     async def _capture(self, request: web.Request) -> web.StreamResponse:
         """litellm asks for chat/completions."""
-        with body_in_time(request):
-            raw = await request.read()
+        try:
+            raw = await body_of(request)
+        except AglError as error:
+            return error_response(http_status(error), str(error), type(error).__name__)
         given = parse_object(raw)
         held = self._held.get(str(given.get("model"))) if given is not None else None
         task = asyncio.current_task()

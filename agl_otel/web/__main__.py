@@ -27,10 +27,10 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
     tls = Tls.load(settings)
     async with AsyncExitStack() as closers:
         store = await closers.enter_async_context(LightningStore(settings.queue_address, token=token))
-        app = build_app(store, token, settings.cors_origins.split(","), own_names(settings))
+        app = build_app(store, token, settings.cors_origins.split(","), own_names(settings), in_flight_bytes=settings.max_in_flight_bytes)
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
-        runner = make_runner(app, auto_decompress=False)  # relay.py forwards bodies unchanged
+        runner = make_runner(app)
         closers.push_async_callback(runner.cleanup)
         await runner.setup()
         jaeger = JaegerServer(store, token)

@@ -12,14 +12,11 @@ from typing import Final
 from aiohttp import web
 
 from agl_otel.compat.stores import LightningStore
-from agl_otel.errors import AglError, http_status
+from agl_otel.errors import AglError, UnavailableError, http_status
 from agl_otel.net.auth import WEB, Visitors
-from agl_otel.net.http_server import (
-    bodies_in_time,
-    end_stalled,
-    own_visitors,
-    readable,
-)
+from agl_otel.net.bodies import Bodies
+from agl_otel.net.http_server import end_stalled, own_visitors, readable
+from agl_otel.net.in_flight import InFlight
 from agl_otel.queue.convert import reachable
 from agl_otel.store import DESCRIBE_PATH
 from agl_otel.telemetry.http import counted_requests
@@ -39,6 +36,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/v1/agl/health"})
 READ_ONLY_POSTS: Final = frozenset(PREFIX + route.path for route in (*VIEWS, *ROUTES) if route.read_only)
 """Paths whose POST changes nothing."""
 MAX_BODY_BYTES: Final = 64 << 20
+IN_FLIGHT_BYTES: Final = 256 << 20
 _CORS: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Content-Encoding",
@@ -89,7 +87,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except AglError as error:
-        return web.json_response({"detail": str(error), "error_type": type(error).__name__}, status=http_status(error))
+        headers = {"Retry-After": "1"} if isinstance(error, UnavailableError) else None
+        return web.json_response({"detail": str(error), "error_type": type(error).__name__}, status=http_status(error), headers=headers)
 
 
 @web.middleware
@@ -105,15 +104,23 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def build_app(
-    store: LightningStore, token: str = "", cors_origins: Sequence[str] = (), names: Collection[str] | None = None
+    store: LightningStore,
+    token: str = "",
+    cors_origins: Sequence[str] = (),
+    names: Collection[str] | None = None,
+    *,
+    in_flight_bytes: int = IN_FLIGHT_BYTES,
 ) -> web.Application:
-    """Build the application over a store that is open in the running event loop. `names`: see `auth.Visitors`."""
+    """Build the application over a store that is open in the running event loop.
+
+    `names`: see `auth.Visitors`; `in_flight_bytes`: of all bodies that are held at one time.
+    """
     origins = frozenset(origin.strip() for origin in cors_origins if origin.strip())
     visitors = own_visitors(Visitors(names, origins), page=static.PAGE)
     meters = Meters()
     count = counted_requests(meters)
-    inner = (bodies_in_time, cors, json_errors, visitors, readable, guard)
-    app = web.Application(middlewares=[json_crashes, count, *inner], client_max_size=MAX_BODY_BYTES)
+    bodies = Bodies(InFlight(in_flight_bytes), MAX_BODY_BYTES)
+    app = web.Application(middlewares=[json_crashes, count, cors, json_errors, visitors, readable, guard, bodies.held])
     end_stalled(app)
     app[STORE] = store
     app[TOKEN] = token

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import UnavailableError
+from agl_otel.net.bodies import body_of
 from agl_otel.net.http_server import while_connected
 from agl_otel.net.tls import connector
 from agl_otel.telemetry.exposition import CONTENT_TYPE, merged, text_of
@@ -53,7 +54,7 @@ async def _collector(request: web.Request) -> str:
 async def otlp(request: web.Request) -> web.Response:
     """POST /v1/traces, /v1/logs, /v1/metrics: return the collector's response."""
     headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-    passed = _passed("POST", await _collector(request) + request.path, request, headers, await request.read())
+    passed = _passed("POST", await _collector(request) + request.path, request, headers, await body_of(request, packed=True))
     return await while_connected(request, passed)
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import NotFoundError, UsageError
+from agl_otel.net import bodies
 from agl_otel.types import PaginatedResult, ResourcesUpdate
 from agl_otel.types.strict import check_json, number_in_range
 
@@ -87,7 +88,7 @@ async def body_of(request: web.Request, model: type[M], *, inputs: Callable[[M],
 
     Raises UsageError that names the invalid fields.
     """
-    body = await request.read() or b"{}"
+    body = await bodies.body_of(request) or b"{}"
     try:
         given = model.model_validate_json(body)
         if _MAY_OVERFLOW.search(body):

@@ -10,10 +10,13 @@ from aiohttp import web
 
 from agl_otel.errors import SettingsError
 from agl_otel.net.auth import Visitors, is_loopback, names_on, shows
+from agl_otel.net.bodies import Bodies
 from agl_otel.net.http_server import own_visitors
+from agl_otel.net.in_flight import InFlight
 from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
+IN_FLIGHT_BYTES: Final = 1 << 30  # as of the proxy, which sends them
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -36,6 +39,11 @@ def access_checks(host: str, key: str = "") -> list[Any]:
     if key:
         return [own_visitors(Visitors()), _with_key(key)]
     return [own_visitors(Visitors(names_on(host, allowed=Settings.load().allowed_hosts)))]
+
+
+def counted() -> Any:
+    """Make the middleware that bounds what is held of bodies; handlers read them by `bodies.body_of`."""
+    return Bodies(InFlight(IN_FLIGHT_BYTES, "the model server's bound"), MAX_BODY_BYTES).held
 
 
 def require_key(host: str, key: str) -> None:

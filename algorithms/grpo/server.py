@@ -20,12 +20,13 @@ from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.generate import Row
-from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, access_checks, error_response, make_parser
+from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, make_parser
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.sampler import Engine, Job
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
-from agl_otel.errors import UsageError
-from agl_otel.net.http_server import bodies_in_time, listen, make_runner
+from agl_otel.errors import DataError, UnavailableError, UsageError, http_status
+from agl_otel.net.bodies import json_of
+from agl_otel.net.http_server import listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
@@ -39,7 +40,7 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
 
     `key`: required of clients, if not empty; `loads`: whether there is POST /weights. Raises SettingsError.
     """
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*access_checks(host, key), _errors, bodies_in_time])
+    app = web.Application(middlewares=[*access_checks(host, key), _errors, counted()])
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)
@@ -55,15 +56,15 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
     """Convert errors to OpenAI's format."""
     try:
         return await handler(request)
-    except UsageError as error:
-        return error_response(400, str(error))
+    except (UsageError, DataError, UnavailableError) as error:
+        return error_response(http_status(error), str(error))
     except web.HTTPException as error:
         return error_response(error.status, f"{request.method} {request.path}: {error.reason}")
 
 
 async def _json(request: web.Request) -> Any:
     try:
-        return await request.json()
+        return await json_of(request)
     except ValueError as error:
         raise UsageError(f"the body is not JSON: {error}") from error
 

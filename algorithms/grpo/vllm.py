@@ -28,9 +28,10 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, access_checks, error_response, make_parser
-from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
-from agl_otel.net.http_server import bodies_in_time, is_well, listen, make_runner
+from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, make_parser
+from agl_otel.errors import AglError, DataError, ModelServerError, SettingsError, UnavailableError, UsageError, http_status
+from agl_otel.net.bodies import body_of, json_of
+from agl_otel.net.http_server import is_well, listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
@@ -87,7 +88,7 @@ class Front:
 
     def app(self, host: str = "127.0.0.1") -> web.Application:
         """Make the web application, for a port of `host`. Raises SettingsError."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*access_checks(host), _errors, bodies_in_time])
+        app = web.Application(middlewares=[*access_checks(host), _errors, counted()])
         app.router.add_get("/health", self._health)
         app.router.add_post("/weights", self._weights)
         app.router.add_route("*", "/v1/{tail:.*}", self._forward)
@@ -121,7 +122,7 @@ class Front:
 
     async def _weights(self, request: web.Request) -> web.Response:
         try:
-            body: Any = await request.json()
+            body: Any = await json_of(request)
         except ValueError as error:
             raise UsageError(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict) or not isinstance(body.get("path"), str) or not isinstance(body.get("version"), (str, int)):
@@ -133,7 +134,7 @@ class Front:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_OURS}
-        body = await request.read()
+        body = await body_of(request, packed=True)
         async with self._call(), self._session.request(request.method, self.url + request.path_qs, data=body, headers=headers) as answer:
             response_headers = {name: value for name, value in answer.headers.items() if name.lower() not in _NOT_OURS}
             response = web.StreamResponse(status=answer.status, headers={**response_headers, HEADER_MODEL_VERSION: self.version})
@@ -173,8 +174,8 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     """Return errors in OpenAI's format."""
     try:
         return await handler(request)
-    except UsageError as error:
-        return error_response(400, str(error))
+    except (UsageError, DataError, UnavailableError) as error:
+        return error_response(http_status(error), str(error))
     except (aiohttp.ClientError, TimeoutError) as error:
         return error_response(502, f"vLLM does not answer: {error!r}")
 

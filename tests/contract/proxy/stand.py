@@ -13,6 +13,7 @@ import aiohttp
 import openai
 from aiohttp import web
 
+from agl_otel.net.http_server import make_runner
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.litellm import Litellm
@@ -81,7 +82,7 @@ async def proxy(
 ) -> AsyncGenerator[Stand]:
     telemetry = Telemetry(otlp_endpoint=receiver.grpc_address, service_name="proxy")
     served = Proxy(upstreams, telemetry, token=token, limits=limits or Limits(), flush_seconds=2.0, models=models, litellm=litellm)
-    runner = web.AppRunner(served.app(), handler_cancellation=True, access_log=None)
+    runner = make_runner(served.app(), handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield Stand(f"http://127.0.0.1:{runner.addresses[0][1]}", telemetry, receiver)

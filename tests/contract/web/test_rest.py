@@ -258,7 +258,7 @@ def test_every_refusal_is_json_with_a_detail(web: Web) -> None:
         ("GET", "/v1/nosuch", None, {}, 404, "nothing is served at /v1/nosuch"),
         ("DELETE", "/v1/agl/rollouts", None, {}, 405, "/v1/agl/rollouts takes GET, POST, not DELETE"),
         ("GET", "/v1/traces", None, {}, 405, "/v1/traces takes POST, not GET"),
-        ("POST", "/v1/agl/spans", large, {}, 413, "67108864"),
+        ("POST", "/v1/agl/spans", large, {}, 413, "64 MiB"),
         ("POST", "/v1/agl/spans", b"{}", {"Content-Encoding": "gzip"}, 400, "the body"),
         ("POST", "/v1/agl/spans", b"[" * 100_000, {}, 400, "the body is wrong: Invalid JSON: recursion limit exceeded"),
         ("POST", "/v1/agl/sql", b"{", {}, 400, "the body is wrong: Invalid JSON: EOF"),

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from agl_otel.collector.disk import DiskBudget, level
-from agl_otel.collector.limits import InFlight
 from agl_otel.errors import UnavailableError
 
 
@@ -54,26 +53,3 @@ def test_the_real_disk_is_measured(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, budget_bytes=100, reserve_bytes=0)
     budget.check(0)
     assert budget.free_bytes > 0
-
-
-def test_bytes_in_flight_are_bounded_but_one_request_always_fits() -> None:
-    flight = InFlight(10)
-    with flight.hold(50):
-        with pytest.raises(UnavailableError, match="AGL_MAX_IN_FLIGHT_BYTES"), flight.hold(1):
-            pass
-        assert flight.bytes == 50
-    with flight.hold(4), flight.hold(6):
-        assert flight.bytes == 10
-    assert (flight.bytes, flight.refused) == (0, 1)
-
-
-def test_bytes_that_come_piece_by_piece_are_held_as_they_come_and_let_go_together() -> None:
-    flight = InFlight(10)
-    with flight.growing() as slow:
-        assert flight.bytes == 0
-        slow(4)
-        with flight.hold(6), pytest.raises(UnavailableError):
-            slow(1)
-        slow(7)  # alone it may have more than there is
-        assert flight.bytes == 11
-    assert (flight.bytes, flight.refused) == (0, 1)

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from agl_otel.collector import http_port
 from agl_otel.collector.http_port import PROTOBUF, HttpPort
-from agl_otel.collector.limits import InFlight
 from agl_otel.errors import UnavailableError
+from agl_otel.net import bodies
 from agl_otel.net.http_server import listen, make_runner
+from agl_otel.net.in_flight import Hold, InFlight
 from tests.unit.net.test_http_server import SHORT_SECONDS, connection, until_closed
 
 PATIENCE_SECONDS = 60.0
@@ -25,17 +25,17 @@ BODY = gzip.compress(b"hello")
 async def test_unpacking_learns_that_its_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def endless(_: str, __: bytes, ___: int, *, gone: Callable[[], bool]) -> bytes:
+    def endless(_: str, __: bytes, ___: int, *, hold: Hold, gone: Callable[[], bool]) -> bytes:
         began.set()
         while not gone():
             threading.Event().wait(0.01)
         ended.set()
         raise UnavailableError("the client went away")
 
-    monkeypatch.setattr(http_port, "decompress", endless)
+    monkeypatch.setattr(bodies, "decompress", endless)
     receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 20, takes=lambda _: True, token=""))
     in_flight = InFlight(1 << 20)
-    runner = make_runner(HttpPort(receiver, in_flight, dict).app(), auto_decompress=False)
+    runner = make_runner(HttpPort(receiver, in_flight, dict).app())
     await runner.setup()
     try:
         port = await listen(runner, "127.0.0.1", 0, None)
@@ -58,7 +58,7 @@ async def test_a_body_that_does_not_come_is_given_up_and_holds_no_room(drip: byt
     receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 30, takes=lambda _: True, token=""))
     in_flight = InFlight(1 << 30)
     app = HttpPort(receiver, in_flight, dict, body_seconds=SHORT_SECONDS).app()
-    runner = make_runner(app, auto_decompress=False, lingering_time=SHORT_SECONDS)
+    runner = make_runner(app, lingering_time=SHORT_SECONDS)
     await runner.setup()
     try:
         async with connection(await listen(runner, "127.0.0.1", 0, None)) as (reader, writer):
@@ -67,7 +67,7 @@ async def test_a_body_that_does_not_come_is_given_up_and_holds_no_room(drip: byt
             answer = await until_closed(reader, writer, drip)
         head, _, said = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head
-        assert b"the body did not come within" in said and b"smaller batches" in said
+        assert b"the body did not come within" in said and b"send less at once" in said
         assert in_flight.bytes == 0
     finally:
         await runner.cleanup()

@@ -14,12 +14,12 @@ from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.journal import Leftover, describe, leftover
-from agl_otel.collector.limits import InFlight
 from agl_otel.collector.resends import RESEND_SECONDS, ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.wal import Log
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
+from agl_otel.net.in_flight import InFlight
 from agl_otel.queue.updates import Observation
 from agl_otel.service.framed import HEADER_BYTES, Frame, read
 from agl_otel.traces.chdb import ChdbEngine

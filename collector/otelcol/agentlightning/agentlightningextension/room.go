@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// room bounds the bytes of requests that are in memory at one time, as they come and unpacked, as collector/limits.py does.
+// room bounds the bytes of requests that are in memory at one time, as they come and unpacked, as agl_otel/net/in_flight.py does.
 type room struct {
 	limit int64
 

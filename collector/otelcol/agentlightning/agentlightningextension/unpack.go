@@ -16,7 +16,7 @@ import (
 	grpcgzip "google.golang.org/grpc/encoding/gzip"
 )
 
-// Bounds of a compressed body, those of collector/compress.py. What it unfolds to is bounded by its reader.
+// Bounds of a compressed body, those of agl_otel/net/compress.py. What it unfolds to is bounded by its reader.
 const (
 	maxMembers    = 1024 // of gzip and deflate; frames of zstd. Blockwise compressors make one for each 64 KiB
 	unpackSeconds = 5 * time.Second

@@ -9,17 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from agl_otel.collector.compress import (
+from agl_otel.errors import DataError, EncodingError, TooLargeError, UnavailableError
+from agl_otel.net.compress import (
     _DECOMPRESSORS,  # pyright: ignore[reportPrivateUsage]  # what each is asked for is watched
     ENCODINGS,
     MAX_MEMBERS,
     PIECE_BYTES,
     WINDOW_BYTES,
-    EncodingError,
-    TooLargeError,
     decompress,
 )
-from agl_otel.errors import DataError, UnavailableError
 
 
 def zstd(data: bytes) -> bytes:
@@ -65,7 +63,7 @@ def test_bodies_of_several_windows_and_members_come_back(encoding: str, monkeypa
     noise, dense = os.urandom(WINDOW_BYTES + 1), bytes(3 * PIECE_BYTES + 1)
     parts = [noise, dense, b"", noise * 5, b"x", dense]
     assert decompress(encoding, b"".join(map(compress, parts)), sum(map(len, parts))) == b"".join(parts)
-    monkeypatch.setattr("agl_otel.collector.compress.WINDOW_BYTES", len(compress(noise)))  # a member that ends where a window ends
+    monkeypatch.setattr("agl_otel.net.compress.WINDOW_BYTES", len(compress(noise)))  # a member that ends where a window ends
     assert decompress(encoding, compress(noise) + compress(b"y"), 1 << 20) == noise + b"y"
 
 

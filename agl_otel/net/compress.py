@@ -1,4 +1,4 @@
-"""Content-Encoding of OTLP over HTTP, taken off with bounds: on what a body unfolds to, on its members, and on the time that it takes.
+"""Content-Encoding, taken off with bounds: on what a body unfolds to, on its members, and on the time that it takes.
 
 A body is fed to its decompressor window by window: what stands behind a member's end is copied for the next one, and of a whole body of
 empty members that would be the square of its length.
@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from agl_otel.errors import DataError, UnavailableError
+from agl_otel.errors import DataError, EncodingError, TooLargeError, UnavailableError
+from agl_otel.net.in_flight import Hold
 
 try:
     from backports import zstd as _zstd
@@ -22,14 +23,6 @@ WINDOW_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 1 << 20  # unfolded between two looks at the bounds
 MAX_MEMBERS: Final = 1024  # of gzip or deflate, frames of zstd; blockwise compressors make one for each 64 KiB
 CPU_SECONDS: Final = 5.0  # of the thread that unpacks: ten times what 64 MiB of spans take
-
-
-class TooLargeError(DataError):
-    """A request beyond `max_message_bytes`, or beyond what may be spent on unpacking it."""
-
-
-class EncodingError(DataError):
-    """A Content-Encoding that this collector does not take."""
 
 
 _DECOMPRESSORS: Final[dict[str, Callable[[], Any]]] = {
@@ -47,11 +40,24 @@ def _never() -> bool:
     return False
 
 
-def decompress(encoding: str, body: bytes, limit: int, *, gone: Callable[[], bool] = _never, cpu_seconds: float = CPU_SECONDS) -> bytes:
+def _nothing(_: int) -> None:
+    pass
+
+
+def decompress(
+    encoding: str,
+    body: bytes,
+    limit: int,
+    *,
+    hold: Hold = _nothing,
+    gone: Callable[[], bool] = _never,
+    cpu_seconds: float = CPU_SECONDS,
+) -> bytes:
     """The bytes inside `body`; `encoding` is the value of Content-Encoding. Takes time and memory in proportion to `body` and `limit`.
 
-    `gone` says whether nobody waits for them any more. Raises EncodingError for an encoding that we do not know, TooLargeError beyond
-    `limit` bytes or `cpu_seconds` of this thread, DataError for damaged bodies and too many members, UnavailableError when `gone`.
+    `hold` is told of what it unfolds to, piece by piece; `gone` says whether nobody waits for it any more. Raises EncodingError for an
+    encoding that we do not know, TooLargeError beyond `limit` bytes or `cpu_seconds` of this thread, DataError for damaged bodies and too
+    many members, UnavailableError when `gone`, and what `hold` raises.
     """
     name = encoding.strip().lower() or "identity"
     if name == "identity":
@@ -69,15 +75,15 @@ def decompress(encoding: str, body: bytes, limit: int, *, gone: Callable[[], boo
         if members > MAX_MEMBERS:
             raise DataError(f"the {name} body has more than {MAX_MEMBERS} members: compress a request as one")
         if time.thread_time() > until:
-            raise TooLargeError(f"the {name} body takes more than {cpu_seconds:g} s to unpack: send smaller batches")
+            raise TooLargeError(f"the {name} body takes more than {cpu_seconds:g} s to unpack: send less at once")
 
     try:
-        return _unfolded(name, make, body, limit, check)
+        return _unfolded(name, make, body, limit, check, hold)
     except _BROKEN as error:
         raise DataError(f"the body is not {name}: {error}") from None
 
 
-def _unfolded(name: str, make: Callable[[], Any], body: bytes, limit: int, check: Callable[[int], None]) -> bytes:
+def _unfolded(name: str, make: Callable[[], Any], body: bytes, limit: int, check: Callable[[int], None], hold: Hold) -> bytes:
     """What all members of `body` hold; `check` is told before each piece how many there have been."""
     parts: list[bytes] = []
     room, position, members = limit, 0, 1
@@ -92,6 +98,7 @@ def _unfolded(name: str, make: Callable[[], Any], body: bytes, limit: int, check
         if room < 0:
             raise too_large(limit)
         if part:
+            hold(len(part))
             parts.append(part)
         if not stream.eof:
             if not part and position == len(body) and not rest:
@@ -105,4 +112,4 @@ def _unfolded(name: str, make: Callable[[], Any], body: bytes, limit: int, check
 def too_large(limit: int) -> TooLargeError:
     """The error for a request beyond `limit` bytes."""
     size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
-    return TooLargeError(f"the request is larger than {size}: send smaller batches, or raise AGL_MAX_MESSAGE_BYTES")
+    return TooLargeError(f"the request is larger than {size}: send less at once")

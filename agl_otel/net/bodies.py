@@ -1,0 +1,97 @@
+"""Bodies of requests over HTTP: counted from their first byte and as they unfold, and given up where they do not come in time.
+
+A server of `make_runner` does not decompress: it would unfold what a client sends before anybody can count it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from aiohttp import web
+
+from agl_otel.errors import UnavailableError
+from agl_otel.net.compress import decompress, too_large
+from agl_otel.net.in_flight import Hold, InFlight
+
+BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
+LONG_BYTES: Final = 64 << 10  # bodies from here on are converted in a thread
+LARGE_BYTES: Final = 1 << 20  # bodies from here on are unpacked apart from the others, which one that is made to take long must not hold up
+UNPACKING: Final = 3  # threads for either
+_SMALL: Final = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack")
+_LARGE: Final = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack-large")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Bodies:
+    """Reads the bodies of an application.
+
+    Args:
+        in_flight: counts what is held.
+        limit: of one body, unpacked, in bytes.
+        seconds: how long a body may take to come.
+    """
+
+    def __init__(self, in_flight: InFlight, limit: int, *, seconds: float = BODY_SECONDS) -> None:
+        self.in_flight = in_flight
+        self._limit = limit
+        self._seconds = seconds
+
+    @web.middleware
+    async def held(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware: what a handler reads by `body_of` is held until it has answered."""
+        with self.in_flight.growing() as hold:
+            request[_READING] = (self, hold)
+            return await handler(request)
+
+    async def read(
+        self, request: web.Request, hold: Hold, *, packed: bool = False, convert: Callable[[bytes], bytes] | None = None
+    ) -> bytes:
+        """The body, unpacked unless it is asked for `packed`, and converted; `hold` is told of each piece.
+
+        Raises TooLargeError, EncodingError, DataError, and UnavailableError where it may be sent again.
+        """
+        if (request.content_length or 0) > self._limit:
+            raise too_large(self._limit)
+        body = await self._come(request, hold)
+        encoding = "" if packed else request.headers.get("Content-Encoding", "")
+
+        def unpack() -> bytes:
+            plain = decompress(encoding, body, self._limit, hold=hold, gone=lambda: request.transport is None)
+            return convert(plain) if convert is not None else plain
+
+        if not encoding and (convert is None or len(body) < LONG_BYTES):
+            return unpack()
+        return await asyncio.get_running_loop().run_in_executor(_SMALL if len(body) < LARGE_BYTES else _LARGE, unpack)
+
+    async def _come(self, request: web.Request, hold: Hold) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for part in request.content.iter_any():
+                    size += len(part)
+                    if size > self._limit:
+                        raise too_large(self._limit)
+                    hold(len(part))
+                    parts.append(part)
+        except TimeoutError:
+            raise UnavailableError(f"the body did not come within {self._seconds:.0f} s ({size} bytes did): send less at once") from None
+        return b"".join(parts)
+
+
+_READING: Final = web.RequestKey("reading", tuple[Bodies, Hold])
+
+
+async def body_of(request: web.Request, *, packed: bool = False) -> bytes:
+    """The body of a request of an application with `Bodies.held`; once. Raises as `Bodies.read` does."""
+    bodies, hold = request[_READING]
+    return await bodies.read(request, hold, packed=packed)
+
+
+async def json_of(request: web.Request) -> Any:
+    """The same as JSON. Raises ValueError where it is none."""
+    return json.loads(await body_of(request))

@@ -1,0 +1,113 @@
+"""A body comes in time or is given up; what is held of bodies is counted, in any thread, and let go."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from aiohttp import web
+
+from agl_otel.errors import AglError, EncodingError, TooLargeError, UnavailableError, http_status
+from agl_otel.net.bodies import Bodies
+from agl_otel.net.in_flight import InFlight
+from tests.unit.net.test_http_server import HEAD, PATIENCE_SECONDS, SHORT_SECONDS, connection, serving, until_closed
+
+
+class Echo:
+    """Answers with the body."""
+
+    def __init__(self) -> None:
+        self.bodies = Bodies(InFlight(1 << 20), 1 << 20, seconds=SHORT_SECONDS)
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self, request: web.Request) -> web.Response:
+        with self.bodies.in_flight.growing() as hold:
+            try:
+                body = await self.bodies.read(request, hold)
+            except AglError as error:
+                return web.Response(status=http_status(error), text=str(error))
+            await self.go.wait()
+            return web.Response(body=body)
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
+async def test_a_body_that_does_not_come_is_given_up_and_no_longer_held(drip: bytes) -> None:
+    echo = Echo()
+    async with serving(echo.__call__) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 1_000_000 + b"begin")
+        answer = await until_closed(reader, writer, drip)
+    assert answer.startswith(b"HTTP/1.1 503") and b"did not come within" in answer
+    assert echo.bodies.in_flight.bytes == 0
+
+
+async def test_a_body_that_is_there_may_be_worked_on_for_long_and_is_held_so_long() -> None:
+    echo = Echo()
+    echo.go.clear()
+    async with serving(echo.__call__) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 2)
+        await writer.drain()
+        writer.write(b"hi")
+        async with connection(port) as (idle, idle_writer):
+            await until_closed(idle, idle_writer)
+        assert echo.bodies.in_flight.bytes == 2
+        echo.go.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("encoding", [b"zstd", b"gzip", b"deflate"])
+async def test_a_body_that_is_not_what_its_encoding_says_is_a_400_without_a_traceback(
+    encoding: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(Echo().__call__) as port, connection(port) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Encoding: %s\r\nContent-Length: 5\r\n\r\nhello" % encoding)
+        answer = await until_closed(reader, writer)
+    assert answer.startswith(b"HTTP/1.1 400") and encoding in answer
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("size", "status"), [(1 << 20, 200), ((1 << 20) + 1, 413)])
+async def test_a_packed_body_may_unfold_up_to_the_limit(size: int, status: int) -> None:
+    body = gzip.compress(bytes(size))
+    async with serving(Echo().__call__) as port, connection(port) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await until_closed(reader, writer)).startswith(b"HTTP/1.1 %d" % status)
+
+
+def test_an_encoding_that_nobody_knows_and_a_size_beyond_the_limit_have_their_own_status() -> None:
+    assert (http_status(TooLargeError("")), http_status(EncodingError(""))) == (413, 415)
+
+
+def test_bytes_in_flight_are_bounded_but_one_request_always_fits() -> None:
+    flight = InFlight(10)
+    with flight.hold(50):
+        with pytest.raises(UnavailableError, match="AGL_MAX_IN_FLIGHT_BYTES"), flight.hold(1):
+            pass
+        assert flight.bytes == 50
+    with flight.hold(4), flight.hold(6):
+        assert flight.bytes == 10
+    assert (flight.bytes, flight.refused) == (0, 1)
+
+
+def test_bytes_that_come_piece_by_piece_are_held_as_they_come_and_let_go_together() -> None:
+    flight = InFlight(10)
+    with flight.growing() as slow:
+        assert flight.bytes == 0
+        slow(4)
+        with flight.hold(6), pytest.raises(UnavailableError):
+            slow(1)
+        slow(7)  # alone it may have more than there is
+        assert flight.bytes == 11
+    assert (flight.bytes, flight.refused) == (0, 1)
+
+
+def test_a_thread_that_outlives_its_request_holds_nothing_for_it() -> None:
+    flight = InFlight(10)
+    with flight.growing() as hold:
+        hold(4)
+    with ThreadPoolExecutor(1) as threads, pytest.raises(UnavailableError):
+        threads.submit(hold, 4).result()
+    assert flight.bytes == 0
