@@ -30,12 +30,18 @@ _LONGER: Final = bytes(range(0x20)) + b'"\\'
 """Bytes that may take six in a row's JSON. Tags and lengths are among them, and make up for short values, whose texts are longer."""
 
 
-def check(request: Parsed, size: int, messages: int, limit: int) -> int:
-    """How large the rows of a request of `size` bytes and so many messages are, about, in bytes.
+_CONTROL: Final = bytes(set(range(0x20)) - set(b"\b\t\n\f\r"))
+"""Bytes that take six in JSON as characters, and seven in a list or an object, whose text is JSON in JSON."""
+_OF_A_MESSAGE: Final = 6
+"""At most so many of them are no characters but tags, lengths and numbers: a double that is a short fraction has as many zeros."""
+
+
+def check(request: Parsed, raw: bytes, messages: int, limit: int) -> int:
+    """How large the rows of a request of these bytes and so many messages are, about, in bytes.
 
     Raises DataError where that is more than `limit`.
     """
-    found = size + messages * MESSAGE_BYTES + _rows(request)
+    found = _own(raw, messages) + _rows(request)
     if found > limit:
         raise DataError(
             f"its rows would take about {found} bytes, more than AGL_MAX_EXPANDED_BYTES ({limit}): each has its whole resource and scope; "
@@ -46,7 +52,13 @@ def check(request: Parsed, size: int, messages: int, limit: int) -> int:
 
 def size_of(request: Request) -> int:
     """The same of a request in the log, where one was not noted at receipt."""
-    return request.expanded or len(request.raw) + _rows(MESSAGES[request.signal].FromString(request.raw))
+    return request.expanded or _own(request.raw) + _rows(MESSAGES[request.signal].FromString(request.raw))
+
+
+def _own(raw: bytes, messages: int = 0) -> int:
+    """What the rows have of their own values."""
+    escaped = len(raw) - len(raw.translate(None, _CONTROL)) - messages * _OF_A_MESSAGE
+    return len(raw) + 6 * max(0, escaped) + messages * MESSAGE_BYTES
 
 
 def _rows(request: Parsed) -> int:

@@ -193,7 +193,7 @@ class Intake:
                 messages, parsed = crowded.check(signal, raw), message.FromString(raw)
         except DecodeError as error:
             raise DataError(f"this is no OTLP {signal} request: {error}") from None
-        return parsed, raw, unreadable, expansion.check(parsed, len(raw), messages, self._max_expanded_bytes)
+        return parsed, raw, unreadable, expansion.check(parsed, raw, messages, self._max_expanded_bytes)
 
     def _identify(
         self, request: Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float

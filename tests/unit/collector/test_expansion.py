@@ -59,16 +59,16 @@ def points(description: str, count: int) -> ExportMetricsServiceRequest:
 )
 def test_what_many_rows_share_counts_for_each_of_them(request_: Parsed) -> None:
     size = request_.ByteSize()
-    assert size < 100 * KIB < 6 << 20 < check(request_, size, 0, 1 << 30) < 7 << 20
+    assert size < 100 * KIB < 6 << 20 < check(request_, request_.SerializeToString(), 0, 1 << 30) < 7 << 20
     with pytest.raises(DataError, match=r"AGL_MAX_EXPANDED_BYTES \(1048576\)"):
-        check(request_, size, 0, 1 << 20)
+        check(request_, request_.SerializeToString(), 0, 1 << 20)
 
 
 def test_a_large_request_that_shares_little_is_as_large_as_it_is() -> None:
     request = spans(Resource(attributes=[KeyValue(key="service.name", value=AnyValue(string_value="agent"))]), 2)
     for span in request.resource_spans[0].scope_spans[0].spans:
         span.attributes.append(LONG[0])
-    assert 128 * KIB < check(request, request.ByteSize(), 0, 1 << 20) < 130 * KIB
+    assert 128 * KIB < check(request, request.SerializeToString(), 0, 1 << 20) < 130 * KIB
 
 
 VALUES = st.recursive(
@@ -100,28 +100,28 @@ def test_no_resource_is_longer_in_a_row_than_is_thought(attributes: dict[str, An
         made = span_rows(request.SerializeToString(), identities, iter(range(10)), received_ms=1, batch=1, first=0)
         return sum(len(row.encode()) for row in made)
 
-    assert rows(several) - rows(few) <= 2 * check(several, several.ByteSize(), 0, 1 << 30)
+    assert rows(several) - rows(few) <= 2 * check(several, several.SerializeToString(), 0, 1 << 30)
 
 
 def test_the_size_of_a_request_in_the_log_is_what_was_noted_or_is_found_out() -> None:
     wide = spans(Resource(attributes=LONG), 100)
     identities = [Identity("ro-1", "at-1")] * 100
     request = Request("traces", 1, identities, wide.SerializeToString())
-    assert size_of(request) == check(wide, wide.ByteSize(), 0, 1 << 30)
+    assert size_of(request) == check(wide, wide.SerializeToString(), 0, 1 << 30)
     assert size_of(Request("traces", 1, identities, b"", expanded=7)) == 7
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(), 9), points("d" * KIB, 9)
     for request, each in (
         (Request("logs", 1, [Identity()] * 9, records.SerializeToString()), records),
         (Request("metrics", 1, [Identity()] * 9, metric.SerializeToString()), metric),
     ):
-        assert size_of(request) == check(each, each.ByteSize(), 0, 1 << 30)
+        assert size_of(request) == check(each, each.SerializeToString(), 0, 1 << 30)
 
 
 def test_logs_and_points_are_not_larger_than_is_thought_either() -> None:
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(attributes=LONG), 20), points("d" * 64 * KIB, 20)
     sent: list[tuple[Signal, Parsed]] = [("logs", records), ("metrics", metric)]
     for signal, request in sent:
-        assert row_bytes(signal, request.SerializeToString(), 20) <= check(request, request.ByteSize(), 0, 1 << 30)
+        assert row_bytes(signal, request.SerializeToString(), 20) <= check(request, request.SerializeToString(), 0, 1 << 30)
 
 
 def row_bytes(signal: Signal, raw: bytes, count: int) -> int:
@@ -143,6 +143,42 @@ def test_no_kind_of_record_is_left_out(place: Repeated) -> None:
     single = field.message_type is None and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
     raw = place.request(enclosed(field, bytes(8 * count)) if single else enclosed(field, b"") * count)
     request = MESSAGES[place.signal].FromString(raw)
-    thought = check(request, len(raw), messages(place.signal, raw), 1 << 30)
+    thought = check(request, raw, messages(place.signal, raw), 1 << 30)
     items = count if field.name in {"spans", "log_records", "metrics", "data_points"} else 1
     assert row_bytes(place.signal, raw, items) <= 1.1 * thought
+
+
+NESTED = AnyValue(array_value=ArrayValue(values=[AnyValue(string_value="\x01" * 64 * KIB)]))
+
+
+@pytest.mark.parametrize("value", [AnyValue(string_value="\x01" * 64 * KIB), NESTED], ids=["text", "text in a list"])
+def test_control_characters_count_as_they_are_written(value: AnyValue) -> None:
+    """Each takes six bytes in a row's JSON, and seven in a list, whose text is JSON, too."""
+    own = [KeyValue(key="k", value=value)]
+    span, record = Span(attributes=own), LogRecord(body=value)
+    point = NumberDataPoint(attributes=own, as_int=1)
+    sent: list[tuple[Signal, Parsed]] = [
+        ("traces", ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])])),
+        ("logs", ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])),
+        (
+            "metrics",
+            ExportMetricsServiceRequest(
+                resource_metrics=[
+                    ResourceMetrics(scope_metrics=[ScopeMetrics(metrics=[Metric(name="m", gauge=Gauge(data_points=[point]))])])
+                ]
+            ),
+        ),
+    ]
+    for signal, request in sent:
+        raw = request.SerializeToString()
+        assert 6 * 64 * KIB < row_bytes(signal, raw, 1) <= check(request, raw, messages(signal, raw), 1 << 30) < 8 * 64 * KIB
+
+
+def test_token_ids_and_log_probs_do_not_count_as_control_characters() -> None:
+    ids = ArrayValue(values=[AnyValue(int_value=n % 150_000) for n in range(100_000)])
+    probs = ArrayValue(values=[AnyValue(double_value=-n / 1024) for n in range(100_000)])
+    own = [KeyValue(key=k, value=AnyValue(array_value=v)) for k, v in (("ids", ids), ("probs", probs))]
+    request = ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[Span(attributes=own)])])])
+    raw = request.SerializeToString()
+    found = messages("traces", raw)
+    assert check(request, raw, found, 1 << 30) <= len(raw) + found * 16 + 2 * KIB
