@@ -65,6 +65,8 @@ class Hook:
         self._attempt = attempt
         self._providers: list[TracerProvider] = []
         self._exports: list[ExportProcessor] = []
+        self._exports_elsewhere = False
+        """Whether exporters take spans that do not ask the ledger first."""
         self._sealer: Sealer | None = None
         self._previous_sigterm: Any = signal.SIG_DFL
         self._ending: Literal["", "finishing", "finished"] = ""
@@ -80,6 +82,7 @@ class Hook:
         if self.has(provider):
             return
         self.configured(provider)
+        self._exports_elsewhere = True
         provider.add_span_processor(self.processor)  # after exporters: a kill before the count leaves a span in flight; see finish()
         provider.add_span_processor(BackPressure(provider.force_flush))
 
@@ -170,26 +173,34 @@ class Hook:
                 return
 
     @never_raises
-    def close(self) -> None:
+    def close(self, *, lives_on: bool = False) -> None:
         """Finish, and record that this process ends: spans that are still open are abandoned.
 
         A closing seal is sent for each attempt without a record, and for each with open spans that has ended others since its last seal.
+        What threads do afterwards, until the interpreter is gone, is not counted, unless the process `lives_on`.
         """
         self.finish()
         self.ledger.close(self.processor.ending())
-        unproven = self.ledger.unproven()
-        if unproven and self._sealer is not None:
+        if self._sealer is None:
+            return
+        counts, acked = {}, True
+        if unproven := self.ledger.unproven():
             counts, acked = self._sealer.seal(unproven, timeout_seconds=FINISH_SECONDS, closing=True)
-            meanwhile = [key for key, count in counts.items() if self.ledger.count(key) != count]  # spans that ended then were exported
-            if acked and meanwhile:
-                self._sealer.seal(meanwhile, timeout_seconds=FINISH_SECONDS, closing=True)
+        if not (lives_on or self._exports_elsewhere):
+            self.ledger.close_for_good()
+            started = time.monotonic()
+            while self.ledger.exporting() and time.monotonic() - started < SETTLE_SECONDS:
+                time.sleep(0.001)
+        meanwhile = {key for key, count in counts.items() if self.ledger.count(key) != count}  # spans that ended then were exported
+        if acked and (meanwhile := [*meanwhile.union(self.ledger.unsealed())]):
+            self._sealer.seal(meanwhile, timeout_seconds=FINISH_SECONDS, closing=True)
 
     def _ends_with(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         """Wrap a function of os.exec*: close before it, reopen if it fails."""
 
         @functools.wraps(execute)
         def close_and_execute(*args: Any) -> NoReturn:
-            finish_aside(self.close)
+            finish_aside(functools.partial(self.close, lives_on=True))
             try:
                 execute(*args)
             finally:
@@ -204,7 +215,7 @@ class Hook:
             self._ending = "finishing"
 
             def end() -> None:
-                self.close()
+                self.close(lives_on=callable(self._previous_sigterm))
                 self._ending, pause = "finished", PAUSE_SECONDS[0]
                 while self._ending == "finished":  # a signal that comes just before the main thread blocks does not wake it
                     os.kill(os.getpid(), number)
@@ -255,7 +266,7 @@ class Hook:
         export = ExportProcessor(
             keyed(span_exporter),
             rebuild=rebuild,
-            takes=lambda span: is_own(self.ledger, span),
+            takes=lambda span: takes(self.ledger, span),
             on_dropped=self._dropped if counts else None,
             apart=key_of_span if given is not None else None,
         )
@@ -341,9 +352,10 @@ def keep_sigterm_for_forked_children() -> None:
     os.fork, os.forkpty = patiently(os.fork), patiently(os.forkpty)
 
 
-def is_own(ledger: Ledger, span: ReadableSpan) -> bool:
-    """Return whether the span began in this process, after the fork that created it."""
-    return not ledger.is_foreign(marker_of(span))
+def takes(ledger: Ledger, span: ReadableSpan) -> bool:
+    """Return whether an exporter is to take the span (Ledger.takes)."""
+    context = span.get_span_context()
+    return context is not None and ledger.takes(key_of_attributes(span), context.span_id, marker_of(span))
 
 
 def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:

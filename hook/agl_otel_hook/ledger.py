@@ -71,7 +71,9 @@ class _Entry:
     given_up: set[int] = field(default_factory=set[int])
     """Spans that were open when the process closed: abandoned, unless they end after all."""
     late: set[int] = field(default_factory=set[int])
-    """Open spans that began after the slot was read."""
+    """Open spans that began after the slot was read, or after the process closed for the last time."""
+    exporting: set[int] = field(default_factory=set[int])
+    """Open spans that an exporter has taken: they have ended and are about to be counted."""
 
     def count(self) -> Count:
         """Return the numbers for a seal."""
@@ -80,7 +82,7 @@ class _Entry:
     def close(self, ending: Set[int] = frozenset()) -> None:
         """Abandon the open spans and close the slot. Spans in `ending`, which may be exported or not, stay in flight."""
         if self.slot is not None:
-            self.given_up |= self.open - self.late - ending
+            self.given_up |= self.open - self.late - self.exporting - ending
             self.record()
             self.slot.closed(closed=True)
 
@@ -111,6 +113,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._entries: dict[Key, _Entry] = {}
         self._marker = new_marker()
+        self._over = False
+        """Whether the process has closed for the last time."""
         self._records = self._make_records() if self._make_records is not None else None
         for root in self._roots:
             self._record_below(root, is_own=False)
@@ -154,11 +158,6 @@ class Ledger:
         """Reset in a child process: a new marker, no counts, a free lock."""
         self._reset(self._foreign | {entry.marker for entry in self._entries.values()})
 
-    def is_foreign(self, marker: str | None) -> bool:
-        """Return whether a span with this marker began before the fork that created this process; the parent exports it."""
-        forks.notice()
-        return marker in self._foreign
-
     def started(self, key: Key, span_id: int, place: Place) -> Started:
         """Count a started span of the attempt and return what to mark it with. `place`: ids of its trace and parent (a root: its own)."""
         failed: OSError | None = None
@@ -175,8 +174,10 @@ class Ledger:
                 except OSError as error:
                     failed = error
             entry.open.add(span_id)
-            slot, late = entry.slot, False
-            if slot is not None:
+            slot, late = entry.slot, self._over
+            if late:
+                entry.late.add(span_id)
+            elif slot is not None:
                 entry.begun += 1
                 if late := slot.begun(entry.begun):
                     entry.begun -= 1
@@ -194,6 +195,30 @@ class Ledger:
         with self._held():
             for entry in self._entries.values():
                 entry.close(ending)
+
+    def close_for_good(self) -> None:
+        """Close every attempt for the last time: spans that no exporter has taken are neither counted nor exported; new ones are late."""
+        with self._held():
+            self._over = True
+            for entry in self._entries.values():
+                entry.close()
+
+    def takes(self, key: Key | None, span_id: int, marker: str | None) -> bool:
+        """Return whether an exporter is to take an ended span: it began after the fork, and the process has not closed for good."""
+        with self._held():
+            if marker in self._foreign:
+                return False
+            entry = self._entries.get(key) if key is not None else None
+            if entry is None or span_id not in entry.open:
+                return True
+            if not self._over:
+                entry.exporting.add(span_id)
+            return span_id in entry.exporting
+
+    def exporting(self) -> bool:
+        """Return whether exporters have taken spans that are not counted yet."""
+        with self._held():
+            return any(entry.exporting for entry in self._entries.values())
 
     def over(self, key: Key) -> None:
         """Close one attempt, for which this process does nothing more: its open spans are abandoned."""
@@ -219,7 +244,10 @@ class Ledger:
             entry = self._entries.get(key)
             if entry is None or span_id not in entry.open:
                 return False
+            if self._over and span_id not in entry.exporting:
+                return False
             entry.open.discard(span_id)
+            entry.exporting.discard(span_id)
             counts = marker == entry.marker
             entry.spans += counts
             if span_id in entry.late:
