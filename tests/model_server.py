@@ -105,6 +105,7 @@ class ModelServer:
 
     async def _count(self, request: web.Request) -> web.Response:
         self.requests.append(json.loads(await request.read()))
+        self.headers.append(request.headers)
         return web.json_response({"input_tokens": 5})
 
     async def _completions(self, request: web.Request) -> web.Response:

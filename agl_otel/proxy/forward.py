@@ -27,7 +27,7 @@ from agl_otel.net.bodies import body_of
 from agl_otel.proxy import crowded
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
-from agl_otel.proxy.dialects import Dialect, as_sampled, prepare
+from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.native import NO_ROUTE, REFUSED, Native, Place, Translate, names_any
@@ -35,6 +35,7 @@ from agl_otel.proxy.outgoing import REDIRECT, OversizedError, RedirectedError, a
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
+from agl_otel.proxy.steering import HEADERS, for_litellm
 from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
@@ -161,8 +162,10 @@ class Forwarder:
         try:
             model = asked.get("model")
             route = await self._route(request, key, model)
-            direct = all(each.provider == "openai" for each in route.pool)
-            pool = route.pool if direct else [await self._located(each) for each in route.pool]
+            served, pool = _by_litellm(route.pool), route.pool
+            if served is not None:
+                raw, asked = for_litellm(asked, dialect.fields, served, request.path)
+                pool = [await self._located(each) for each in pool]
             if key is not None:  # last: its attempt may be closed during any wait
                 self._admit(key, (route.budget or self._limits.budget) if dialect.samples else Budget())
             return await self._recorded(request, key, dialect, raw, asked, pool, route.seed)
@@ -175,12 +178,15 @@ class Forwarder:
         asked = crowded.read(raw, request.path) if raw else None
         model = asked.get("model") if asked is not None else None
         pool = (await self._route(request, key, model)).pool
+        if asked is not None and (served := _by_litellm(pool)) is not None:
+            known = DIALECTS.get(path.partition("/")[0])  # what is counted is a request of messages
+            raw, asked = for_litellm(asked, known.fields if known is not None else (), served, request.path)
         upstream = await self._located(self.health.order(pool, key[0] if key is not None else None)[0])
         if asked is not None and isinstance(model, str) and upstream.model:
             raw = with_fields(raw, asked, _keyed({"model": upstream.model}, upstream))
         headers = self._headers(request, upstream, _KEY_HEADERS)
-        if "content-type" in request.headers:
-            headers["content-type"] = request.headers["content-type"]
+        if asked is not None:
+            headers["content-type"] = "application/json"  # as it was read here
         try:
             url = f"{upstream.base_url}/{path}"
             async with ask(self._session, request.method, url, data=_sent(raw) or None, headers=headers) as response:
@@ -362,11 +368,12 @@ class Forwarder:
 
     def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
         agent = request.get(AGENT, request)
-        headers = CIMultiDict((name, value) for name, value in agent.headers.items() if name.lower() not in _SET_HERE)
+        given = ((name, value) for name, value in agent.headers.items() if not name.lower().startswith(HEADERS))
+        headers = CIMultiDict((name, value) for name, value in given if name.lower() not in _SET_HERE)
         headers["accept-encoding"] = "identity"  # bytes that can be read here
         for name in _KEY_HEADERS:
-            given = [value.removeprefix("Bearer ") for value in headers.getall(name, [])]
-            if upstream.api_key is not None or any(is_ours(each, self._token) for each in given):
+            keys = [value.removeprefix("Bearer ") for value in headers.getall(name, [])]
+            if upstream.api_key is not None or any(is_ours(each, self._token) for each in keys):
                 headers.popall(name, None)
         if upstream.api_key:
             for name in key_headers:
@@ -378,6 +385,11 @@ class Forwarder:
         if "@" in urlsplit(upstream.base_url).netloc:  # the name and the password in it are the authorization
             headers.popall("authorization", None)
         return headers
+
+
+def _by_litellm(pool: Sequence[Upstream]) -> Upstream | None:
+    """One of the pool that litellm serves; None where each is asked itself."""
+    return next((each for each in pool if each.provider == "litellm"), None)
 
 
 def caller_of(baggage: Iterable[str]) -> str | None:

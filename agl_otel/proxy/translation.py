@@ -30,6 +30,7 @@ from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm
 from agl_otel.proxy.outgoing import RedirectedError, ask
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, Reply, parse_object, with_fields
+from agl_otel.proxy.steering import for_litellm
 from agl_otel.proxy.upstream import Upstream
 
 AGENT: Final = web.RequestKey("agent", web.Request)
@@ -113,8 +114,9 @@ class Translation:
         name = secrets.token_hex(12)
         model = asked.get("model")
         held = self._held[name] = _Held(request, pool, call, model if isinstance(model, str) else "")
-        body = with_fields(raw, asked, {"model": PREFIX + name})
         try:
+            raw, asked = for_litellm(asked, call.dialect.fields, pool[0], request.path)
+            body = with_fields(raw, asked, {"model": PREFIX + name})
             address = await self._litellm.address()
             url = f"{address.url}/{call.dialect.path}"
             async with ask(self._session, "POST", url, data=body, headers=_headers(request, address.key)) as response:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from agl_otel.proxy.dialects.dialect import Dialect
+from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import HELLO, TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
 from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string
 
 _USAGE: Final = ("input_tokens", "output_tokens")
 _FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_FIELDS: Final = frozenset(
+    {
+        *("cache_control", "compaction", "container", "context_management", "diagnostics", "inference_geo", "max_tokens", "mcp_servers"),
+        *("messages", "model", "output_config", "output_format", "service_tier", "speed", "stop_sequences", "stream", "system"),
+        *("temperature", "thinking", "tool_choice", "tools", "top_p", "user_profile_id"),
+    }
+)
+"""Not `fallbacks`, by which also litellm asks other models."""
 _SAMPLING: Final = {name: name for name in ("temperature", "top_p", "top_k", "max_tokens")} | {"max_completion_tokens": "max_tokens"}
 
 
@@ -101,6 +109,7 @@ def _object(value: Any) -> Json:
 MESSAGES: Final = Dialect(
     "messages",
     "chat",
+    _FIELDS | SAMPLING,
     {TOKEN_IDS: True},
     take,
     _said,

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from agl_otel.proxy.reply import Json, Reply
+
+SAMPLING: Final = frozenset(
+    {
+        *("top_k", "min_p", "repetition_penalty", "length_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "bad_words"),
+        *("allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
+        *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "separate_reasoning", "return_token_ids"),
+        *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"),
+    }
+)
+"""Fields beyond the protocols by which vLLM and SGLang are told how to sample; litellm hands them on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +26,8 @@ class Dialect:
     path: str
     """Under the base URL."""
     operation: Literal["chat", "text_completion", "embeddings"]
+    fields: frozenset[str]
+    """What a request may hold where litellm reads it: the protocol's own fields, and those of model servers that say how to sample."""
     extras: Mapping[str, Any]
     """{field: the value that makes the answer hold what capture needs}, put where the agent did not ask for it."""
     take: Callable[[Reply, Json], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from agl_otel.proxy.dialects.dialect import Dialect
+from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.parts import chat_message, text_part
 from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string
 
@@ -73,10 +73,26 @@ def _usage(reply: Reply, payload: Json) -> None:
     reply.head(payload, _USAGE)
 
 
+_BOTH: Final = frozenset(
+    {
+        *("frequency_penalty", "logit_bias", "logprobs", "max_tokens", "model", "n", "presence_penalty", "seed", "stop", "stream"),
+        *("stream_options", "temperature", "top_p", "user"),
+    }
+)
+"""Fields of chat/completions and of completions."""
+_CHAT: Final = frozenset(
+    {
+        *("audio", "function_call", "functions", "max_completion_tokens", "messages", "modalities", "moderation"),
+        *("parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
+        *("response_format", "safety_identifier", "service_tier", "store", "thinking", "tool_choice", "tools", "top_logprobs", "verbosity"),
+        "web_search_options",
+    }
+)
 HELLO: Final[list[Json]] = [{"role": "user", "content": "Hi"}]
 CHAT: Final = Dialect(
     "chat/completions",
     "chat",
+    _BOTH | _CHAT | SAMPLING,
     {TOKEN_IDS: True, "logprobs": True},
     take,
     _messages,
@@ -86,6 +102,7 @@ CHAT: Final = Dialect(
 COMPLETIONS: Final = Dialect(
     "completions",
     "text_completion",
+    _BOTH | {"best_of", "echo", "prompt", "suffix"} | SAMPLING,
     {TOKEN_IDS: True, "logprobs": 0},
     take,
     _prompt,
@@ -93,4 +110,14 @@ COMPLETIONS: Final = Dialect(
     {"prompt": "Hi", "max_tokens": 1},
     several_prompts=_several_prompts,
 )
-EMBEDDINGS: Final = Dialect("embeddings", "embeddings", {}, _usage, _input, _text, sampling={}, samples=False)
+EMBEDDINGS: Final = Dialect(
+    "embeddings",
+    "embeddings",
+    frozenset({"dimensions", "encoding_format", "input", "model", "user"}),
+    {},
+    _usage,
+    _input,
+    _text,
+    sampling={},
+    samples=False,
+)

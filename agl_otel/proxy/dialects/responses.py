@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from agl_otel.proxy.dialects.dialect import Dialect
+from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
 from agl_otel.proxy.reply import Choice, Json, Reply, dicts, logprobs_of, string
@@ -91,9 +91,18 @@ def _message(item: Json) -> Json:
     return {"role": "assistant", "parts": [item]}
 
 
+_FIELDS: Final = frozenset(
+    {
+        *("access_programs", "background", "context_management", "conversation", "image", "include", "input", "instructions"),
+        *("max_output_tokens", "max_tool_calls", "model", "moderation", "parallel_tool_calls", "previous_response_id", "prompt"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store"),
+        *("stream", "stream_options", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
+    }
+)
 RESPONSES: Final = Dialect(
     "responses",
     "chat",
+    _FIELDS | SAMPLING,
     {TOKEN_IDS: True},
     take,
     _said,

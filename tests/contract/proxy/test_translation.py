@@ -252,6 +252,44 @@ async def test_an_agent_cannot_send_another_providers_key_to_an_address_of_its_o
     assert translated.model.requests == []
 
 
+@pytest.mark.parametrize(("path", "is_served"), [("chat/completions", True), ("messages", True), ("messages", False), ("responses", False)])
+async def test_what_steers_litellm_is_refused_and_its_metadata_left_out(translated: Translated, path: str, is_served: bool) -> None:
+    """Where litellm serves the model, and where it only translates."""
+    if is_served:
+        translated.upstreams.others[translated.rollout] = Upstream("litellm:", "hosted_vllm/far", "key-of-the-resource", provider="litellm")
+    body = {"model": "any", "max_tokens": 50, "messages": HELLO}
+    if path == "responses":
+        body = {"model": "any", "input": "hello"}
+    url = f"/rollout/{translated.rollout}/attempt/at-1/v1/{path}"
+    metadata = {"user_id": "user_of_claude_code", "tags": ["other"], "trace_id": "t"}
+    status, answer, _ = await translated.stand.post(url, {**body, "metadata": metadata})
+    assert status == 200, answer
+    assert "metadata" not in translated.model.requests[-1] and "user_of_claude_code" not in json.dumps(translated.model.requests[-1])
+    translated.model.requests.clear()
+    for name, value in {
+        "mock_response": "made up",
+        "fallbacks": ["hosted_vllm/other"],
+        "custom_llm_provider": "openai",
+        "num_retries": 2,
+        "extra_headers": {"x-mine": "1"},
+        "drop_params": False,
+    }.items():
+        status, answer, _ = await translated.stand.post(url, {**body, name: value})
+        assert status == 400 and repr(name) in answer["error"]["message"], (name, answer)
+    assert translated.model.requests == []
+    first, *refused = await translated.spans()
+    assert not first.error and all(span.attributes["http.response.status_code"] == 400 for span in refused)
+
+
+@pytest.mark.parametrize("name", ["hosted_vllm/far,hosted_vllm/near", "hosted_vllm/far\n"])
+async def test_a_call_asks_one_model(translated: Translated, name: str) -> None:
+    translated.upstreams.others[translated.rollout] = Upstream("litellm:", None, provider="litellm")
+    body = {"model": name, "messages": HELLO}
+    async with aiohttp.ClientSession() as session, session.post(f"{translated.base_url}/chat/completions", json=body) as answer:
+        assert answer.status == 400, await answer.text()
+    assert translated.model.requests == []
+
+
 @pytest.mark.parametrize("provider", ["openai", "litellm"])
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
 async def test_no_redirect_is_followed_below_litellm_either(
@@ -268,7 +306,7 @@ async def test_no_redirect_is_followed_below_litellm_either(
     other = ModelServer({f"/{each}": take for each in ("stolen", "v1/stolen")})
     await other.start()
     translated.model.redirect = other.url.removesuffix("/v1") + "/stolen"
-    body = {"model": "any", "max_tokens": 50, "messages": HELLO, "input": "hello"}
+    body = {"model": "any", "input": "hello"} if path == "responses" else {"model": "any", "max_tokens": 50, "messages": HELLO}
     status, answer, _ = await translated.stand.post(f"/rollout/{translated.rollout}/attempt/at-1/v1/{path}", body)
     await other.stop()
     assert status >= 400 and came == [], answer

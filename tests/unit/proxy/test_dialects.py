@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from agl_otel.proxy.dialects import DIALECTS, prepare, take_out
+from agl_otel.proxy.dialects.dialect import SAMPLING
 from agl_otel.proxy.parts import dump, output_message
 from agl_otel.proxy.reply import Events, Reply, encoded, payload_of, with_payload
+from agl_otel.proxy.steering import LEFT_OUT
 
 RESPONSE = {
     "id": "resp_1",
@@ -223,3 +228,18 @@ def test_events_survive_a_cut_inside_a_character(events: list[str], cuts: list[i
         seen += splitter.feed(stream[at:cut])
         at = cut
     assert seen == whole and splitter.rest() == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "request_type"),
+    [
+        ("chat/completions", chat_create_params.CompletionCreateParamsStreaming),
+        ("completions", completion_create_params.CompletionCreateParamsStreaming),
+        ("responses", response_create_params.ResponseCreateParamsStreaming),
+        ("embeddings", embedding_create_params.EmbeddingCreateParams),
+    ],
+)
+def test_a_dialects_fields_are_those_that_openais_sdk_sends_and_those_that_say_how_to_sample(path: str, request_type: Any) -> None:
+    sent: frozenset[str] = request_type.__required_keys__ | request_type.__optional_keys__
+    assert sent <= DIALECTS[path].fields | LEFT_OUT
+    assert DIALECTS[path].fields - sent <= SAMPLING | {"thinking"}
