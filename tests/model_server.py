@@ -41,6 +41,8 @@ class ModelServer:
         self.logprob: Any = -0.5
         self.extra_logprobs = 0
         """How many log-probs too many (or too few) an answer has."""
+        self.numbered: Json | None = None
+        """What every choice has in place of its own index."""
         self.version: str | None = "7"
         self.tool_call: Json | None = None
         """{"name", "arguments"}: every reply of chat/completions calls that tool, after what it says."""
@@ -212,7 +214,8 @@ class ModelServer:
         return head
 
     def _choice(self, body: Json, index: int, text: str, said: str, finish: str | None = "stop") -> Json:
-        choice: Json = {"index": index, said: {"role": "assistant", "content": text}, "finish_reason": finish, "logprobs": None}
+        number = {"index": index} if self.numbered is None else self.numbered
+        choice: Json = {**number, said: {"role": "assistant", "content": text}, "finish_reason": finish, "logprobs": None}
         if self.tool_call is not None and finish:
             function = {**self.tool_call, "arguments": json.dumps(self.tool_call["arguments"])}
             choice[said]["tool_calls"] = [{"index": 0, "id": "call_1", "type": "function", "function": function}]

@@ -43,6 +43,7 @@ _DEFECTS: Final = {
     "logprobs_not_finite": "the model server returned a log-prob that is not finite",
     "ids_out_of_range": "the model server returned token ids that are none, or beyond its vocabulary",
     "no_prompt_ids": "the model server returned token ids of the reply and none of the prompt",
+    "mixed_choices": "the model server returned several choices without an index of their own",
     "several_prompts": "a call asked for replies to several prompts: make a call for each",
 }
 """{what is wrong with a reply: the same for the log}."""
@@ -232,6 +233,8 @@ class Recorder:
         sampled = any(choice.token_ids for choice in reply.choices.values())
         if reply.bad_ids or beyond:
             defect = "ids_out_of_range"
+        elif reply.mixed_choices:
+            defect = "mixed_choices"
         elif reply.several_prompts or (sampled and call.dialect.several_prompts(call.body)):
             defect = "several_prompts"  # which reply is to which prompt is not said by all servers
         elif sampled and reply.prompt_token_ids is None:
@@ -278,7 +281,7 @@ class Recorder:
             conventions.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,
             ERROR_TYPE: call.incomplete or (str(call.status) if call.status >= 400 else None),
         }
-        if index in reply.choices:
+        if index in reply.choices and defect != "mixed_choices":  # its words are those of several
             held[gen_ai.GEN_AI_OUTPUT_MESSAGES] = output_message(choice)
             held[gen_ai.GEN_AI_RESPONSE_FINISH_REASONS] = [choice.finish_reason] if choice.finish_reason else None
         if call.number:

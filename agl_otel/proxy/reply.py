@@ -57,6 +57,8 @@ class Reply:
     """Token ids came that are no ids: no integers, negative, or beyond 31 bits."""
     several_prompts: bool = False
     """Choices came whose prompts are not the same."""
+    mixed_choices: bool = False
+    """Choices came of which nobody can say which is which: they are held as one."""
 
     def choice(self, index: Any = 0) -> Choice:
         """The choice of that number; one that is not kept, and an error, beyond MAX_CHOICES."""

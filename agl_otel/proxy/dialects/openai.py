@@ -17,8 +17,12 @@ _SAID: Final = (("content", "text"), ("refusal", "text"), ("reasoning_content", 
 def take(reply: Reply, payload: Json) -> None:
     """Choices with `message`, `delta` or `text`."""
     reply.head(payload, _USAGE)
-    for item in dicts(payload.get("choices")):
+    items = dicts(payload.get("choices"))
+    reply.mixed_choices |= len(items) > 1 and len({integer(item.get("index")) or 0 for item in items}) < len(items)
+    for item in items:
         choice = reply.choice(item.get("index"))
+        if choice.finish_reason and (item.get("token_ids") or (choice.token_ids and item.get("finish_reason"))):
+            reply.mixed_choices = True  # it had come to its end: these are another one's
         reply.prompt(item)
         choice.token_ids += reply.ids(item.get("token_ids"))
         choice.logprobs += logprobs_of(item.get("logprobs"))

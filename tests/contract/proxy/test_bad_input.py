@@ -124,6 +124,29 @@ async def test_what_cannot_be_trained_on_is_not_recorded_and_says_why(
     assert (await stand.close())["spans"] == 1
 
 
+@pytest.mark.parametrize("numbered", [{}, {"index": 0}, {"index": None}, {"index": "1"}])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_choices_without_a_number_of_their_own_are_not_taken_for_one(
+    stand: Stand, model: ModelServer, numbered: dict[str, Any], streamed: bool
+) -> None:
+    model.numbered = numbered
+    status, text = await _raw(stand, {"model": "m", "messages": HELLO, "n": 2, "stream": streamed})
+    assert status == 200 and "token_ids" not in text
+    (span,) = await stand.calls()
+    assert span.attributes[conventions.LLM_DEFECT] == "mixed_choices" and not span.error
+    assert not any(name in span.attributes for name in (*IDS, "gen_ai.output.messages")), "which reply said it, nobody knows"
+    assert (await stand.health())["counts"]["mixed_choices"] == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_single_choice_needs_no_number(stand: Stand, model: ModelServer, streamed: bool) -> None:
+    model.numbered = {}
+    await _raw(stand, {"model": "m", "messages": HELLO, "stream": streamed})
+    (span,) = await stand.calls()
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
+    assert conventions.LLM_DEFECT not in span.attributes
+
+
 @pytest.mark.parametrize("prompts", [["ab", "cde"], ["ab", "ab"]])
 async def test_replies_to_several_prompts_are_passed_on_and_not_trained_on(stand: Stand, prompts: list[str]) -> None:
     async with stand.client() as client:

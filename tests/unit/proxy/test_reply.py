@@ -154,3 +154,24 @@ def test_conversations_are_shown_as_the_conventions_say() -> None:
 def test_payloads_are_json_objects_only() -> None:
     assert payload_of(b"data: [DONE]\n\n") is None and payload_of(b": ping\n\n") is None and parse_object(b"[1]") is None
     assert payload_of(b'data:{"a":1}\n\n') == {"a": 1}
+
+
+def chunk(text: str, finish: str | None = None, ids: bool = True) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}, "finish_reason": finish, **({"token_ids": [ord(c) for c in text]} if ids else {})}]}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "mixed"),
+    [
+        ([chunk("a"), chunk("b", "stop"), chunk("c"), chunk("d", "stop")], True),
+        ([chunk("a"), chunk("c"), chunk("b", "stop"), chunk("d", "stop")], True),
+        ([chunk("a"), chunk("c"), chunk("", "stop"), chunk("", "stop")], True),
+        ([chunk("a"), chunk("b", "stop"), chunk(""), {"choices": [], "usage": {"completion_tokens": 2}}], False),
+        ([chunk("a", "stop", ids=False), chunk("b", "stop", ids=False)], False),  # as some servers end each chunk
+    ],
+)
+def test_a_stream_goes_on_after_the_end_of_a_choice_only_where_it_has_others(chunks: list[Any], mixed: bool) -> None:
+    reply = Reply()
+    for each in chunks:
+        CHAT.take(reply, each)
+    assert reply.mixed_choices is mixed
