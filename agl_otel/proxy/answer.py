@@ -16,7 +16,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from agl_otel.proxy.dialects import take_out
-from agl_otel.proxy.outgoing import whole
+from agl_otel.proxy.outgoing import OVERSIZED, whole
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Events, encoded, parse_object, payload_of, with_payload
 from agl_otel.spans.tolerant import whole_of
@@ -24,8 +24,6 @@ from agl_otel_hook import conventions
 
 CLIENT_SECONDS: Final = 120.0  # how long a client may read nothing of what is waiting for it
 ANSWER_BYTES: Final = 256 << 20  # 32,000 tokens with twenty log-probs each are some 50 MB
-OVERSIZED: Final = "upstream_oversized"
-"""Why an answer that is longer than is taken is not whole."""
 _BUFFERED_BYTES: Final = 32 << 10  # below it a write never waits: half of asyncio's high-water mark
 NOT_PASSED: Final = frozenset(
     {
@@ -55,7 +53,7 @@ async def pass_on(
 ) -> web.StreamResponse:
     """Hand the answer to the agent and take it into `call`. `added` is what the agent did not ask for, `translated` edits litellm's words.
 
-    `body` is the answer, where it was read already; `most` bytes of it are taken. Raises OversizedError, aiohttp.ClientError, OSError.
+    `body` is the answer, where it was read already; `most` bytes of it are taken. Raises RefusedAnswerError, aiohttp.ClientError, OSError.
 
     `write_down` is called with the call as it was sampled, before the last byte goes out: whoever has the whole answer can rely on it.
     """

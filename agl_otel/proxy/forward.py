@@ -25,13 +25,13 @@ from agl_otel.errors import RefusedError
 from agl_otel.net.auth import is_ours
 from agl_otel.net.bodies import body_of
 from agl_otel.proxy import crowded
-from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
+from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.native import NO_ROUTE, REFUSED, Native, Place, Translate, names_any
-from agl_otel.proxy.outgoing import REDIRECT, OversizedError, RedirectedError, ask, whole
+from agl_otel.proxy.outgoing import REDIRECT, RedirectedError, RefusedAnswerError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
@@ -128,6 +128,7 @@ class Forwarder:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=limits.silence_seconds),
         )
 
@@ -297,7 +298,7 @@ class Forwarder:
                     raise
                 timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
                 self.health.failed(upstream.base_url)
-                if last or call.first_byte or timed_out or isinstance(error, OversizedError):
+                if last or call.first_byte or timed_out or isinstance(error, RefusedAnswerError):
                     failure = _failure(error, upstream)
                     call.status, call.incomplete = failure.status, _incomplete(error, failure)
                     return failure
@@ -438,16 +439,16 @@ def _is_gone(request: web.Request) -> bool:
 
 
 def _incomplete(error: Exception, failure: web.Response) -> str:
-    if isinstance(error, OversizedError):
-        return OVERSIZED
+    if isinstance(error, RefusedAnswerError):
+        return error.code
     return "upstream_timeout" if failure.status == 504 else "upstream_error"
 
 
 def _failure(error: Exception, upstream: Upstream) -> web.Response:
     if isinstance(error, RedirectedError):
         return error_response(502, f"the model server {error}", REDIRECT)
-    if isinstance(error, OversizedError):
-        return error_response(502, f"the model server {_shown(upstream)} answers too much: {error}", OVERSIZED)
+    if isinstance(error, RefusedAnswerError):
+        return error_response(502, f"the model server {_shown(upstream)} {error}", error.code)
     if isinstance(error, TimeoutError):
         return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
     why = without_secrets(repr(error))

@@ -19,7 +19,7 @@ async def hand_over(proxy: str, models: Sequence[Mapping[str, Any]], *, token: s
 
     Raises ModelServerError where it does not take them, UnavailableError where it cannot be reached.
     """
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {token}"} if token else {})
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
         async with (

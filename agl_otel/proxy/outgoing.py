@@ -1,7 +1,7 @@
 """Requests to model servers, which are not trusted either.
 
 None follows a redirect, which would hand prompts and keys to whoever it names, or ask inside this network; no answer is longer than a
-bound, unpacked.
+bound, or packed: each asks for none that is, and a session for them has auto_decompress=False.
 """
 
 from __future__ import annotations
@@ -13,40 +13,55 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-from agl_otel.text import without_secrets
+from agl_otel.text import printable, without_secrets
 
 REDIRECT: Final = "redirect"
 """The code of the error that an agent gets in its place."""
+OVERSIZED: Final = "upstream_oversized"
+PACKED: Final = "upstream_packed"
+_MOST_SHOWN: Final = 100  # characters of a header
 
 
 class RedirectedError(Exception):
     """The server answered with a redirect; the message names it, and the origin that it points to."""
 
 
-class OversizedError(aiohttp.ClientError):
-    """The server answered with more than the proxy takes; the message has the limit."""
+class RefusedAnswerError(aiohttp.ClientError):
+    """The server answered with what the proxy does not take; the message says what, and what the proxy takes."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"its answer is longer than {most >> 20} MiB: the proxy takes no more")
+    def __init__(self, what: str, code: str) -> None:
+        super().__init__(what)
+        self.code = code
+        """Of the error that an agent gets, and why its call is not whole."""
+
+
+def oversized(what: str) -> RefusedAnswerError:
+    """The error for an answer that is too much."""
+    return RefusedAnswerError(f"answers too much: {what}: the proxy takes no more", OVERSIZED)
 
 
 @contextlib.asynccontextmanager
 async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
-    """The answer to a request; `options` are aiohttp's. Raises RedirectedError, aiohttp.ClientError, OSError."""
+    """The answer to a request; `options` are aiohttp's. Raises RedirectedError, RefusedAnswerError, aiohttp.ClientError, OSError."""
     async with session.request(method, url, allow_redirects=False, **options) as response:
         if 300 <= response.status < 400:
             raise RedirectedError(_told(url, response.status, response.headers.get("location", "")))
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            told = f"answers with Content-Encoding: {printable(encoding[:_MOST_SHOWN])}, and was asked for none (Accept-Encoding: identity)"
+            raise RefusedAnswerError(told, PACKED)
         yield response
 
 
 async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body, unpacked. Raises OversizedError where it is longer than `most` bytes, aiohttp.ClientError, OSError."""
+    """The body. Raises RefusedAnswerError where it is longer than `most` bytes, aiohttp.ClientError, OSError."""
+    too_long = oversized(f"its answer is longer than {most >> 20} MiB")
     if (response.content_length or 0) > most:
-        raise OversizedError(most)
+        raise too_long
     body = bytearray()
     async for piece in response.content.iter_any():
         if len(body) + len(piece) > most:
-            raise OversizedError(most)
+            raise too_long
         body += piece
     return bytes(body)
 

@@ -95,7 +95,9 @@ class Translation:
         await self._runner.setup()
         await web.TCPSite(self._runner, HOST, 0).start()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds),
+            auto_decompress=False,
         )
         self._litellm.start(f"http://{HOST}:{self._runner.addresses[0][1]}/v1")
 

@@ -27,11 +27,11 @@ REPLY = {"id": "r", "model": "m", "choices": [CHOICE]}
 
 
 class Server:
-    """Answers every request with the same bytes; `sent` is how many the proxy let it write."""
+    """Answers every request with the same bytes; `sent` is how many the proxy let it write, in so many `answers`."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = pieces
-        self.sent = 0
+        self.sent = self.answers = 0
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
@@ -43,6 +43,7 @@ class Server:
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
         await reader.readexactly(length)
+        self.answers += 1
         with contextlib.suppress(ConnectionError):
             for piece in self._pieces:
                 writer.write(piece)
@@ -77,11 +78,9 @@ async def before(server: Server, receiver: OtlpReceiver) -> AsyncGenerator[Stand
         assert (await stand.health())["status"] == "ok"
 
 
-BOMB = gzip.compress(b" " * (64 << 20))
 OVERSIZED = {
     "endless": lambda: endless(JSON_HEAD + b"Connection: close\r\n\r\n", b" " * PIECE),
     "promised": lambda: endless(JSON_HEAD + b"Content-Length: 9999999999\r\n\r\n", b" " * PIECE),
-    "packed": lambda: sized(BOMB, b"Content-Encoding: gzip\r\n"),
     "refused": lambda: endless(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", b" " * PIECE),
 }
 
@@ -96,6 +95,36 @@ async def test_an_answer_that_is_too_long_ends_and_the_call_says_so(kind: str, r
         (span,) = await stand.calls()
         assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
         assert server.sent < 64 << 20, "it went on reading"
+
+
+PACKED = gzip.compress(json.dumps(REPLY).encode())
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request", b"503 Busy"])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+async def test_an_answer_that_is_packed_though_nobody_asked_for_it_is_refused(status: bytes, kind: bytes, receiver: OtlpReceiver) -> None:
+    """A thousand times its bytes would have to be unpacked before anything could be said of it."""
+    head = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % (status, kind, len(PACKED))
+    server = Server([head + PACKED])
+    async with before(server, receiver) as stand:
+        answered, body, _ = await asked(stand, stream=b"event" in kind)
+        error = json.loads(body)["error"]
+        assert (answered, error["code"]) == (502, "upstream_packed") and "Content-Encoding: gzip" in error["message"], error
+        assert "http://127.0.0.1:" in error["message"] and server.answers == 1
+        (span,) = await stand.calls()
+        assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_packed"
+
+
+async def test_what_is_passed_through_is_not_unpacked_either(receiver: OtlpReceiver) -> None:
+    server = Server(sized(PACKED, b"Content-Encoding: gzip\r\n"))
+    async with before(server, receiver) as stand:
+        status, said, _ = await stand.post(f"{SCOPE}/v1/messages/count_tokens", {"model": "m", "messages": HELLO})
+        assert (status, said["error"]["code"]) == (502, "upstream_packed")
+
+
+async def test_an_answer_may_say_that_it_is_not_packed(receiver: OtlpReceiver) -> None:
+    async with before(Server(sized(json.dumps(REPLY).encode(), b"Content-Encoding: Identity\r\n")), receiver) as stand:
+        assert (await asked(stand))[0] == 200
 
 
 @pytest.mark.parametrize("piece", [b"data: {}\n\n" * 6000, b"x" * PIECE], ids=["events", "one event"])
