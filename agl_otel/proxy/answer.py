@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import aiohttp
@@ -16,9 +16,19 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from agl_otel.proxy.dialects import take_out
-from agl_otel.proxy.outgoing import OVERSIZED, whole
+from agl_otel.proxy.outgoing import OVERSIZED, oversized, whole
 from agl_otel.proxy.recorder import Call
-from agl_otel.proxy.reply import Events, encoded, parse_object, payload_of, with_payload
+from agl_otel.proxy.reply import (
+    MAX_BRACKETS,
+    MAX_COMMAS,
+    Events,
+    encoded,
+    is_crowded,
+    is_crowded_event,
+    parse_object,
+    payload_of,
+    with_payload,
+)
 from agl_otel.spans.tolerant import whole_of
 from agl_otel_hook import conventions
 
@@ -35,6 +45,7 @@ NOT_PASSED: Final = frozenset(
 _LAST: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
 """In the last event of a stream, after which its reader may look no further."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_MOST_VALUES: Final = f"{MAX_BRACKETS} JSON objects and lists or {MAX_COMMAS} commas"
 _LITELLMS: Final = ("x-litellm-", "llm_provider-")
 Edit = Callable[[bytes], bytes]
 
@@ -70,6 +81,8 @@ async def pass_on(
         call.dialect.take(call.reply, payload)
         if take_out(payload, added):
             body = encoded(payload)
+    elif is_crowded(body):
+        raise oversized(f"its answer has more than {_MOST_VALUES}")
     if translated is not None:
         body = translated(body)
     if write_down is not None:
@@ -106,14 +119,14 @@ async def _stream(
     while True:
         try:
             piece = await response.content.readany()
+            most -= len(piece)
+            ready = await _take(events.feed(piece) if piece else [events.rest()], added, call) if most >= 0 else None
         except (aiohttp.ClientError, OSError):
             call.incomplete = "upstream_error"
             return _broken_off(request, out)
-        most -= len(piece)
-        if most < 0:
+        if ready is None:
             call.incomplete = OVERSIZED
             return _broken_off(request, out)
-        ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
         last = not piece or any(word in ready for word in _LAST)
         if write_down is not None and last:
             if not piece:
@@ -143,13 +156,17 @@ def _is_whole(call: Call) -> bool:
     return bool(choices) and all(choice.finish_reason for choice in choices)
 
 
-def _pass(event: bytes, added: frozenset[str], call: Call) -> bytes:
-    """Record an event; it as the agent shall see it."""
-    payload = payload_of(event)
-    if payload is None:
-        return event
-    call.dialect.take(call.reply, payload)
-    return with_payload(event, payload) if take_out(payload, added) else event
+async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> bytes | None:
+    """Record events; them as the agent shall see them. None where one is too much to be read."""
+    shown: list[bytes] = []
+    for event in events:
+        payload = payload_of(event)
+        if payload is not None:
+            call.dialect.take(call.reply, payload)
+        elif is_crowded_event(event):
+            return None
+        shown.append(with_payload(event, payload) if payload is not None and take_out(payload, added) else event)
+    return b"".join(shown)
 
 
 async def _write(request: web.Request, out: web.StreamResponse, data: bytes, call: Call, client_seconds: float) -> bool:

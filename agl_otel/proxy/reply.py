@@ -14,9 +14,12 @@ from pydantic_core import from_json, to_json
 Json = dict[str, Any]
 MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers keep ids in 32 bits, signed
 MAX_EVENT_BYTES: Final = 64 << 20
-"""An event that is longer is passed on unread."""
+MAX_EVENT_LINES: Final = 10_000  # an object for each would be made to read the data that they hold
 MAX_CHOICES: Final = 1024  # OpenAI's servers make 128 at most
 MAX_BRACKETS: Final = 4_000_000  # of one JSON text: each object and list takes up to 200 bytes for the two or three of its text
+MAX_COMMAS: Final = (
+    1 << 23
+)  # the same: a number takes 30 bytes for the two of its text; 32,000 tokens with twenty log-probs each are some 4 million
 _spelled: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _BLANK: Final = b" \t\r\n"  # what JSON calls white space
@@ -132,12 +135,21 @@ class Events:
 
 
 def payload_of(event: bytes) -> Json | None:
-    """The JSON object in a server-sent event; None for comments, [DONE] and what is no JSON object."""
+    """The JSON object in a server-sent event; None for comments, [DONE], what is no JSON object, and what `is_crowded_event`."""
     at = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
     if not at and event[:5] != b"data:":
         return None
     payload = parse_object(event[at + 5 :])  # nearly always all of it is the data
-    return payload if payload is not None else parse_object(_data_of(event))
+    return payload if payload is not None or _has_many_lines(event) else parse_object(_data_of(event))
+
+
+def _has_many_lines(event: bytes) -> bool:
+    return len(event) > MAX_EVENT_LINES and event.count(b"\n") + event.count(b"\r") > MAX_EVENT_LINES
+
+
+def is_crowded_event(event: bytes) -> bool:
+    """Whether it is not read because it is too long, or holds too many lines or values."""
+    return len(event) > MAX_EVENT_BYTES or _has_many_lines(event) or is_crowded(event)
 
 
 def _data_of(event: bytes) -> bytes:
@@ -203,9 +215,16 @@ def encoded(payload: Json) -> bytes:
         return json.dumps(payload, separators=(",", ":")).encode()
 
 
+def is_crowded(text: bytes) -> bool:
+    """Whether a JSON text is not read because it holds too many values."""
+    return (len(text) > MAX_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_BRACKETS) or (
+        len(text) > MAX_COMMAS and text.count(b",") > MAX_COMMAS
+    )
+
+
 def parse_object(text: bytes) -> Json | None:
-    """The JSON object that `text` is; None where it is none, or holds more than MAX_BRACKETS objects and lists."""
-    if len(text) > MAX_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_BRACKETS:
+    """The JSON object that `text` is; None where it is none, or `is_crowded`."""
+    if is_crowded(text):
         return None
     try:
         payload = from_json(text)

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agl_otel.proxy.answer import ANSWER_BYTES
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
 from agl_otel_hook import conventions
@@ -22,6 +23,7 @@ MOST = 1 << 20
 PIECE = 64 << 10
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+EVENT = b'data: {"id": "r", "choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\n'
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
 REPLY = {"id": "r", "model": "m", "choices": [CHOICE]}
 
@@ -72,8 +74,8 @@ async def asked(stand: Stand, *, stream: bool = False) -> tuple[int, bytes, Any]
 
 
 @contextlib.asynccontextmanager
-async def before(server: Server, receiver: OtlpReceiver) -> AsyncGenerator[Stand]:
-    async with server.serving() as url, proxy(receiver, FixedUpstreams(Upstream(url)), limits=Limits(answer_bytes=MOST)) as stand:
+async def before(server: Server, receiver: OtlpReceiver, most: int = MOST) -> AsyncGenerator[Stand]:
+    async with server.serving() as url, proxy(receiver, FixedUpstreams(Upstream(url)), limits=Limits(answer_bytes=most)) as stand:
         yield stand
         assert (await stand.health())["status"] == "ok"
 
@@ -136,6 +138,45 @@ async def test_a_stream_that_does_not_end_is_cut_off(piece: bytes, receiver: Otl
         (span,) = await stand.calls()
         assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
         assert server.sent < 64 << 20, "it went on reading"
+
+
+CROWDED = {
+    "numbers": b'{"id": "r", "x": [' + b"0," * (1 << 23) + b"0]}",
+    "lists": b'{"id": "r", "x": [' + b"[]," * 4_000_000 + b"0]}",
+    "lines": b'{"id": "r", "x":\ndata:1,\n' + b"a\r" * 10_000 + b'data:"y": 1}',
+}
+
+
+@pytest.mark.parametrize("kind", CROWDED)
+async def test_an_event_of_very_many_values_or_lines_ends_the_call_before_it_is_read(kind: str, receiver: OtlpReceiver) -> None:
+    server = Server([STREAM_HEAD + EVENT, b"data: " + CROWDED[kind] + b"\n\n", EVENT])
+    async with before(server, receiver, ANSWER_BYTES) as stand:
+        status, body, _ = await asked(stand, stream=True)
+        assert (status, body) == (200, b""), "it is not broken off"
+        (span,) = await stand.calls()
+        assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
+        assert span.attributes["gen_ai.response.id"] == "r" and (await stand.health())["counts"]["failed"] == 1
+
+
+@pytest.mark.parametrize("kind", ["numbers", "lists"])
+async def test_an_answer_of_very_many_values_is_refused_before_it_is_read(kind: str, receiver: OtlpReceiver) -> None:
+    async with before(Server(sized(CROWDED[kind])), receiver, ANSWER_BYTES) as stand:
+        status, body, _ = await asked(stand)
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (502, "upstream_oversized") and f"4000000 JSON objects and lists or {1 << 23} commas" in str(
+            error
+        )
+        (span,) = await stand.calls()
+        assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
+
+
+async def test_an_event_may_have_some_thousand_lines(receiver: OtlpReceiver) -> None:
+    event = b"\n".join(b"data: " + line for line in json.dumps({**REPLY, "x": [0] * 9000}, indent=0).encode().split(b"\n"))
+    async with before(Server([STREAM_HEAD + event + b"\n\n"]), receiver) as stand:
+        status, body, _ = await asked(stand, stream=True)
+        assert (status, body) == (200, event + b"\n\n")
+        (span,) = await stand.calls()
+        assert not span.error and span.attributes["gen_ai.response.id"] == "r"
 
 
 async def test_very_many_choices_are_not_as_many_spans(receiver: OtlpReceiver) -> None:
