@@ -34,6 +34,7 @@ from agl_otel_hook import conventions
 
 CLIENT_SECONDS: Final = 120.0  # how long a client may read nothing of what is waiting for it
 ANSWER_BYTES: Final = 256 << 20  # 32,000 tokens with twenty log-probs each are some 50 MB
+EVENTS_AT_ONCE: Final = 256  # then other calls get their turn: a few milliseconds
 _BUFFERED_BYTES: Final = 32 << 10  # below it a write never waits: half of asyncio's high-water mark
 NOT_PASSED: Final = frozenset(
     {
@@ -159,7 +160,9 @@ def _is_whole(call: Call) -> bool:
 async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> bytes | None:
     """Record events; them as the agent shall see them. None where one is too much to be read."""
     shown: list[bytes] = []
-    for event in events:
+    for number, event in enumerate(events, 1):
+        if number % EVENTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
         payload = payload_of(event)
         if payload is not None:
             call.dialect.take(call.reply, payload)
