@@ -188,4 +188,4 @@ def _reply(dialect: Dialect, answer: bytes) -> Reply:
 def _lacks_ids(reply: Reply) -> bool:
     """Whether something was sampled as a whole, and no token id was given."""
     sampled = any(choice.finish_reason for choice in reply.choices.values())
-    return sampled and not reply.bad_ids and not any(choice.token_ids for choice in reply.choices.values())
+    return sampled and not (reply.bad_ids or reply.too_many_ids) and not any(choice.token_ids for choice in reply.choices.values())

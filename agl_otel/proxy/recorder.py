@@ -19,7 +19,7 @@ from agl_otel.proxy.dialects import Dialect
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_told, output_message
 from agl_otel.proxy.prefixes import Prefix
-from agl_otel.proxy.reply import Choice, Reply, integer
+from agl_otel.proxy.reply import MAX_IDS, Choice, Reply, integer
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import pack_doubles, pack_ints
 from agl_otel_hook.context import Key, parse_traceparent
@@ -42,6 +42,7 @@ _DEFECTS: Final = {
     "logprobs_length": "the model server returned another number of log-probs than of token ids",
     "logprobs_not_finite": "the model server returned a log-prob that is not finite",
     "ids_out_of_range": "the model server returned token ids that are none, or beyond its vocabulary",
+    "too_many_ids": f"the model server returned more than {MAX_IDS} token ids or log-probs",
     "no_prompt_ids": "the model server returned token ids of the reply and none of the prompt",
     "mixed_choices": "the model server returned several choices without an index of their own",
     "several_prompts": "a call asked for replies to several prompts: make a call for each",
@@ -231,7 +232,9 @@ class Recorder:
             for ids in (reply.prompt_token_ids, *(choice.token_ids for choice in reply.choices.values()))
         )
         sampled = any(choice.token_ids for choice in reply.choices.values())
-        if reply.bad_ids or beyond:
+        if reply.too_many_ids:
+            defect = "too_many_ids"
+        elif reply.bad_ids or beyond:
             defect = "ids_out_of_range"
         elif reply.mixed_choices:
             defect = "mixed_choices"

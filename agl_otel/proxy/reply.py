@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 
 Json = dict[str, Any]
 MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers keep ids in 32 bits, signed
+MAX_IDS: Final = 1 << 21  # of a prompt, and of all choices of a reply together: the collectors take as many in one list of a span
 MAX_EVENT_BYTES: Final = 64 << 20
 MAX_EVENT_LINES: Final = 10_000  # an object for each would be made to read the data that they hold
 MAX_CHOICES: Final = 1024  # OpenAI's servers make 128 at most
@@ -58,6 +59,10 @@ class Reply:
     error: str | None = None
     bad_ids: bool = False
     """Token ids came that are no ids: no integers, negative, or beyond 31 bits."""
+    too_many_ids: bool = False
+    """More than MAX_IDS came; those beyond are not kept."""
+    sampled: int = 0
+    """Tokens whose ids or log-probs came."""
     several_prompts: bool = False
     """Choices came whose prompts are not the same."""
     mixed_choices: bool = False
@@ -94,9 +99,22 @@ class Reply:
         elif given and given != self.prompt_token_ids:
             self.several_prompts = True
 
+    def tokens(self, choice: Choice, part: Json) -> None:
+        """Take token ids and log-probs of a choice, where `part` has them."""
+        ids, logprobs = self.ids(part.get("token_ids")), logprobs_of(part.get("logprobs"))
+        self.sampled += max(len(ids), len(logprobs))
+        if self.sampled > MAX_IDS:
+            self.too_many_ids = True
+            return
+        choice.token_ids += ids
+        choice.logprobs += logprobs
+
     def ids(self, value: Any) -> list[int]:
-        """`value` as token ids; none, and noted, where it holds anything that is no id."""
+        """`value` as token ids; none, and noted, where it holds anything that is no id, or more than MAX_IDS."""
         if not value:
+            return []
+        if isinstance(value, list) and len(cast("list[Any]", value)) > MAX_IDS:
+            self.too_many_ids = True
             return []
         if isinstance(value, list) and set(map(type, cast("list[Any]", value))) == {int}:
             numbers = cast("list[int]", value)

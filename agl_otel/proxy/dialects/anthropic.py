@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import HELLO, TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
-from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string
+from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, string
 
 _USAGE: Final = ("input_tokens", "output_tokens")
 _FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
@@ -36,7 +36,7 @@ def take(reply: Reply, payload: Json) -> None:
         _delta(reply.choice(), integer(payload.get("index")) or 0, _object(payload.get("delta")))
     elif kind == "message_delta":
         reply.head(payload, _USAGE)
-        _tokens(reply, payload)
+        reply.tokens(reply.choice(), payload)
         _finish(reply.choice(), _object(payload.get("delta")))
 
 
@@ -44,17 +44,11 @@ def _message(reply: Reply, message: Json) -> None:
     reply.head(message, _USAGE)
     if "content" not in message:
         return
-    _tokens(reply, message)
     choice = reply.choice()
+    reply.tokens(choice, message)
     for index, block in enumerate(dicts(message.get("content"))):
         _block(choice, index, block)
     _finish(choice, message)
-
-
-def _tokens(reply: Reply, part: Json) -> None:
-    choice = reply.choice()
-    choice.token_ids += reply.ids(part.get("token_ids"))
-    choice.logprobs += logprobs_of(part.get("logprobs"))
 
 
 def _block(choice: Choice, index: int, block: Json) -> None:

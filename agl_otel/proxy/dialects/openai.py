@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.parts import chat_message, text_part
-from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string
+from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, string
 
 TOKEN_IDS: Final = "return_token_ids"
 _USAGE: Final = ("prompt_tokens", "completion_tokens")
@@ -24,8 +24,7 @@ def take(reply: Reply, payload: Json) -> None:
         if choice.finish_reason and (item.get("token_ids") or (choice.token_ids and item.get("finish_reason"))):
             reply.mixed_choices = True  # it had come to its end: these are another one's
         reply.prompt(item)
-        choice.token_ids += reply.ids(item.get("token_ids"))
-        choice.logprobs += logprobs_of(item.get("logprobs"))
+        reply.tokens(choice, item)
         choice.finish_reason = string(item.get("finish_reason")) or choice.finish_reason
         if isinstance(item.get("text"), str):
             choice.text.append(item["text"])

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
-from agl_otel.proxy.reply import Choice, Json, Reply, dicts, logprobs_of, string
+from agl_otel.proxy.reply import Choice, Json, Reply, dicts, string
 
 _USAGE: Final = ("input_tokens", "output_tokens")
 _WHOLE: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -49,8 +49,7 @@ def _whole(reply: Reply, response: Json) -> None:
     if "output" not in response:
         return
     choice = reply.choice()
-    choice.token_ids += reply.ids(response.get("token_ids"))
-    choice.logprobs += logprobs_of(response.get("logprobs"))
+    reply.tokens(choice, response)
     for item in dicts(response.get("output")):
         _item(choice, item)
     details = response.get("incomplete_details")

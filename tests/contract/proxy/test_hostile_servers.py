@@ -203,6 +203,17 @@ async def test_an_answer_of_very_many_values_is_refused_before_it_is_read(kind: 
         assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
 
 
+async def test_very_many_token_ids_are_passed_on_and_not_recorded(receiver: OtlpReceiver) -> None:
+    ids = json.dumps({"id": "r", "prompt_token_ids": [1], "choices": [{"index": 0, "delta": {}, "token_ids": [1] * (1 << 19)}]}).encode()
+    async with before(Server([STREAM_HEAD, *[b"data: " + ids + b"\n\n"] * 5, EVENT]), receiver, ANSWER_BYTES) as stand:
+        status, body, _ = await asked(stand, stream=True)
+        assert status == 200 and body.endswith(EVENT)
+        (span,) = await stand.calls()
+        assert span.attributes[conventions.LLM_DEFECT] == "too_many_ids" and not span.error
+        assert conventions.LLM_RESPONSE_TOKEN_IDS not in span.attributes and conventions.LLM_PROMPT_TOKEN_IDS not in span.attributes
+        assert (await stand.health())["counts"]["too_many_ids"] == 1
+
+
 async def test_an_event_may_have_some_thousand_lines(receiver: OtlpReceiver) -> None:
     event = b"\n".join(b"data: " + line for line in json.dumps({**REPLY, "x": [0] * 9000}, indent=0).encode().split(b"\n"))
     async with before(Server([STREAM_HEAD + event + b"\n\n"]), receiver) as stand:

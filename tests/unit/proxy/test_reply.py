@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agl_otel.proxy.dialects import DIALECTS, prepare, take_out
 from agl_otel.proxy.parts import dump, output_message
-from agl_otel.proxy.reply import MAX_EVENT_BYTES, Events, Reply, parse_object, payload_of, with_fields
+from agl_otel.proxy.reply import MAX_EVENT_BYTES, MAX_IDS, Events, Reply, parse_object, payload_of, with_fields
 from tests.peak_memory import peak_memory
 
 CHAT = DIALECTS["chat/completions"]
@@ -68,6 +68,33 @@ def test_completions_carry_prompt_ids_in_their_choices_and_logprobs_as_a_list() 
     DIALECTS["completions"].take(reply, {"id": "c", "choices": [choice]})
     held = reply.choices[0]
     assert (reply.prompt_token_ids, held.token_ids, held.logprobs, held.logprobs_defect()) == ([1, 2], [3], [-1.0], None)
+
+
+IDS: list[int] = [1] * (MAX_IDS // 4)
+
+
+@pytest.mark.parametrize("name", ["chat/completions", "messages", "responses"])
+@pytest.mark.parametrize("field", ["token_ids", "logprobs"])
+def test_a_reply_has_so_many_tokens_and_what_is_more_is_a_defect(name: str, field: str) -> None:
+    reply, dialect = Reply(), DIALECTS[name]
+    held: Any = IDS if field == "token_ids" else {"token_logprobs": IDS}
+    payload = {"choices": [{"index": 0, field: held}, {"index": 1, field: held}], "content": [], "output": [], field: held}
+    for _ in range(2 if name == "chat/completions" else 4):
+        dialect.take(reply, payload)
+    assert not reply.too_many_ids
+    for _ in range(3):
+        dialect.take(reply, payload)
+    assert reply.too_many_ids
+    assert sum(len(choice.token_ids) + len(choice.logprobs) for choice in reply.choices.values()) == MAX_IDS
+
+
+def test_a_prompt_has_no_more_tokens_than_a_reply() -> None:
+    reply = Reply()
+    CHAT.take(reply, {"prompt_token_ids": IDS * 4})
+    assert reply.prompt_token_ids == IDS * 4 and not reply.too_many_ids
+    reply = Reply()
+    CHAT.take(reply, {"prompt_token_ids": [*IDS * 4, 1]})
+    assert reply.prompt_token_ids is None and reply.too_many_ids
 
 
 @pytest.mark.parametrize(
