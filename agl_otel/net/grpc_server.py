@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from agl_otel.errors import InUseError
+from agl_otel.errors import InUseError, UsageError
 from agl_otel.net.auth import OWN_NEEDED, Door, authorization_of, shows
 from agl_otel.net.tls import Tls
 from agl_otel.service.logs import WithoutErrors
@@ -31,6 +31,8 @@ LOOK_SECONDS: Final = 0.25
 """How long it may stand still before it is noticed."""
 Observe = Callable[[str, str, float], None]
 """Takes each call that has ended: its method, its status (OK, NOT_FOUND …) and the seconds that it took."""
+Check = Callable[[str, Any], object]
+"""Takes each call before it begins: its method and its request. Raises UsageError where it is refused."""
 _log = logging.getLogger(__name__)
 _OF_STRANGERS: Final = WithoutErrors(UnicodeDecodeError)
 """Of each header whose name is no UTF-8, which grpcio takes as Latin-1, and goes on."""
@@ -152,38 +154,43 @@ class Aborted:
 class Registrar:
     """Stands for a server where generated code adds its handlers, and adds them with `tolerant` around each."""
 
-    def __init__(self, server: grpc.aio.Server, observe: Observe = lambda *_: None) -> None:
+    def __init__(self, server: grpc.aio.Server, observe: Observe = lambda *_: None, check: Check = lambda *_: None) -> None:
         self._server = server
         self._observe = observe
+        self._check = check
 
     def add_generic_rpc_handlers(self, _: object) -> None:
         """Nothing: the same handlers come by their names, below."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """The methods of a service."""
-        made = {name: tolerant(handler, name, self._observe) for name, handler in handlers.items()}
+        made = {name: tolerant(handler, name, self._observe, self._check) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
 
 
-def tolerant(handler: Any, name: str = "", observe: Observe = lambda *_: None) -> Any:
-    """A handler of a call with one request, which answers INVALID_ARGUMENT where the request cannot be decoded."""
+def tolerant(handler: Any, name: str = "", observe: Observe = lambda *_: None, check: Check = lambda *_: None) -> Any:
+    """A handler of a call with one request, which answers INVALID_ARGUMENT where it cannot be decoded, or `check` refuses it."""
     decode: Callable[[bytes], Any] = handler.request_deserializer
 
     def decoded(data: bytes) -> Any:
         try:
-            return decode(data)
+            request = decode(data)
+            check(name, request)
         except DecodeError as error:
-            return error
+            return UsageError(f"these bytes are no such request: {error}")
+        except UsageError as error:
+            return error.with_traceback(None)  # its frame has the request
+        return request
 
-    async def refuse(error: DecodeError, context: Any) -> None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"these bytes are no such request: {error}")
+    async def refuse(error: UsageError, context: Any) -> None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     if handler.response_streaming:
         stream: Callable[[Any, Any], AsyncIterator[Any]] = handler.unary_stream
 
         async def many(request: Any, context: Any) -> AsyncIterator[Any]:
             with Aborted(), _observed(name, context, observe):
-                if isinstance(request, DecodeError):
+                if isinstance(request, UsageError):
                     await refuse(request, context)
                 async for answer in stream(request, context):
                     yield answer
@@ -193,7 +200,7 @@ def tolerant(handler: Any, name: str = "", observe: Observe = lambda *_: None) -
 
     async def one(request: Any, context: Any) -> Any:
         with Aborted(), _observed(name, context, observe):
-            if isinstance(request, DecodeError):
+            if isinstance(request, UsageError):
                 await refuse(request, context)
             return await unary(request, context)
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from agl_otel.errors import AglError, UsageError, from_grpc
 from agl_otel.net.tls import Trust, target
 from agl_otel.queue import convert
+from agl_otel.queue.bounds import by_the_message
 from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id, parts
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate, Witness
@@ -109,9 +110,12 @@ class QueueClient:
         return started
 
     async def start_attempt(self, rollout_ids: Sequence[str], *, worker_id: str | None = None) -> list[AttemptedRollout]:
-        """Begin a further attempt of each rollout, regardless of max_attempts. Raises NotFoundError."""
-        request = pb.StartAttemptRequest(rollout_ids=rollout_ids, worker_id=worker_id, request_id=new_request_id())
-        return _attempted(await self._calls.call("StartAttempt", request, pb.Rollouts))
+        """Begin a further attempt of each rollout, regardless of max_attempts; one transaction a message. Raises NotFoundError."""
+        started: list[AttemptedRollout] = []
+        for part in by_the_message(rollout_ids):
+            request = pb.StartAttemptRequest(rollout_ids=part, worker_id=worker_id, request_id=new_request_id())
+            started += _attempted(await self._calls.call("StartAttempt", request, pb.Rollouts))
+        return started
 
     async def claim(
         self,
@@ -140,9 +144,11 @@ class QueueClient:
 
     async def release(self, claims: Sequence[AttemptedRollout]) -> int:
         """Give back claims that were not begun; return how many. The rollouts return to their places in the queue."""
-        ids = [claim.attempt.attempt_id for claim in claims]
-        request = pb.ReleaseRequest(attempt_ids=ids, request_id=new_request_id())
-        return (await self._calls.call("Release", request, pb.ReleaseResponse)).released
+        released = 0
+        for part in by_the_message([claim.attempt.attempt_id for claim in claims]):
+            request = pb.ReleaseRequest(attempt_ids=part, request_id=new_request_id())
+            released += (await self._calls.call("Release", request, pb.ReleaseResponse)).released
+        return released
 
     async def update_rollouts(self, updates: Sequence[RolloutUpdate]) -> list[Rollout]:
         """Change rollouts, all or none; attempts are not touched. Raises NotFoundError, UsageError."""
@@ -161,11 +167,12 @@ class QueueClient:
 
         So if one of many attempts was cancelled meanwhile, the results of the others are still stored.
         """
-        request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in updates], request_id=new_request_id(), each=True)
-        answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
-        outcomes: list[AglError | None] = [None] * len(updates)
-        for refusal in answer.refusals:
-            outcomes[refusal.index] = from_grpc(refusal.status, refusal.message)
+        outcomes: list[AglError | None] = []
+        for part in by_the_message(updates):
+            request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in part], request_id=new_request_id(), each=True)
+            answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
+            refused = {refusal.index: from_grpc(refusal.status, refusal.message) for refusal in answer.refusals}
+            outcomes += [refused.get(index) for index in range(len(part))]
         return outcomes
 
     async def query_rollouts(
@@ -233,8 +240,11 @@ class QueueClient:
 
     async def delete(self, rollout_ids: Sequence[str]) -> int:
         """Delete rollouts and everything that the queue stores about them; return how many existed."""
-        request = pb.DeleteRequest(rollout_ids=rollout_ids, request_id=new_request_id())
-        return (await self._calls.call("Delete", request, pb.DeleteResponse)).deleted
+        deleted = 0
+        for part in by_the_message(rollout_ids):
+            request = pb.DeleteRequest(rollout_ids=part, request_id=new_request_id())
+            deleted += (await self._calls.call("Delete", request, pb.DeleteResponse)).deleted
+        return deleted
 
     # --- calls of collectors and proxies
 
@@ -243,19 +253,24 @@ class QueueClient:
 
         `sent_at` is the current time (Unix seconds) on the clock of `received_at`: the queue uses it to correct for a wrong clock.
         """
-        request = pb.ObserveRequest(observations=[observation.to_pb() for observation in observations], sent_at=sent_at)
-        await self._calls.call("Observe", request, pb.ObserveResponse)
+        for part in by_the_message(observations):
+            request = pb.ObserveRequest(observations=[observation.to_pb() for observation in part], sent_at=sent_at)
+            await self._calls.call("Observe", request, pb.ObserveResponse)
 
     async def witness(self, witnesses: Sequence[Witness]) -> None:
         """Report that proxies are about to forward the first call of these attempts. Idempotent; unknown attempts are no error."""
-        request = pb.WitnessRequest(witnesses=[pb.ProxyWitness(**witness._asdict()) for witness in witnesses])
-        await self._calls.call("Witness", request, pb.WitnessResponse)
+        for part in by_the_message(witnesses):
+            request = pb.WitnessRequest(witnesses=[pb.ProxyWitness(**witness._asdict()) for witness in part])
+            await self._calls.call("Witness", request, pb.WitnessResponse)
 
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
         """Reserve `count` new numbers for each (rollout_id, count, at_least); return the first of each (0 for an empty rollout id)."""
-        asked = [pb.SequenceRequest(rollout_id=rollout_id, count=count, at_least=at_least) for rollout_id, count, at_least in requests]
-        request = pb.TakeSequenceRequest(requests=asked, request_id=new_request_id())
-        return list((await self._calls.call("TakeSequence", request, pb.TakeSequenceResponse)).first)
+        first: list[int] = []
+        for part in by_the_message(requests):
+            asked = [pb.SequenceRequest(rollout_id=rollout_id, count=count, at_least=at_least) for rollout_id, count, at_least in part]
+            request = pb.TakeSequenceRequest(requests=asked, request_id=new_request_id())
+            first += (await self._calls.call("TakeSequence", request, pb.TakeSequenceResponse)).first
+        return first
 
     # --- resources
 

@@ -15,6 +15,7 @@ from agl_otel.errors import AglError, SettingsError
 from agl_otel.net import auth
 from agl_otel.net.grpc_server import AskingForToken, GrpcPort, Registrar
 from agl_otel.net.tls import Tls
+from agl_otel.queue.bounds import check_items
 from agl_otel.queue.engine import Engine
 from agl_otel.queue.measured import QueueMeters
 from agl_otel.queue.proto import queue_pb2_grpc
@@ -91,7 +92,8 @@ class QueueServer:
     def _make(self) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=AskingForToken.at(auth.QUEUE, self._token, _OF_SERVICES), options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
-            cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server, self._measured.called))
+            cast("queue_pb2_grpc.QueueServicer", self.service),
+            cast("grpc.aio.Server", Registrar(server, self._measured.called, check_items)),
         )
         return server
 

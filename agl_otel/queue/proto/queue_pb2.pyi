@@ -6,6 +6,7 @@ The queue's wire. Final: fields are only ever added. Every hot call takes a list
 Times are Unix seconds as double. User data (input, metadata, resources, stats) travels as JSON text, exactly as it was given.
 Errors are gRPC statuses by agl_otel/errors.py: INVALID_ARGUMENT, NOT_FOUND, ABORTED (fenced), ALREADY_EXISTS (held by
 somebody else), FAILED_PRECONDITION, UNAVAILABLE (retry).
+A list of a request has 100,000 items at most, in queries and waits 1,000,000 (INVALID_ARGUMENT: send them in several messages).
 `request_id`: every mutating call carries one; the queue repeats its answer to the same id for 10 minutes.
 """
 

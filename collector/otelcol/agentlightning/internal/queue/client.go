@@ -25,6 +25,8 @@ const (
 	retryDelay = time.Second
 	// AnnouncementHolds is how long the queue believes an announcement: a killed collector must not stop every reader's barrier.
 	AnnouncementHolds = time.Minute
+	// maxItems is the most that the queue takes in a list of one message (queue/bounds.py).
+	maxItems = 100_000
 )
 
 // Client speaks to one queue. Every call may be repeated: each carries a request id, or says the same thing twice.
@@ -51,6 +53,16 @@ func (c *Client) Endpoint() string { return c.config.Endpoint }
 
 // TakeSequence answers the first of `count` new numbers for each request.
 func (c *Client) TakeSequence(ctx context.Context, requests []*queuepb.SequenceRequest) ([]int64, error) {
+	first := make([]int64, 0, len(requests))
+	err := byTheMessage(requests, func(part []*queuepb.SequenceRequest) error {
+		numbers, err := c.takeSequence(ctx, part)
+		first = append(first, numbers...)
+		return err
+	})
+	return first, err
+}
+
+func (c *Client) takeSequence(ctx context.Context, requests []*queuepb.SequenceRequest) ([]int64, error) {
 	request := &queuepb.TakeSequenceRequest{Requests: requests, RequestId: newRequestID()}
 	var answer *queuepb.TakeSequenceResponse
 	err := c.call(ctx, func(ctx context.Context) (err error) {
@@ -68,12 +80,25 @@ func (c *Client) TakeSequence(ctx context.Context, requests []*queuepb.SequenceR
 
 // Observe reports signs of life. It says when it is sent, each time that it is: by the clock that gave the times of receipt, which may be wrong.
 func (c *Client) Observe(ctx context.Context, observations []*queuepb.Observation) error {
-	return c.call(ctx, func(ctx context.Context) error {
-		now := float64(time.Now().UnixNano()) / 1e9
-		request := &queuepb.ObserveRequest{Observations: observations, SentAt: &now}
-		_, err := c.stub.Observe(ctx, request)
-		return err
+	return byTheMessage(observations, func(part []*queuepb.Observation) error {
+		return c.call(ctx, func(ctx context.Context) error {
+			now := float64(time.Now().UnixNano()) / 1e9
+			request := &queuepb.ObserveRequest{Observations: part, SentAt: &now}
+			_, err := c.stub.Observe(ctx, request)
+			return err
+		})
 	})
+}
+
+// byTheMessage sends items in parts of at most maxItems, in order: one part at least.
+func byTheMessage[T any](items []T, send func([]T) error) error {
+	for {
+		part := items[:min(len(items), maxItems)]
+		items = items[len(part):]
+		if err := send(part); err != nil || len(items) == 0 {
+			return err
+		}
+	}
 }
 
 // Announce says where this collector can be reached, or that it has gone. It holds for AnnouncementHolds.

@@ -41,6 +41,23 @@ func TestNumbersComeFromTheRolloutsCounterAboveExplicitOnes(t *testing.T) {
 	require.Equal(t, []int64{1, 1, 4, 41}, first)
 }
 
+func TestWhatIsMoreThanTheQueueTakesInAMessageIsSentInSeveral(t *testing.T) {
+	served := queuetest.Start(t, "")
+	client := dial(t, served.Address, "", time.Minute)
+	const many = 100_001 // one more than the queue takes
+	requests := make([]*queuepb.SequenceRequest, many)
+	observations := make([]*queuepb.Observation, many)
+	for place := range many {
+		requests[place] = &queuepb.SequenceRequest{RolloutId: "ro", Count: 1}
+		observations[place] = &queuepb.Observation{RolloutId: "ro", AttemptId: "at"}
+	}
+	first, err := client.TakeSequence(t.Context(), requests)
+	require.NoError(t, err)
+	require.Len(t, first, many)
+	require.Equal(t, []int64{1, many}, []int64{first[0], first[many-1]})
+	require.NoError(t, client.Observe(t.Context(), observations))
+}
+
 func TestACallWaitsForAQueueThatComesBack(t *testing.T) {
 	served := queuetest.Start(t, "")
 	client := dial(t, served.Address, "", time.Minute)
