@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
+from opentelemetry.sdk.trace import ReadableSpan
+
 from agl_otel.errors import AgentError
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.ledgers import Ledgers
@@ -46,6 +48,9 @@ class Job:
     """When the agent had ended or answered (Unix seconds); None before."""
     captures: list[Capture] = field(default_factory=list[Capture])
     """Output of the attempt, filled while it runs and therefore available however it ends."""
+
+    returned: list[ReadableSpan] = field(default_factory=list[ReadableSpan])
+    """Spans that the agent handed over because something else has recorded them."""
 
     @property
     def rollout_id(self) -> str:

@@ -316,6 +316,8 @@ class Runner:
         output = asyncio.create_task(self._store_output(job, over))
         try:
             ended = await run.supervise(self._agent, job)
+            if job.returned:
+                await asyncio.to_thread(self._telemetry.take, job.key, job.returned)
             job.over = job.over or time.time()
             over.set()
             await output

@@ -46,17 +46,17 @@ def span_field(span: Span, attributes: Mapping[str, Any], now_nano: int) -> byte
     rest = [wire.event_field(event.name, unix_nano(event.timestamp) or start, encodable(event.attributes)) for event in span.events]
     rest += [
         wire.link_field(
-            _id(link.context.trace_id, 16, f"a link's trace id of span {span.span_id}"),
-            _id(link.context.span_id, 8, f"a link's span id of span {span.span_id}"),
+            id_bytes(link.context.trace_id, 16, f"a link's trace id of span {span.span_id}"),
+            id_bytes(link.context.span_id, 8, f"a link's span id of span {span.span_id}"),
             encodable(link.attributes or {}),
             trace_state=_trace_state(link.context),
         )
         for link in span.links
     ]
     message = wire.message(
-        _id(span.trace_id, 16, f"trace id of span {span.span_id}"),
-        _id(span.span_id, 8, "span id"),
-        _id(span.parent_id, 8, f"parent id of span {span.span_id}") if span.parent_id else b"",
+        id_bytes(span.trace_id, 16, f"trace id of span {span.span_id}"),
+        id_bytes(span.span_id, 8, "span id"),
+        id_bytes(span.parent_id, 8, f"parent id of span {span.span_id}") if span.parent_id else b"",
         span.name,
         _KINDS.get(span.kind, 1),
         start,
@@ -83,7 +83,8 @@ def _encodable(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bytes)) else str(value)
 
 
-def _id(text: str, length: int, what: str) -> bytes:
+def id_bytes(text: str, length: int, what: str) -> bytes:
+    """The bytes of an id in hex digits. Raises UsageError, which names `what` it is, for one that OTLP cannot carry."""
     try:
         found = bytes.fromhex(text)
     except ValueError:

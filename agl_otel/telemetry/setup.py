@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from agl_otel_hook.export import ExportProcessor
 from agl_otel_hook.hook import Hook, count_dropped, ensure_propagators, finish_at_exit, takes
 from agl_otel_hook.ids import draw_from_system
 from agl_otel_hook.ledger import Count, Ledger
-from agl_otel_hook.processor import AttemptProcessor
+from agl_otel_hook.processor import AttemptProcessor, marker_of
 from agl_otel_hook.rewards import LastRewards
 from agl_otel_hook.seal import TRACER_NAME, Sealer
 from agl_otel_hook.unwrapping import unwrap_leftovers
@@ -153,6 +153,27 @@ class Telemetry:
         return WholeSpans(
             scope, self._provider.resource, self._ledger, export=self._export.on_end, on_idle=lambda key: self._sealer.idle(key)
         )
+
+    def take(self, key: Key, spans: Iterable[ReadableSpan]) -> None:
+        """Count and export ended spans that something else has recorded, as spans of an attempt; what is counted already is left out.
+
+        May wait, as ending a span may, while the exporter is full.
+        """
+        for context, span in {span.get_span_context(): span for span in spans if marker_of(span) is None}.items():
+            if context is None:
+                continue
+            marker = self._ledger.started(key, context.span_id, (context.trace_id, (span.parent or context).span_id)).marker
+            ids = {conventions.ROLLOUT_ID: key[0], conventions.ATTEMPT_ID: key[1], conventions.PROCESS: marker}
+            now = time.time_ns()
+            taken = ReadableSpan(
+                span.name, context, span.parent, span.resource, {**(span.attributes or {}), **ids}, span.events, span.links, span.kind,
+                status=span.status, start_time=span.start_time or now, end_time=span.end_time or span.start_time or now,
+                instrumentation_scope=span.instrumentation_scope,
+            )  # fmt: skip
+            self._rewards.on_end(taken)
+            self._export.on_end(taken)
+            if self._ledger.ended(key, context.span_id, marker=marker):
+                self._sealer.idle(key)
 
     def attempt_span(self, rollout_id: str, attempt_id: str) -> str:
         """Export the attempt's root span and wait for the ack; return its traceparent. Raises UnavailableError."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
 
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner.binding import RESERVED, Binding
 from agl_otel.runner.environment import Addresses, agent_resources, attempt_llm, shared_environment
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
+from agl_otel.runner.returned import spans_of
 from agl_otel.runner.threads import call
 from agl_otel.types import PromptTemplate
 from agl_otel_hook import attempt_scope
@@ -74,5 +75,14 @@ class FunctionAgent:
             await grade(job, self._grader, answer)
         elif is_reward(answer):
             await reward(job, answer)
+        elif (spans := spans_of(answer, job)) is not None:
+            job.returned += spans
         else:
-            raise AgentError(f"{self._binding.name} returned a {type(answer).__name__}: return a number or None, or name a grader")
+            raise AgentError(f"{self._binding.name} returned {_kind(answer)}: return a number, None or spans of one kind, or name a grader")
+
+
+def _kind(answer: Any) -> str:
+    if not isinstance(answer, (list, tuple)):
+        return f"a {type(answer).__name__}"
+    items = cast("Sequence[Any]", answer)
+    return f"a {type(answer).__name__} of {', '.join(sorted({type(item).__name__ for item in items}))}"  # pyright: ignore[reportUnknownArgumentType]

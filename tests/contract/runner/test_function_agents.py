@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
+import agl_otel as agl
 from agl_otel.runner.agents import FunctionAgent
-from agl_otel.types import LLM, ProxyLLM
+from agl_otel.types import LLM, ProxyLLM, Span
 from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
 
@@ -115,7 +117,9 @@ def bad_grader(task: Any, answer: Any) -> float:
     [
         (FunctionAgent(raises), "raises raised ValueError: cannot do t"),
         (FunctionAgent(lambda task: object()), "returned a object"),
-        (FunctionAgent(lambda task: "good"), "returned a str: return a number or None, or name a grader"),
+        (FunctionAgent(lambda task: "good"), "returned a str: return a number, None or spans of one kind, or name a grader"),
+        (FunctionAgent(lambda task: [1.0, "x"]), "returned a list of float, str: return a number, None or spans of one kind"),
+        (FunctionAgent(lambda task: [Span.from_attributes(attributes={}, span_id="0" * 16)]), "span id '0000000000000000'"),
         (FunctionAgent(lambda task: float("nan")), "a reward must be finite"),
         (FunctionAgent(lambda task: "x", grader=bad_grader), "grader bad_grader raised KeyError: 'gold'"),
         (FunctionAgent(lambda task: "x", grader=lambda task, answer: "good"), "'good' is not a reward"),  # type: ignore[arg-type,return-value]  # pyright: ignore[reportArgumentType]  # the mistake under test
@@ -130,6 +134,49 @@ async def test_errors_fail_the_attempt_with_a_message_and_without_a_reward(stack
     assert attempt.error is not None
     assert message in attempt.error
     assert primary(stack, rollout) == []
+
+
+def read_elsewhere(task: str) -> Any:
+    """Spans of every kind that 0.3 took, each with a child and a reward."""
+    if task == "none":
+        return []
+    reward = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 0.5}
+    if task == "fields":
+        return [agl.SpanCoreFields(name=name, attributes=held) for name, held in (("root", {}), (conventions.SPAN_ANNOTATION, reward))]
+    if task == "models":
+        root = Span.from_attributes(name="root", attributes={"n": 1}, start_time=1.7e9, end_time=1.7e9 + 1)
+        return [
+            root,
+            Span.from_attributes(name=conventions.SPAN_ANNOTATION, attributes=reward, trace_id=root.trace_id, parent_id=root.span_id),
+        ]
+    tracer = trace.get_tracer("x") if task == "own" else TracerProvider().get_tracer("elsewhere")
+    with tracer.start_as_current_span("root", attributes={"n": 1}) as root:
+        child = tracer.start_span(conventions.SPAN_ANNOTATION, attributes=reward)
+        child.end()
+    return [root, child, child]
+
+
+@pytest.mark.parametrize("kind", ["sdk", "own", "models", "fields"])
+async def test_spans_that_something_else_has_recorded_are_counted_and_stored_once(stack: Stack, kind: str) -> None:
+    stack.proxy.spans = 0
+    [rollout] = await stack.enqueue(kind)
+    await stack.run(FunctionAgent(read_elsewhere), max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    assert (attempt.status, attempt.error) == ("succeeded", None)
+    [root], [child] = stack.spans(rollout, "root"), stack.spans(rollout, conventions.SPAN_ANNOTATION)
+    assert root.key == child.key == (rollout.rollout_id, attempt.attempt_id) and root.marker == child.marker
+    [attempt_span] = stack.spans(rollout, conventions.SPAN_ATTEMPT)
+    parents = {"sdk": root, "own": root, "models": root, "fields": attempt_span}
+    assert (child.trace_id, child.parent_id) == (parents[kind].trace_id, parents[kind].span_id)
+    assert primary(stack, rollout) == [0.5] and stack.events[-1].reward == 0.5
+    verdict = stack.verdict(attempt)
+    assert (verdict.kind, verdict.reasons, verdict.notes) == ("complete", [], [])
+
+
+async def test_no_spans_are_as_none(stack: Stack) -> None:
+    [rollout] = await stack.enqueue("none")
+    await stack.run(FunctionAgent(read_elsewhere), max_rollouts=1)
+    assert [attempt.status for attempt in await stack.finished(rollout)] == ["succeeded"]
 
 
 async def test_none_succeeds_without_a_reward(stack: Stack) -> None:
