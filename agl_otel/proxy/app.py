@@ -98,7 +98,7 @@ class Proxy:
         self._gate = gate or Gate()
         self._litellm = litellm
         self._visitors = own_visitors(auth.Visitors(names))
-        self._attempts = Attempts(self._forget)
+        self._attempts = Attempts(self._forget, idle=upstreams.forget)
         self._journal = journal
         self._inheritance = inheritance
         self._recorder = Recorder(telemetry.whole_spans(SCOPE_NAME), self._attempts, journal)

@@ -1,11 +1,13 @@
 """Call numbers, budgets, retries, and what was said before (prefixes.py). Pure; the clock is handed in.
 
-Bounded by forgetting attempts without a call under way: soon where they are over, after a day without a call, earlier where there are too
-many. What was said is bounded by itself: an attempt that says very much makes nobody else's be forgotten.
+Bounded by forgetting attempts without a call under way: soon where they are over, earlier where there are too many. What was said is
+bounded by itself: an attempt that says very much makes nobody else's be forgotten. After a day without a call only that is forgotten: an
+attempt that comes back goes on counting, or it would have its whole budget again, and its earlier calls a process that nobody closed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +44,7 @@ class Attempt:
     tokens: int = 0
     """Tokens that the model wrote."""
     latest: float = 0.0
-    """When its latest call began."""
+    """When its latest call began; infinite once it is idle."""
     said: TokenPrefixes = field(default_factory=TokenPrefixes)
     messages: MessagePrefixes = field(default_factory=MessagePrefixes)
     wishes: int = 0
@@ -65,6 +67,18 @@ class Attempt:
             self._tries.popitem(last=False)
         return found, wish
 
+    def forget_said(self) -> int:
+        """Later calls are stored whole; how much was remembered."""
+        held = self.held
+        self.said, self.messages, self.held = TokenPrefixes(), MessagePrefixes(), 0
+        return held
+
+    def rest(self) -> int:
+        """Keep its numbers alone; how much was remembered of what it said."""
+        self.latest = math.inf
+        self._tries.clear()
+        return self.forget_said()
+
     def ended(self, call: int, *, good: bool) -> None:
         """How the call went."""
         if call in self._tries:
@@ -72,17 +86,19 @@ class Attempt:
 
 
 class Attempts:
-    """All attempts that the proxy remembers; `forgotten` is called with one that it drops."""
+    """All attempts that the proxy remembers; `forgotten` is called with one that it drops, `idle` with one that had no call for a day."""
 
     def __init__(
         self,
         forgotten: Callable[[Key], None],
         *,
+        idle: Callable[[Key], None] = lambda _: None,
         max_attempts: int = MAX_ATTEMPTS,
         max_held: int = MAX_HELD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forgotten = forgotten
+        self._idle = idle
         self._clock = clock
         self._max_attempts = max_attempts
         self._max_held = max_held
@@ -124,8 +140,7 @@ class Attempts:
         self._held += count
         if self._held > self._max_held:
             for each in sorted(self._attempts.values(), key=lambda each: each.held, reverse=True):
-                self._held -= each.held
-                each.said, each.messages, each.held = TokenPrefixes(), MessagePrefixes(), 0
+                self._held -= each.forget_said()
                 if self._held <= self._max_held * 7 // 8:  # not the same again with the next call
                     break
 
@@ -142,16 +157,17 @@ class Attempts:
             self._closed.popitem(last=False)
 
     def expire(self) -> None:
-        """Forget what has been over, or without a call, for long enough. (The queue knows which attempts are over, too.)"""
+        """Forget attempts that have been over for long enough (the queue knows them, too), and of idle ones what was said."""
         now = self._clock()
         while self._closed and next(iter(self._closed.values())) + CLOSED_SECONDS <= now:
             key, _ = self._closed.popitem(last=False)
             attempt = self._attempts.get(key)
             if attempt is None or not attempt.active:
                 self._forget(key)
-        old = [key for key, attempt in self._attempts.items() if not attempt.active and attempt.latest + IDLE_SECONDS <= now]
-        for key in old:
-            self._forget(key)
+        for key, attempt in self._attempts.items():
+            if not attempt.active and attempt.latest + IDLE_SECONDS <= now:
+                self._held -= attempt.rest()
+                self._idle(key)
 
     def is_closed(self, key: Key) -> bool:
         """Whether the attempt was closed here."""

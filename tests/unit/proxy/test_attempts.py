@@ -63,7 +63,7 @@ def test_an_attempt_that_says_very_much_loses_what_it_said_and_no_other_anything
     assert number == 2 and attempts.continued(again, number, [1, 2], {0: [3]}) is not None
 
 
-def test_attempts_that_are_over_or_idle_for_long_are_forgotten() -> None:
+def test_attempts_that_are_over_are_forgotten() -> None:
     forgotten: list[tuple[str, str]] = []
     now = [0.0]
     attempts = Attempts(forgotten.append, clock=lambda: now[0])
@@ -79,9 +79,33 @@ def test_attempts_that_are_over_or_idle_for_long_are_forgotten() -> None:
     now[0] = CLOSED_SECONDS
     attempts.expire()
     assert forgotten == [("ro", "over"), ("ro", "never-called")] and not attempts.is_closed(("ro", "over")) and len(attempts) == 2
+
+
+def test_one_that_comes_back_after_a_day_goes_on_counting_its_calls_and_tokens_and_has_forgotten_what_it_said() -> None:
+    forgotten: list[tuple[str, str]] = []
+    idle: list[tuple[str, str]] = []
+    now = [0.0]
+    attempts = Attempts(forgotten.append, idle=idle.append, clock=lambda: now[0])
+    attempt, number = attempts.begin(KEY)
+    attempt.tried(number, b"x", retry=False)
+    attempts.continued(attempt, number, [1], {0: [2]})
+    attempt.tokens, attempt.active = 7, 0
+    attempts.begin(("ro", "busy"))
+    now[0] = IDLE_SECONDS - 1
+    attempts.expire()
+    assert idle == []
     now[0] = IDLE_SECONDS
     attempts.expire()
-    assert forgotten[2:] == [("ro", "idle")] and attempts.active(("ro", "busy")) == 1
+    attempts.expire()
+    assert (idle, forgotten, attempt.held) == ([KEY], [], 0), "said once"
+    again, number = attempts.begin(KEY)
+    assert (number, again.calls, again.tokens) == (2, 2, 7)
+    assert attempts.continued(again, number, [1, 2], {0: [3]}) is None
+    assert again.tried(number, b"x", retry=True) == (None, 2), "and draws by another seed than its first call"
+    again.active = 0
+    now[0] += IDLE_SECONDS
+    attempts.expire()
+    assert idle == [KEY, KEY]
 
 
 def test_a_retry_is_linked_to_the_try_that_failed() -> None:
