@@ -1,7 +1,7 @@
-"""Turn spans and columns into training samples. Pure.
+"""Convert spans and columns to training samples. Pure.
 
 On columns (algorithms): to_trajectories. On lists of spans, with Agent Lightning 0.3's names: TraceToMessages, TracerTraceToTriplet,
-LlmProxyTraceToTriplet. How each instrumentation writes a model call stands in dialects/.
+LlmProxyTraceToTriplet. agl_otel/spans/dialects decodes the model calls of each instrumentation.
 """
 
 from __future__ import annotations

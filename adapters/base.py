@@ -1,4 +1,4 @@
-"""The form of an adapter: something called with one thing that answers another. Names and generics are Agent Lightning 0.3's."""
+"""The interface of adapters: callables that convert one type to another. Names and generics are Agent Lightning 0.3's."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ To = TypeVar("To")
 
 
 class Adapter(ABC, Generic[From, To]):
-    """Turns one thing into another: subclass it and write `adapt`."""
+    """Converts values of one type to another; subclass it and implement `adapt`."""
 
     def __call__(self, source: From, /) -> To:
-        """The same as `adapt`."""
+        """Call `adapt`."""
         return self.adapt(source)
 
     @abstractmethod
     def adapt(self, source: From, /) -> To:
-        """What `source` becomes."""
+        """Convert `source`."""
 
 
 class TraceAdapter(Adapter[Sequence[Span], To], Generic[To]):
-    """Takes the spans of one attempt, in the order in which the store gives them."""
+    """Converts the spans of one attempt, in the store's order."""
 
 
 class OtelTraceAdapter(Adapter[Sequence["ReadableSpan"], To], Generic[To]):
-    """Takes spans of the OpenTelemetry SDK."""
+    """Converts spans of the OpenTelemetry SDK."""
 
 
 class TraceToTripletBase(TraceAdapter[list[Triplet]]):
-    """Makes triplets: prompt, response and reward, one for each model call."""
+    """Makes triplets of prompt, response and reward, one per model call."""

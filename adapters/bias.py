@@ -1,6 +1,6 @@
-"""What is left out of training, and whether that is the same for all: silent bias shows as a reason that meets some tasks or rewards more.
+"""Counts what is left out of training, to reveal silent bias: a reason that affects some tasks or rewards more than others.
 
-Pure: columns in, counters out, which add up over any number of readings. Everything is counted as `to_trajectories` decides it.
+Pure: columns in, counters out, which can be added over any number of reads. Everything is counted as `to_trajectories` decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAKEN: Final = "taken"
 NO_REWARD: Final = "none"
 TASK_LENGTH: Final = 60
 TASK_KEYS: Final = ("task", "task_id", "id", "name")
-"""Fields of a rollout's metadata, or of its input, that name its task; the first that is there counts."""
+"""Fields of a rollout's metadata or input that name its task; the first one present counts."""
 
 
 @dataclass
@@ -32,35 +32,35 @@ class Bias:
     attempts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """(mode, TAKEN or a key of ATTEMPT_REFUSALS)."""
     rewards: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """(range of the reward, the same)."""
+    """(range of the reward, TAKEN or a key of ATTEMPT_REFUSALS)."""
     tasks: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """(task, the same)."""
+    """(task, TAKEN or a key of ATTEMPT_REFUSALS)."""
     verdicts: Counter[str] = field(default_factory=Counter[str])
     alarms: int = 0
-    """Unproven, though their agents ran under the hook."""
+    """Attempts that are unproven although their agents ran under the hook."""
     calls: Counter[str] = field(default_factory=Counter[str])
-    """TAKEN or a key of CALL_REFUSALS: (call, choice) of attempts that were taken."""
+    """(call, choice) of taken attempts, by TAKEN or a key of CALL_REFUSALS."""
     trajectories: int = 0
     split_reasons: Counter[str] = field(default_factory=Counter[str])
-    """Keys of merge.BREAKS: trajectories that were split off from an earlier one."""
+    """Trajectories that were split off from an earlier one, by key of breaks.BREAKS."""
     endings: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """(range of the reward, `whole` or `truncated`): attempts that were taken, by whether a reply of theirs ended at its length limit."""
+    """Taken attempts by (range of the reward, `truncated` if a reply ended at its length limit, else `whole`)."""
     versions: Counter[str] = field(default_factory=Counter[str])
-    """`same` or `mixed`: whether the calls of an attempt were answered by one version of the weights."""
+    """Attempts by `same` or `mixed`: whether one version of the weights answered all of their calls."""
 
     def add(self, other: Bias) -> None:
-        """Count what `other` counted, too."""
+        """Add the counts of `other`."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def shares(self) -> dict[str, Any]:
-        """{by: {group: {reason: share of the group's attempts that were refused}}} for tasks and rewards, groups with none left out."""
+        """Return {by: {group: {reason: refused share of the group's attempts}}} for tasks and rewards, without groups that lost none."""
         return {"task": _shares(self.tasks), "reward": _shares(self.rewards)}
 
 
 def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"), **options: Any) -> Bias:
-    """Count what was read; `take` and `options` are those of `to_trajectories`."""
-    verdicts = cast("Collection[VerdictKind]", take)  # one that is no verdict takes nothing
+    """Count one read; `take` and `options` are those of `to_trajectories`."""
+    verdicts = cast("Collection[VerdictKind]", take)  # an unknown verdict takes nothing
     found = bias_of_attempts(traces, take=verdicts, fill_reward=options.get("fill_reward"), reward_name=options.get("reward_name"))
     batch = to_trajectories(traces, take=verdicts, **options)
     found.calls.update({why: count for why, count in batch.refused.items() if why in CALL_REFUSALS} | {TAKEN: int(batch.calls.sum())})
@@ -77,7 +77,7 @@ def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"),
 def bias_of_attempts(
     traces: Traces, *, take: Collection[VerdictKind], fill_reward: float | None = None, reward_name: str | None = None
 ) -> Bias:
-    """What `bias_of` counts of attempts and verdicts; no sample is made for it."""
+    """Count attempts and verdicts as `bias_of` does, without making samples."""
     found = Bias()
     for rollout, key, reason, reward in judged(traces, take, fill_reward, reward_name):
         outcome = reason or TAKEN
@@ -99,14 +99,14 @@ def _endings(traces: Traces, batch: TrajectoryBatch) -> Counter[tuple[str, str]]
 
 
 def reward_range(reward: float | None) -> str:
-    """Which of few ranges a reward is in, so that they can be compared."""
+    """Return the range of a reward, one of a few for comparison."""
     if reward is None or not math.isfinite(reward):
         return NO_REWARD
     return "below 0" if reward < 0 else "0" if reward == 0 else "0 to 1" if reward < 1 else "1 and more"
 
 
 def task_of(rollout: Rollout) -> str:
-    """A short name of what was to be done: what TASK_KEYS hold, else the beginning of the input."""
+    """Return a short name of the task: the value of one of TASK_KEYS, else the beginning of the input."""
     for holder in (rollout.metadata, rollout.input):
         if isinstance(holder, dict):
             named = next((holder[key] for key in TASK_KEYS if isinstance(holder.get(key), (str, int))), None)

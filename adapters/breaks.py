@@ -1,11 +1,11 @@
-"""Why a call does not go on from an earlier one: a pure rule over token ids, names and, where they are known, messages.
+"""Finds the reason why a call does not continue an earlier one: a pure rule over token ids, names and, if known, messages.
 
-Tokens alone say that a prompt differs, not why. Messages do: where those of an earlier call and its reply are all there again, in
-other tokens, the template or the tokeniser drifted; where they are not, somebody edited the history. They are read only for attempts
-that have a break (traces/reader.py), so an intact conversation pays nothing for them.
+Tokens alone show that a prompt differs, not why. Messages do: if those of an earlier call and its reply are all present, but in other
+tokens, the template or the tokeniser changed; otherwise the history was edited. Messages are read only for attempts with a break
+(traces/reader.py), so intact conversations cost nothing.
 
-Whether a call asks again or goes on from an earlier one is looked up among all calls before it (prefix_index.py); what was edited or left
-out, which means to compare them, among the LOOKED_AT latest of its agent: an attempt may have ten thousand calls.
+All earlier calls are searched for one that this call repeats or continues (prefix_index.py). Edits and omissions need comparisons, so they
+are searched only among the LOOKED_AT latest calls of the agent: an attempt may have ten thousand calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agl_otel.adapters.prefix_index import Hashes, PrefixIndex
 TokenIds = NDArray[np.int32]
 T = TypeVar("T")
 SYSTEM: Final = ("system", "developer")
-"""Roles of messages that say nothing of whose conversation it is."""
+"""Roles of messages that do not identify a conversation."""
 
 LOOKED_AT: Final = 64
 
@@ -38,7 +38,7 @@ BREAKS: Final = {
     "prompt_changed": "the prompt does not even start with an earlier prompt; messages are not known",
     "process": "the first call that another proxy process saw",
 }
-"""Why a call that is not an attempt's first started a new trajectory; of several reasons the first that holds."""
+"""Reasons why a call other than an attempt's first starts a new trajectory; the first that applies counts."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Call:
     """One (call, choice) of an attempt, as seen by one proxy process."""
 
     row: int
-    """Where it stands in the columns."""
+    """Its row in the columns."""
     call: int
     prompt: TokenIds
     """The full prompt."""
@@ -54,13 +54,13 @@ class Call:
     agent: str = ""
     model_version: str = ""
     asked: tuple[str, ...] = ()
-    """The messages of the prompt, each as "role: …"; none where they are not known."""
+    """The messages of the prompt, each as "role: …"; empty if unknown."""
     answer: str = ""
     """The reply, in the same form."""
 
 
 class Seen:
-    """The calls of an attempt that came before, for at most `capacity` of them."""
+    """The earlier calls of an attempt, at most `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.calls: list[Call] = []
@@ -76,22 +76,22 @@ class Seen:
         self._by_agent.setdefault(call.agent, []).append(call)
 
     def mates(self, call: Call) -> list[Call]:
-        """The latest calls of the same agent."""
+        """Return the LOOKED_AT latest calls of the same agent."""
         return self._by_agent.get(call.agent, [])[-LOOKED_AT:]
 
     def bases(self, call: Call, hashes: Hashes) -> list[Call]:
-        """Those that it goes on from; `hashes` are those of its prompt."""
+        """Return the calls that it continues; `hashes` are its prompt's."""
         return [other for place in self._ends.of(hashes) if goes_on(call, other := self.calls[place])]
 
     def begun(self, call: Call, hashes: Hashes) -> Iterator[Call]:
-        """Those of the same agent whose prompt its prompt begins with, the latest first."""
+        """Return the calls of the same agent whose prompt is a prefix of its prompt, the latest first."""
         nothing = call.prompt[:0]
         found = (self.calls[place] for place in reversed(self._prompts.of(hashes)))
         return (other for other in found if other.agent == call.agent and starts_with(call.prompt, other.prompt, nothing))
 
 
 def goes_on(call: Call, last: Call) -> bool:
-    """Whether the prompt starts with the prompt and response of `last`. Choices of one call never follow each other."""
+    """Whether the prompt starts with the prompt and response of `last`. Choices of one call never continue each other."""
     return call.call != last.call and starts_with(call.prompt, last.prompt, last.response)
 
 
@@ -100,19 +100,19 @@ def starts_with(tokens: TokenIds, first: TokenIds, second: TokenIds) -> bool:
     middle, end = len(first), len(first) + len(second)
     return (
         len(tokens) >= end
-        and (end == 0 or bool(tokens[end - 1] == (second[-1] if len(second) else first[-1])))  # cheap: most others differ here
+        and (end == 0 or bool(tokens[end - 1] == (second[-1] if len(second) else first[-1])))  # a cheap test that most fail
         and np.array_equal(tokens[:middle], first)
         and np.array_equal(tokens[middle:end], second)
     )
 
 
 def reason(call: Call, hashes: Hashes, tips: Sequence[Call], seen: Seen) -> str:
-    """The key of BREAKS.
+    """Return the key of BREAKS for a call that starts a new trajectory.
 
     Args:
-        call: with the number of the latest one before it, or a higher one.
-        hashes: of its prompt.
-        tips: the last calls of trajectories whose tokens it goes on from.
+        call: its number is at least that of the latest call before it.
+        hashes: its prompt's.
+        tips: the last calls of trajectories whose tokens it continues.
         seen: all calls before it; at least one.
     """
     mates = seen.mates(call)
@@ -135,7 +135,7 @@ def reason(call: Call, hashes: Hashes, tips: Sequence[Call], seen: Seen) -> str:
 
 
 def _by_messages(call: Call, known: Sequence[Call], bases: Sequence[Call]) -> str:
-    """`bases` are the calls whose tokens it goes on from."""
+    """Find the reason by messages; `bases` are the calls whose tokens it continues."""
     going = [other for other in known if call.asked[: len(other.asked) + 1] == (*other.asked, other.answer)]
     kept, kept_in_tokens = (max((len(other.asked) + 1 for other in some), default=0) for some in (going, bases))
     shared = [_shared(call.asked, (*other.asked, other.answer)) for other in known]
@@ -154,7 +154,7 @@ def _by_messages(call: Call, known: Sequence[Call], bases: Sequence[Call]) -> st
 
 
 def _shares(asked: Sequence[str], history: Sequence[str], kept: int) -> bool:
-    """Whether both begin with the same `kept` messages, and after those share the next one or a reply."""
+    """Whether both begin with the same `kept` messages and also share the next one or a later reply."""
     if asked[:kept] != history[:kept]:
         return False
     replies = {message for message in history[kept:] if message.startswith("assistant:")}
@@ -162,23 +162,23 @@ def _shares(asked: Sequence[str], history: Sequence[str], kept: int) -> bool:
 
 
 def _opening(messages: Sequence[str]) -> str:
-    """The first message that is no instruction."""
+    """Return the first message that is not an instruction."""
     return next((message for message in messages if message.partition(":")[0] not in SYSTEM), "")
 
 
 def left_out(sequence: Sequence[T], history: Sequence[T]) -> bool:
-    """Whether `sequence` begins with all of `history` but one run of it, from where they first differ to some place before its end."""
+    """Whether `sequence` begins with `history` minus one run, which starts at the first difference and ends before the last entry."""
     same, end = _shared(sequence, history), len(history)
     return any(list(sequence[same : same + end - cut]) == list(history[cut:]) for cut in range(same + 1, end))
 
 
 def _shared(sequence: Sequence[T], history: Sequence[T]) -> int:
-    """How many entries are the same from the start."""
+    """Return the length of the common prefix."""
     return next((n for n, (a, b) in enumerate(zip(sequence, history, strict=False)) if a != b), min(len(sequence), len(history)))
 
 
 def _left_out(call: Call, other: Call) -> bool:
-    """The same for tokens; the run ends before the reply."""
+    """Do the test of `left_out` on tokens; the run must end before the reply."""
     history = np.concatenate([other.prompt, other.response])
     shorter = min(len(call.prompt), len(history))
     differ = np.flatnonzero(call.prompt[:shorter] != history[:shorter])
@@ -186,7 +186,7 @@ def _left_out(call: Call, other: Call) -> bool:
     if same >= len(call.prompt) or not len(other.response):
         return False
     cuts = same + 1 + np.flatnonzero(history[same + 1 : len(other.prompt) + 1] == call.prompt[same])
-    ends = same + len(history) - cuts - 1  # where the last token of the reply would stand
+    ends = same + len(history) - cuts - 1  # expected positions of the reply's last token
     inside = ends < len(call.prompt)
     cuts = cuts[inside][call.prompt[ends[inside]] == history[-1]]
     rest, kept = call.prompt[same:].tobytes(), history.tobytes()

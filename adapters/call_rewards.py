@@ -1,7 +1,7 @@
-"""Which reward belongs to which call, where an agent rewards its steps. Pure.
+"""Matches rewards to calls, for agents that reward single steps. Pure.
 
-As Agent Lightning 0.3 matches them for a proxy's calls: each reward goes to the latest call before it, by the collector's sequence, that
-has none yet. Clocks are not asked: agents and proxies have several.
+The rule is Agent Lightning 0.3's for a proxy's calls: each reward goes to the latest earlier call, by the collector's sequence, that has
+none yet. Clocks are not used, since those of agents and proxies differ.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from agl_otel.types.columns import AttemptKey, Traces
 
 
 def call_rewards(traces: Traces, batch: TrajectoryBatch, reward_name: str | None = None) -> NDArray[np.float32]:
-    """The own reward of each transition, float32 [transitions]; NaN where it has none, or one that is not finite.
+    """Return each transition's own reward, float32 [transitions]; NaN if it has none or one that is not finite.
 
     Args:
-        traces: what `batch` was made of.
-        batch: of `to_transitions`: a row for each call.
+        traces: the traces that `batch` was made from.
+        batch: the result of `to_transitions`, one row per call.
         reward_name: the dimension that is the reward; None is the primary one.
     """
     places: dict[AttemptKey, list[tuple[int, int]]] = {}
-    rows: Any = batch.rows.values  # one for each transition
+    rows: Any = batch.rows.values  # one per transition
     sequences: list[int] = traces.calls.sequence[rows].tolist()
     for place, (rollout_id, attempt_id, sequence) in enumerate(zip(batch.rollout_id, batch.attempt_id, sequences, strict=True)):
         places.setdefault((rollout_id, attempt_id), []).append((sequence, place))

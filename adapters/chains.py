@@ -1,8 +1,8 @@
-"""The common case of merge.py by array operations: attempts whose calls go on from each other, one after another.
+"""The common case of merge.py by array operations: attempts in which each call continues the one before.
 
-Where every call after the first says in prefix form that it goes on from the one before, its prompt starts with all that came before by
-construction, and nothing is left to compare: the trajectory is what is stored, one call after the other. An attempt with one whole
-prompt is the shortest chain. A test holds this against merge.py.
+If every call after the first refers in prefix form to the one before, its prompt starts with everything before by construction, and no
+comparison is needed: the trajectory is the concatenation of the stored calls. An attempt of a single call with a full prompt is the
+shortest chain. A test compares this with merge.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agl_otel.types.columns import CallColumns, Ragged
 
 
 def chains(calls: CallColumns, attempt: NDArray[np.int64], fit: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(rows that begin a chain, rows of attempts that are one chain); `attempt` is an index for each row, -1 where it is not taken."""
+    """Return masks of the rows that begin a chain and of all rows in chains; `attempt` is each row's index, -1 if not taken."""
     taken = np.flatnonzero(attempt >= 0)
     if not len(taken):
         return np.zeros(len(calls), np.bool_), np.zeros(len(calls), np.bool_)
@@ -38,7 +38,7 @@ def chains(calls: CallColumns, attempt: NDArray[np.int64], fit: NDArray[np.bool_
 
 
 def lay_out_chains(calls: CallColumns, begins: NDArray[np.bool_], rows: NDArray[np.int64]) -> tuple[Ragged, Ragged, Ragged, Ragged]:
-    """(prompts, responses, masks, log-probs) of the chains that `rows` hold, as merge.lay_out has them."""
+    """Return (prompts, responses, masks, log-probs) of the chains in `rows`, as merge.lay_out does."""
     first = begins[rows]
     prompt = _typed(take(calls.prompt, rows[first]), np.int32)
     response = _typed(take(calls.response, rows), np.int32)
@@ -46,9 +46,7 @@ def lay_out_chains(calls: CallColumns, begins: NDArray[np.bool_], rows: NDArray[
     if bool(first.all()):
         return prompt, response, Ragged(np.ones(len(response.values), np.int8), response.offsets), logprobs
     between = take(calls.prompt, rows[~first])
-    pieces = np.zeros(
-        (len(rows), 2), np.int64
-    )  # what came before a reply (the last place, an empty row, where it is the prompt), the reply
+    pieces = np.zeros((len(rows), 2), np.int64)  # tokens before a reply (the last, empty row for a first call), the reply
     pieces[:, 1] = np.arange(len(rows))
     pieces[~first, 0] = np.arange(len(rows), len(rows) + len(between))
     pieces[first, 0] = len(rows) + len(between)

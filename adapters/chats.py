@@ -1,7 +1,7 @@
-"""Chat messages for fine-tuning behind an API, where text is all there is: whole conversations, and pairs of replies. Pure.
+"""Chat messages for fine-tuning by text, as behind an API: whole conversations, and pairs of replies. Pure.
 
-OpenAI's fine-tuning reads them (https://platform.openai.com/docs/guides/supervised-fine-tuning), and so do TRL and Axolotl as
-conversational data. Only what the model wrote is learnt: other messages of the assistant's (examples in a prompt) get weight 0.
+They are for OpenAI's fine-tuning (https://platform.openai.com/docs/guides/supervised-fine-tuning), and for TRL and Axolotl as
+conversational data. Only the model's replies are learnt: other assistant messages (examples in a prompt) get weight 0.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CHAT_REFUSALS: Final = {
     "unreadable_messages": "the messages do not have the shape of their dialect",
     "shortened": "messages of the prompt were left out when it was stored, because they were too long",
 }
-"""Why a call is refused in a form that is read from spans; counted once for each call."""
+"""Reasons for refusing a call in a form made from spans; counted once per call."""
 _KEPT: Final = ("name", "tool_calls", "tool_call_id")
 
 
 def conversations(calls: Iterable[Row], refused: Counter[str], *, by_call: bool = False) -> list[Row]:
-    """{messages, tools} for each conversation of an attempt; `calls` are rows of `to_messages`, in order.
+    """Return {messages, tools} of each conversation of an attempt; `calls` are rows of `to_messages`, in order.
 
-    A call whose messages all come again at the beginning of a later call's is part of that one. With `by_call` every call is a row of its
-    own, which teaches its reply alone. `refused` counts by CHAT_REFUSALS.
+    A call whose messages are the beginning of a later call's becomes part of that one. With `by_call` every call is its own row, in which
+    only its reply is learnt. `refused` counts by CHAT_REFUSALS.
     """
     rows: list[Row] = []
     for call in calls:
@@ -55,7 +55,7 @@ def conversations(calls: Iterable[Row], refused: Counter[str], *, by_call: bool 
 
 
 def split_pair(chosen: Sequence[Message], rejected: Sequence[Message]) -> tuple[list[Message], list[Message], list[Message]]:
-    """(prompt, chosen, rejected): what both conversations begin with, and how each goes on; both go on with one message at least."""
+    """Return (prompt, chosen, rejected): the common beginning, and the rest of each conversation (at least one message)."""
     most = min(len(chosen), len(rejected)) - 1
     common = next((n for n in range(most) if _same(chosen[n]) != _same(rejected[n])), max(0, most))
     return list(chosen[:common]), list(chosen[common:]), list(rejected[common:])
@@ -73,7 +73,7 @@ def _message(message: Message) -> Message:
 
 
 def _weighted(row: Row, ends: set[int]) -> Row:
-    """Weight 0 for messages of the assistant's that end no call: the model did not write them here."""
+    """Set weight 0 on assistant messages that end no call, since the model did not write them here."""
     messages = [
         {**message, "weight": 0} if message["role"] == "assistant" and number not in ends else message
         for number, message in enumerate(row["messages"], start=1)
@@ -82,7 +82,7 @@ def _weighted(row: Row, ends: set[int]) -> Row:
 
 
 def _same(message: Message) -> str:
-    """A text that is equal for equal messages, however a client spells them."""
+    """Return a text for comparing messages, independent of how a client writes them."""
     calls = [(call["function"].get("name"), _parsed(call["function"].get("arguments"))) for call in message.get("tool_calls") or ()]
     return json.dumps([message["role"], message.get("content") or "", calls, message.get("tool_call_id")], sort_keys=True)
 

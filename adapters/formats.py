@@ -1,9 +1,9 @@
-"""Rows as trainers read them: the last step before a file, after masking. Pure; which columns a format has is decided here alone.
+"""Converts rows to trainers' formats, after masking, as the last step before a file. Pure; only this module decides a format's columns.
 
-`sft` has what TRL, Unsloth and Axolotl take without tokenising (input_ids, labels, attention_mask). `dpo` has ids for TRL's collator
-(DataCollatorForPreference) and the same as messages (prompt, chosen, rejected). `tinker` has the columns of a Datum: what goes in, what
-should come out one place later, and how much each of these counts. `openai` and `openai_dpo` hold nothing but what OpenAI's fine-tuning
-knows, because it refuses unknown keys; the pin beside the file says which rollouts it was made of.
+`sft` has the columns that TRL, Unsloth and Axolotl accept without tokenising (input_ids, labels, attention_mask). `dpo` has ids for TRL's
+collator (DataCollatorForPreference) and also messages (prompt, chosen, rejected). `tinker` has the columns of a Datum: the input, the
+targets one position later, and their weights. `openai` and `openai_dpo` hold only the keys of OpenAI's fine-tuning, which refuses unknown
+ones; the pin beside the file names the rollouts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from agl_otel.adapters.records import IGNORED, SAMPLING, Row
 from agl_otel.spans.dialects.dialect import Message
 
 _HASHED: Final = re.compile(r"sha256:[0-9a-f]{64}")
-"""What a masking rule leaves of a text (MaskRule.silence)."""
+"""The form of a text that a masking rule has hashed (MaskRule.replacement)."""
 
 
 def as_written(form: str, row: Row) -> Row:
-    """The row of a form of records.FORMS with the columns that its file has; forms without a format of their own stay as they are."""
+    """Convert a row of a form of records.FORMS to its file's columns; forms without their own format are unchanged."""
     return WRITTEN.get(form, dict)(row)
 
 
 def _sft(row: Row) -> Row:
-    """Without `images`: TRL takes a data set with such a column for one of pictures, and reads no ids. They stand in the messages, too."""
+    """Drop `images`: TRL treats a data set with that column as images and ignores the ids. The messages hold them, too."""
     rest = {key: value for key, value in row.items() if key != "images"}
     return {**rest, "attention_mask": [1] * len(row["input_ids"])}
 
@@ -38,7 +38,7 @@ def _dpo(row: Row) -> Row:
 
 
 def _tinker(row: Row) -> Row:
-    """Weight 1 where the next token is the model's."""
+    """Make a Datum's columns; the weight is 1 where the next token is the model's."""
     ids, labels = row["input_ids"], row["labels"]
     kept = {key: row[key] for key in ("rollout_id", "attempt_id", "agent", "reward", "model_version", *SAMPLING)}
     weights = [0.0 if label == IGNORED else 1.0 for label in labels[1:]]
@@ -62,7 +62,7 @@ def _tools(row: Row) -> dict[str, Any]:
 
 
 def _said(message: Message) -> Message:
-    """A message that OpenAI takes: text that a masking rule took out is empty, and nothing to learn."""
+    """Convert a message for OpenAI: text dropped by a masking rule becomes empty and is not learnt."""
     content = message.get("content")
     gone = content is None and not message.get("tool_calls")
     if message["role"] == "assistant" and (gone or _HASHED.fullmatch(str(content))):
@@ -77,4 +77,4 @@ WRITTEN: Final[dict[str, Callable[[Row], Row]]] = {
     "openai": _openai,
     "openai_dpo": _openai_dpo,
 }
-"""{form: a row of it as its file holds it}."""
+"""{form: conversion of a row to its file's format}."""

@@ -1,7 +1,7 @@
-"""What a model can read: what is too long is refused or cut (ids, mask and log-probs at the same place), ids it does not have are refused.
+"""Limits trajectories to what a model can read: refuses or cuts overlong ones (ids, mask and log-probs alike), refuses unknown ids.
 
-Pure. What follows a cut prompt was not sampled after it, so a trajectory whose prompt is too long is refused and counted. A cut response
-loses its end only, which changes nothing for the tokens before.
+Pure. A response was not sampled after a cut prompt, so a trajectory with an overlong prompt is refused and counted. Cutting the end of a
+response does not affect the tokens before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTH_REFUSALS: Final = {
     "nothing_left": "after max_response_tokens no token of the model's is left",
     "beyond_vocabulary": "a token id that the trained model does not have: another model answered, or its server sends wrong ids",
 }
-"""Why a trajectory is refused; counted once for each trajectory."""
+"""Reasons for refusing a trajectory; counted once per trajectory."""
 
 
 def limit_lengths(
@@ -33,9 +33,9 @@ def limit_lengths(
     max_prompt_tokens: int | None = None,
     max_response_tokens: int | None = None,
 ) -> TrajectoryBatch:
-    """The trajectories within the limits; None is no limit. `refused` of the answer says what was left out, and `cut` counts those cut.
+    """Apply limits (None: no limit). In the result `refused` counts the trajectories left out, `cut` those shortened.
 
-    Raises UsageError where a limit is below 1.
+    Raises UsageError for a limit below 1.
     """
     for name, limit in (("max_prompt_tokens", max_prompt_tokens), ("max_response_tokens", max_response_tokens)):
         if limit is not None and limit < 1:
@@ -56,12 +56,12 @@ def limit_lengths(
 
 
 def readable(batch: TrajectoryBatch, *, vocabulary: int | None = None, context_tokens: int | None = None) -> TrajectoryBatch:
-    """The trajectories that the model can read as a whole; `refused` counts the others as `beyond_vocabulary` or `beyond_context`.
+    """Return the trajectories that the model can read; `refused` counts the others as `beyond_vocabulary` or `beyond_context`.
 
     Args:
-        batch: what an adapter made.
-        vocabulary: how many token ids the model has, as its embedding counts them; None where that is not known.
-        context_tokens: how many tokens it reads at most; None is no limit.
+        batch: an adapter's result.
+        vocabulary: the size of the model's embedding; None: unknown.
+        context_tokens: the most tokens that the model reads; None: no limit.
     """
     strange = _beyond(batch.prompt, vocabulary) | _beyond(batch.response, vocabulary)
     total = batch.prompt.lengths + batch.response.lengths
@@ -76,7 +76,7 @@ def readable(batch: TrajectoryBatch, *, vocabulary: int | None = None, context_t
 
 
 def _beyond(rows: Ragged, vocabulary: int | None) -> NDArray[np.bool_]:
-    """Of each row: has it an id that is none of 0 … vocabulary - 1?"""
+    """Return for each row whether it has an id outside 0 … vocabulary - 1."""
     if vocabulary is None:
         return np.zeros(len(rows), np.bool_)
     ids: Any = rows.values
@@ -84,14 +84,14 @@ def _beyond(rows: Ragged, vocabulary: int | None) -> NDArray[np.bool_]:
 
 
 def clipped(rows: Ragged, limit: int | None) -> Ragged:
-    """Every row's first `limit` values."""
+    """Return the first `limit` values of every row."""
     if limit is None or not len(rows) or not bool((rows.lengths > limit).any()):
         return rows
     return pieces(rows, rows.offsets[:-1], np.minimum(rows.lengths, limit))
 
 
 def pick(batch: TrajectoryBatch, index: NDArray[np.int64]) -> TrajectoryBatch:
-    """The trajectories at `index`, in that order; what was refused and why calls did not join stays as it was counted."""
+    """Return the trajectories at `index`, in that order, with unchanged counts of refusals and breaks."""
     columns: dict[str, Any] = {}
     for name in batch.COLUMNS:
         column: Any = getattr(batch, name)

@@ -1,10 +1,9 @@
-"""Which text and which tokens may leave: rules over rows of records.py. Pure.
+"""Masks text and tokens before export: rules over rows of records.py. Pure.
 
-A rule names messages by role, by a regular expression for their text, by the agent, and says what happens where one matches:
-`drop_text` and `hash_text` change the messages and keep the ids; `drop_ids` puts 0 in place of the ids and takes the loss off them, and off
-all that was sampled after them. Which token belongs to which message is not stored, so `drop_ids` takes all tokens of a kind: what the
-model wrote where an assistant's message matches, else everything it was given. Of a row whose messages are not known all ids
-go.
+A rule selects messages by role, by a regular expression for their text, and by agent, and defines an action: `drop_text` and `hash_text`
+change the messages and keep the ids; `drop_ids` replaces ids by 0 and removes the loss from them and from everything sampled after them.
+Which token belongs to which message is not stored, so `drop_ids` affects all tokens of a kind: the model's own if an assistant message
+matches, else all tokens of the prompt. Rows with unknown messages lose all ids.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ _HASH: Final = re.compile("sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class MaskRule:
-    """What is done to messages that match all that is given."""
+    """An action on messages that match all given conditions."""
 
     action: str
     role: str = ""
-    """Empty is every role."""
+    """Empty matches every role."""
     text: str = ""
     """A regular expression that must match somewhere; empty matches every message."""
     agent: str = ""
-    """The same for the agent's name."""
+    """A regular expression for the agent's name; empty matches every agent."""
     salt: str = ""
-    """Goes before the text that is hashed, so that likely texts cannot be tried."""
+    """Prepended to hashed texts, so that likely texts cannot be guessed."""
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -51,22 +50,22 @@ class MaskRule:
                 raise UsageError(f"a masking rule has {pattern!r}, which is no regular expression: {error}") from None
 
     def matches(self, message: dict[str, Any]) -> bool:
-        """Whether it is about this message."""
+        """Whether the rule applies to this message."""
         return (not self.role or message.get("role") == self.role) and re.search(self.text, text_of(message)) is not None
 
     def covers(self, role: str, text: str) -> bool:
-        """Whether it is about this text; an empty role stands for any."""
+        """Whether the rule applies to this text; an empty `role` matches any."""
         return (not self.role or role in ("", self.role)) and re.search(self.text, text) is not None
 
     def replacement(self, text: str) -> str:
-        """The text that takes the place of `text`; a replacement stays as it is."""
+        """Return the replacement of `text`; a text that is already masked is kept."""
         if text == MASKED or _HASH.fullmatch(text):
             return text
         return MASKED if self.action == "drop_text" else "sha256:" + hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
 
 
 def parse_rules(text: bytes, where: str) -> list[MaskRule]:
-    """The rules of a TOML file's text: tables [[rule]]. Raises SettingsError that names `where`."""
+    """Parse [[rule]] tables of TOML. Raises SettingsError, which names `where`."""
     try:
         return [MaskRule(**rule) for rule in tomllib.loads(text.decode())["rule"]]
     except (ValueError, KeyError, TypeError, UsageError) as error:
@@ -74,7 +73,7 @@ def parse_rules(text: bytes, where: str) -> list[MaskRule]:
 
 
 def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
-    """The row after all rules, in their order; rules that look at text see it as it was."""
+    """Apply all rules to a row, in order; each rule matches the original texts."""
     out = dict(row)
     for rule in rules:
         if rule.agent and re.search(rule.agent, str(row.get("agent", ""))) is None:
@@ -87,7 +86,7 @@ def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
                 out[name] = [
                     _masked_message(new, rule) if rule.matches(old) else new for old, new in zip(row[name], out[name], strict=True)
                 ]
-            elif isinstance(row.get(name), dict):  # a triplet: its text is not in one form
+            elif isinstance(row.get(name), dict):  # a triplet: its text has several forms
                 out[name] = {**out[name], "raw_content": None, **({"image_urls": []} if "image_urls" in out[name] else {})}
         if "images" in row and rule.role in ("", "user"):
             out["images"] = []
@@ -95,7 +94,7 @@ def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """The text of a message, with its parts and tool calls as JSON where it is not a text; the same for equal messages."""
+    """Return a message's text, or its parts and tool calls as canonical JSON if it is not a plain text."""
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False, sort_keys=True)
 
@@ -118,7 +117,7 @@ def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> di
             continue
         gone = [written if own else given for own in row[mask]]
         out[ids] = [DROPPED_ID if drop else token for token, drop in zip(out[ids], gone, strict=True)]
-        out[mask] = [0] * len(out[mask])  # either the replies are gone, or what they were sampled after
+        out[mask] = [0] * len(out[mask])  # the replies are masked, or what they were sampled after
         if ids == "response_ids":
             out["logprobs"] = [0.0] * len(out["logprobs"])
     if given and "prompt_ids" in row:

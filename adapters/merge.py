@@ -1,11 +1,11 @@
-"""Which calls of one attempt make one trajectory: a pure rule over token ids.
+"""Merges the calls of one attempt into trajectories: a pure rule over token ids.
 
-Calls of one proxy process are taken in the order of their numbers. A call joins a trajectory only where its full prompt starts,
-token for token, with all that this trajectory holds so far (prompt, responses, and what came between); the longest such trajectory
-wins, of equal ones the earliest. What the prompt adds goes in with mask 0. Every other call starts a trajectory of its own, and the
-reason is one of BREAKS (breaks.py). So each token that the model wrote is trained on exactly once, and nothing is ever tokenised again.
+Calls of one proxy process are taken in the order of their numbers. A call joins a trajectory only if its full prompt starts, token for
+token, with everything in the trajectory so far (prompt, responses, and tokens between); the longest such trajectory wins, then the
+earliest. Tokens that the prompt adds get mask 0. Every other call starts a new trajectory, for one of the reasons BREAKS (breaks.py). So
+each token that the model wrote is trained on exactly once, and nothing is tokenised again.
 
-Prompts in prefix form are expanded first (agl_otel/spans/history.py); a reference that leads nowhere is reported, not guessed.
+Prompts in prefix form are expanded first (agl_otel/spans/history.py); a dangling reference is reported, not guessed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["BREAKS", "Call", "Merged", "TokenIds", "lay_out", "merge"]
 
 @dataclass(frozen=True)
 class Merged:
-    """Calls that make one trajectory, in order, and why it did not join an earlier one."""
+    """The calls of one trajectory, in order, and the reason why it started."""
 
     calls: list[Call]
     reason: str = ""
-    """A key of BREAKS; empty for the first of a process."""
+    """A key of BREAKS; empty for the first trajectory of a process."""
 
     @property
     def length(self) -> int:
-        """Tokens so far: the last prompt, which holds all before it, and the last response."""
+        """Number of tokens so far: the last prompt, which includes everything before it, and the last response."""
         return len(self.calls[-1].prompt) + len(self.calls[-1].response)
 
 
 def merge(calls: Sequence[Call]) -> list[Merged]:
-    """The trajectories of one attempt and process; `calls` sorted by (call, choice), all of them fit to train on."""
+    """Merge the calls of one attempt and process, sorted by (call, choice) and all fit for training."""
     merged: list[Merged] = []
     ends, seen = PrefixIndex(len(calls)), Seen(len(calls))
     for call in calls:
@@ -63,10 +63,10 @@ def _alike(last: Call, call: Call) -> bool:
 
 
 def lay_out(merged: Merged, logprobs: Sequence[NDArray[np.float32]]) -> tuple[TokenIds, TokenIds, NDArray[np.int8], NDArray[np.float32]]:
-    """(prompt, response, response mask, log-probs) of one trajectory; the last three are equally long.
+    """Return (prompt, response, response mask, log-probs) of one trajectory; the last three have equal length.
 
-    `logprobs`: one array for each of its calls, as long as that call's response. Tokens that came between (a tool's answer, the next
-    question) are in the response with mask 0 and log-prob 0.
+    `logprobs`: one array per call, as long as the call's response. Tokens between responses (a tool's answer, the next question) are part
+    of the response with mask 0 and log-prob 0.
     """
     first = merged.calls[0]
     tokens: list[NDArray[Any]] = []

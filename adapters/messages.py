@@ -1,7 +1,6 @@
-"""Spans in, chat messages out: one OpenAI-style conversation for each model call. Pure; for prompts, for SFT files and for people.
+"""Converts spans to chat messages: one OpenAI-style conversation per model call. Pure; for prompts, SFT files and display.
 
-How a call stands on its span is the business of agl_otel/spans/dialects. Token ids are not read here: trajectories.py reads those, for
-training token by token.
+agl_otel/spans/dialects decodes the calls. Token ids are not read here but in trajectories.py, for training by token.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _CHILD_CALL: Final = ("tool.call.id", "tool.name", "tool.parameters")
 
 
 class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
-    """`{"messages": [...], "tools": [...] or None}` for every model call, in the order of the spans.
+    """Makes `{"messages": [...], "tools": [...] or None}` of every model call, in the order of the spans.
 
     Args:
-        llm_call_match: a regular expression for the names of spans that are calls; None means a call in any dialect.
+        llm_call_match: a regular expression for the names of spans to treat as calls; None: calls in any dialect.
         agent_match: a regular expression for the names of agents; None takes every call.
     """
 
@@ -37,23 +36,23 @@ class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
         self.agent_match = agent_match
 
     def adapt(self, source: Sequence[Span], /) -> list[dict[str, Any]]:
-        """The conversations."""
+        """Return the conversations."""
         return to_messages(source, llm_call_match=self.llm_call_match, agent_match=self.agent_match)
 
 
 def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, agent_match: str | None = None) -> list[dict[str, Any]]:
-    """`{"messages": [...], "tools": [...] or None}` for every model call, in the order of `spans`; see TraceToMessages.
+    """Return `{"messages": [...], "tools": [...] or None}` of every model call, in the order of `spans`; see TraceToMessages.
 
-    Messages are OpenAI's: prompt first, then the reply; an assistant message with tool calls and no text has content None. Tool calls
-    of a reply that has none of its own come from the span's children with `tool.*` attributes. A call whose messages were not
-    captured is left out; one whose messages cannot be read, too, with a line in the log.
+    Messages are OpenAI's: prompt first, then the reply; an assistant message with tool calls and no text has content None. If a reply has
+    no tool calls, they are taken from the span's children with `tool.*` attributes. Calls without captured messages are left out, and so
+    are calls with unreadable messages, which are logged.
     """
     read = map(_read, _calls(spans, llm_call_match, agent_match))
     return [_row(each) for each in read if isinstance(each, Conversation)]
 
 
 def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match: str | None = None) -> list[dict[str, Any]]:
-    """`to_messages` of the calls that have a whole reply; `refused` counts the others by chats.CHAT_REFUSALS."""
+    """Convert calls with a complete reply as `to_messages` does; count the others in `refused` by chats.CHAT_REFUSALS."""
     rows: list[dict[str, Any]] = []
     for call in _calls(spans, None, agent_match):
         found = _read(call)
@@ -69,7 +68,7 @@ def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match:
 
 
 def _calls(spans: Sequence[Span], llm_call_match: str | None, agent_match: str | None) -> list[JoinedCall]:
-    """The model calls, in the order of their spans."""
+    """Return the model calls in the order of their spans."""
     if not spans:
         return []
     spans = expand_spans(spans)
@@ -85,7 +84,7 @@ def _row(said: Conversation) -> dict[str, Any]:
 
 
 def _read(call: JoinedCall) -> Conversation | str:
-    """The conversation, or a key of chats.CHAT_REFUSALS where there is none."""
+    """Return the conversation, or a key of chats.CHAT_REFUSALS if there is none."""
     try:
         found = call.conversation
         return "no_reply" if found is None else found._replace(reply=_with_calls(call, found.reply))
@@ -103,6 +102,6 @@ def _with_calls(call: JoinedCall, reply: list[Message]) -> list[Message]:
 
 
 def image_urls(messages: Iterable[Message]) -> list[str]:
-    """The addresses (or data: URLs) of the images in some messages, in order."""
+    """Return the addresses (or data: URLs) of the images in some messages, in order."""
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
     return [url for part in parts if part.get("type") == "image_url" and (url := part["image_url"].get("url"))]

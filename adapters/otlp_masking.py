@@ -1,15 +1,15 @@
-"""Masking before anything is kept: rules (masking.py) over OTLP requests, before any log, the copy and ClickHouse. Pure.
+"""Masks OTLP requests by the rules of masking.py before anything is stored: the log, the forwarded copy, and ClickHouse. Pure.
 
-What was masked already stays as it is.
+Already masked content is kept.
 
-Spans, their events and log records are gone through; agl_otel/spans/content.py lists the attributes that hold content. What cannot be
-split into messages (a whole body, an unknown shape) is matched as if any role had written it. `drop_text` and `hash_text` keep the token
-ids. `drop_ids` puts as many zeros in place of a call's ids, because later calls refer to them by position, and marks the span as masked:
-no loss may be taken of the reply, because it is gone, or what it was sampled after is. Which token belongs to which message is not stored,
-so all tokens of a prompt go, or all of a reply. Where the messages of a call do not decide it (none are there, too many were left out, or
-they begin at another call than the ids do), all of its ids go.
+Spans, their events and log records are covered; agl_otel/spans/content.py lists the attributes with content. Content that cannot be split
+into messages (a whole body, an unknown shape) matches every role. `drop_text` and `hash_text` keep the token ids. `drop_ids` replaces a
+call's ids by as many zeros, since later calls refer to them by position, and marks the span as masked: the reply must not be trained on,
+since it, or what it was sampled after, is gone. Which token belongs to which message is not stored, so all ids of the prompt or of the
+reply are dropped. If the messages of a call do not decide which (none captured, too many left out, or they begin at another call than the
+ids), both are dropped.
 
-The agent's name often stands on another span, which is not visible here: rules with one are for the export.
+The agent's name is often on another span, which is not visible here: rules with an agent are for the export only.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _EVENT_NAME: Final = "event.name"
 _LOGPROBS: Final = "logprobs.content"
 _TOKENS: Final = re.compile(r"token_ids|logprobs")
 _ID_KEYS: Final = (conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TOKEN_IDS)
-_OPENING: Final = 200  # characters in which SHORTENED would stand
+_OPENING: Final = 200  # characters searched for SHORTENED
 
 
 class Text(NamedTuple):
     """A message or another content attribute, as rules see it."""
 
     role: str
-    """Empty where it is not known."""
+    """Empty if unknown."""
     text: str
     reply: bool | None
-    """Whether the model wrote it in this call; None where it is not known."""
+    """Whether the model wrote it in this call; None if unknown."""
 
 
 def load_masker(path: str) -> Masker | None:
-    """What the setting `mask` says; None where it names no file. Raises SettingsError."""
+    """Load the masker of the setting `mask`; None if that is empty. Raises SettingsError."""
     if not path:
         return None
     try:
@@ -68,19 +68,19 @@ def load_masker(path: str) -> Masker | None:
 
 
 class Masker:
-    """Rules over requests. `counts` says how many texts and calls they hit."""
+    """Applies rules to requests. `counts` is the number of texts and calls masked."""
 
     def __init__(self, rules: Sequence[MaskRule]) -> None:
-        """Raises SettingsError for a rule that names an agent."""
+        """Check the rules. Raises SettingsError for a rule with an agent."""
         if any(rule.agent for rule in rules):
             raise SettingsError("a masking rule names an agent: the collector sees no whole traces, use it with `agl-otel export --mask`")
         self._texts = [rule for rule in rules if rule.action != "drop_ids"]
         self._ids = [rule for rule in rules if rule.action == "drop_ids"]
         self.counts: Counter[str] = Counter()
-        """texts (masked), calls (whose token ids went)."""
+        """`texts`: masked texts; `calls`: calls whose token ids were dropped."""
 
     def masked(self, signal: Literal["traces", "logs", "metrics"], raw: bytes) -> bytes:
-        """The request as it may be kept: `raw` itself where nothing is to be masked. Metrics hold no messages."""
+        """Return the masked request, or `raw` itself if nothing is to be masked. Metrics hold no messages."""
         if signal == "metrics" or not (signal == "logs" or any(mark in raw for mark in MARKS)):
             return raw
         request = (ExportTraceServiceRequest if signal == "traces" else ExportLogsServiceRequest)()
@@ -117,11 +117,11 @@ class Masker:
                 masked = AnyValue(string_value=self._replace(rule, text))
                 kept = [item for item in record.body.kvlist_value.values if item.key in METADATA_FIELDS]
                 record.body.CopyFrom(AnyValue(kvlist_value=KeyValueList(values=[*kept, KeyValue(key="content", value=masked)])))
-        elif (rule := _of([rule for rule in self._texts if not rule.role], "", text)) is not None:  # what an agent printed or logged
+        elif (rule := _of([rule for rule in self._texts if not rule.role], "", text)) is not None:  # an agent's output or log
             record.body.CopyFrom(AnyValue(string_value=self._replace(rule, text)))
 
     def _mask_content(self, event: str, attributes: MutableSequence[KeyValue]) -> list[Text]:
-        """Mask the content attributes of a span, or of an event of that name; their texts as they were."""
+        """Mask the content attributes of a span, or of an event of that name; return their original texts."""
         if event in EVENTS or event == CHOICE:
             return self._numbered(attributes, {"": list(attributes)}, Content("", "numbered", EVENTS.get(event, "assistant")))
         texts: list[Text] = []
@@ -148,7 +148,7 @@ class Masker:
         return [Text(content.role, text, content.reply if content.role else None)]
 
     def _messages(self, value: AnyValue, content: Content) -> list[Text]:
-        """A JSON list of messages; each is masked by itself."""
+        """Mask each message of a JSON list."""
         try:
             entries = [_read(entry, content.role) for entry in _list(_text(value))]
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -164,7 +164,7 @@ class Masker:
         return texts
 
     def _numbered(self, attributes: MutableSequence[KeyValue], groups: dict[str, list[KeyValue]], content: Content) -> list[Text]:
-        """Flat keys, a message for each group: of a masked one METADATA_FIELDS and a text remain."""
+        """Mask flat keys, grouped by message: of a masked message METADATA_FIELDS and a text remain."""
         texts: list[Text] = []
         for group, own in groups.items():
             roles = (a.value.string_value for a in own if a.key.removeprefix(group) in ("role", "message.role"))
@@ -227,16 +227,16 @@ _READABLE: Final[dict[str, Callable[[str, str], str]]] = {
     "list": lambda *_: "[]",
     "logprobs": _numbers,
 }
-"""{shape: (what stands for the text, the text) → an attribute that readers of its dialect can still read}."""
+"""{shape: (replacement, original text) → an attribute that readers of its dialect can still parse}."""
 
 
 def _of(rules: Iterable[MaskRule], role: str, text: str) -> MaskRule | None:
-    """The last rule that is about it, as at the export."""
+    """Return the last rule that applies, as at the export."""
     return next((rule for rule in reversed(list(rules)) if rule.covers(role, text)), None)
 
 
 def _holds_tokens(attribute: KeyValue) -> bool:
-    """Whether a content attribute holds token ids, or the tokens' own texts."""
+    """Whether a content attribute holds token ids or the tokens' texts."""
     return content_at(attribute.key) is not None and _TOKENS.search(_text(attribute.value)) is not None
 
 
@@ -262,13 +262,13 @@ def _list(text: str) -> list[dict[str, Any]]:
 
 
 def _read(entry: dict[str, Any], role: str) -> tuple[dict[str, Any], str, str]:
-    """(message, its role, its text as the export has it)."""
+    """Return (message, its role, its text as in the export)."""
     messages = of_parts(entry) if "parts" in entry else [entry]
     return entry, str(entry.get("role") or role or entry["role"]), "\n".join(map(text_of, messages))
 
 
 def _masked_message(entry: dict[str, Any], text: str) -> dict[str, Any]:
-    """The message with `text` for all it says; which tool's answer it is, and how it ended, are kept."""
+    """Replace the message's content by `text`, keeping the tool call that it answers and its finish reason."""
     kept = {key: value for key, value in entry.items() if key in METADATA_FIELDS}
     if "parts" not in entry:
         return {**kept, "content": text}

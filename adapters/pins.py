@@ -1,6 +1,6 @@
-"""A pinned batch: which rollouts, how much of each was read, how, and what came out; so that it can be made again, or be shown to differ.
+"""A pin of a batch: its rollouts, how far and how each was read, and a hash of the rows, so that it can be reproduced or compared.
 
-Pure: dataclasses and JSON. What was observed never changes, but more may come: late spans, a further attempt, a deletion.
+Pure: dataclasses and JSON. Observations never change, but late spans, further attempts and deletions may follow.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Pin:
-    """What a batch was made of."""
+    """The origin of a batch."""
 
     reading: Reading
     rules: list[MaskRule]
     rollouts: dict[str, tuple[str, int]]
-    """{rollout id: (its latest attempt, the highest sequence number read)}."""
+    """{rollout id: (latest attempt, highest sequence number read)}."""
     digest: str
     """columns.Traces.digest: a hash of the identities of all spans that were read."""
     rows: int
@@ -36,17 +36,17 @@ class Pin:
 
     @classmethod
     def of(cls, reading: Reading, rules: Sequence[MaskRule], traces: Traces, rows: Sequence[Row]) -> Pin:
-        """The pin of what was just read. No more than one row is text at a time."""
+        """Make the pin of a batch. Rows are serialised one at a time."""
         return cls(reading, list(rules), read_of(traces), traces.digest, len(rows), content_hash(map(line_of, rows)))
 
     def dumps(self) -> str:
-        """As JSON. The salt of a rule is a secret and is left out."""
+        """Serialise as JSON, without the rules' salts, which are secrets."""
         rules = [{**asdict(rule), "salt": ""} for rule in self.rules]
         return json.dumps({"version": VERSION, **asdict(self), "rules": rules}, indent=1)
 
     @classmethod
     def loads(cls, text: str | bytes, where: str) -> Pin:
-        """From JSON. Raises DataError that names `where`."""
+        """Parse JSON. Raises DataError, which names `where`."""
         try:
             held = json.loads(text)
             if held.pop("version") != VERSION:
@@ -61,7 +61,7 @@ class Pin:
             ) from None
 
     def changes(self, traces: Traces) -> list[str]:
-        """What is otherwise now, in words; nothing where the same was read again."""
+        """Return messages about the differences of a new read; empty if it is the same."""
         now = read_of(traces)
         said = [f"rollout {name} is gone" for name in self.rollouts if name not in now]
         for name, (attempt, number) in self.rollouts.items():
@@ -84,7 +84,7 @@ def _reading(held: dict[str, Any]) -> Reading:
 
 
 def read_of(traces: Traces) -> dict[str, tuple[str, int]]:
-    """{rollout id: (latest attempt, highest sequence number)}."""
+    """Return {rollout id: (latest attempt, highest sequence number)}."""
     return {
         r.rollout_id: (r.attempt.attempt_id if isinstance(r, AttemptedRollout) else "", traces.highest_sequence.get(r.rollout_id, 0))
         for r in traces.rollouts
@@ -92,7 +92,7 @@ def read_of(traces: Traces) -> dict[str, tuple[str, int]]:
 
 
 def content_hash(lines: Iterable[str]) -> str:
-    """SHA-256 of the rows as lines of JSON."""
+    """Return the SHA-256 of rows given as lines of JSON."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(line.encode())
@@ -100,12 +100,12 @@ def content_hash(lines: Iterable[str]) -> str:
 
 
 def line_of(row: Row) -> str:
-    """A row as a line of JSON, the same for equal rows."""
+    """Serialise a row as a canonical line of JSON."""
     return json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
 
 
 def differences(old: Sequence[Row], new: Sequence[Row]) -> dict[str, Any]:
-    """{only_old, only_new, same, changed: {field: how many}, examples}: rows are the same where rollout, attempt and place in it are."""
+    """Compare rows by rollout, attempt and place; return {only_old, only_new, same, changed: {field: count}, examples}."""
     before, after = _keyed(old), _keyed(new)
     changed: dict[str, int] = {}
     examples: list[dict[str, Any]] = []

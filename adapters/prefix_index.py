@@ -1,7 +1,7 @@
-"""An index of token sequences by their hash: which of many are a prefix of another one. Pure.
+"""An index of token sequences by hash, to find those that are a prefix of another one. Pure.
 
-The rolling hash of tokens t₀ … tₙ₋₁ is Σ (tᵢ + 1) · Bⁱ modulo 2⁶⁴ (Rabin and Karp, 1987), so one pass over a sequence gives the hashes of
-all its prefixes. Equal hashes are candidates: the caller compares the tokens, because sequences may be made to collide.
+The rolling hash of tokens t₀ … tₙ₋₁ is Σ (tᵢ + 1) · Bⁱ modulo 2⁶⁴ (Rabin and Karp, 1987), so one pass over a sequence yields the hashes of
+all its prefixes. Equal hashes only give candidates: the caller compares the tokens, since collisions can be provoked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BASE: Final = 0x9E3779B97F4A7C15
 
 
 class _Powers:
-    """B⁰, B¹, …, as many as were asked for."""
+    """The powers B⁰, B¹, …, computed on demand."""
 
     def __init__(self) -> None:
         self._known = np.ones(1, np.uint64)
@@ -33,7 +33,7 @@ _powers: Final = _Powers()
 
 
 def rolling_hashes(tokens: NDArray[np.int32], more: NDArray[np.int32] | None = None) -> Hashes:
-    """uint64 [tokens + more + 1]: the hash of each prefix of the tokens, the empty one's first."""
+    """Return uint64 [tokens + more + 1]: the hash of each prefix of the tokens, starting with the empty one."""
     whole = tokens if more is None else np.concatenate([tokens, more])
     hashes = np.zeros(len(whole) + 1, np.uint64)
     np.cumsum((whole.astype(np.uint64) + np.uint64(1)) * _powers.first(len(whole)), out=hashes[1:])
@@ -41,10 +41,10 @@ def rolling_hashes(tokens: NDArray[np.int32], more: NDArray[np.int32] | None = N
 
 
 class PrefixIndex:
-    """Sequences, each known by its length and its hash.
+    """Sequences, each stored as its length and hash.
 
     Args:
-        capacity: how many there will be at most.
+        capacity: the greatest number of sequences.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -53,12 +53,12 @@ class PrefixIndex:
         self._count = 0
 
     def set(self, place: int, hashes: Hashes) -> None:
-        """Keep the whole sequence that has these `hashes` at `place`, which is a known one, or the next."""
+        """Store the sequence with these `hashes` at `place`, an existing place or the next one."""
         self._lengths[place], self._hashes[place] = len(hashes) - 1, hashes[-1]
         self._count = max(self._count, place + 1)
 
     def of(self, hashes: Hashes) -> list[int]:
-        """The places of those that are probably a prefix of the sequence with these `hashes`, in order."""
+        """Return the sorted places of sequences that are probably a prefix of the one with these `hashes`."""
         lengths: Any = self._lengths[: self._count]
         shorter = np.flatnonzero(lengths < len(hashes))
         return shorter[hashes[lengths[shorter]] == self._hashes[shorter]].tolist()

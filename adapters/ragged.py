@@ -1,4 +1,4 @@
-"""Array operations on ragged rows that need no Python loop over rows or tokens."""
+"""Array operations on ragged rows without Python loops over rows or tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agl_otel.types.columns import Ragged
 
 
 def take(rows: Ragged, index: NDArray[np.int64]) -> Ragged:
-    """The rows at `index`, in that order; a row may be taken more than once. A run of rows is a view, not a copy."""
+    """Return the rows at `index`, in that order; a row may be repeated. Contiguous rows are a view, not a copy."""
     if len(index) and index[-1] - index[0] + 1 == len(index) and bool((np.diff(index) == 1).all()):
         offsets = rows.offsets[index[0] : index[-1] + 2]
         return Ragged(rows.values[offsets[0] : offsets[-1]], offsets - offsets[0])
@@ -17,7 +17,7 @@ def take(rows: Ragged, index: NDArray[np.int64]) -> Ragged:
 
 
 def pieces(rows: Ragged, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
-    """Rows of `lengths` values each, which begin at these places of `rows.values`."""
+    """Return rows of these lengths that begin at these positions of `rows.values`."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     source = np.repeat(starts - offsets[:-1], lengths)
@@ -26,7 +26,7 @@ def pieces(rows: Ragged, starts: NDArray[np.int64], lengths: NDArray[np.int64]) 
 
 
 def concatenate(first: Ragged, second: Ragged) -> Ragged:
-    """All rows of `first`, then all rows of `second`, in the dtype of `first`."""
+    """Return the rows of `first`, then those of `second`, in the dtype of `first`."""
     if not len(second):
         return first
     values = np.concatenate([first.values, second.values.astype(first.values.dtype, copy=False)])
@@ -34,7 +34,7 @@ def concatenate(first: Ragged, second: Ragged) -> Ragged:
 
 
 def count_per_row(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of the flat `flags` are set in each row; rows may be empty."""
+    """Count the set `flags` of each row; rows may be empty."""
     if not flags.any():
         return np.zeros(len(offsets) - 1, dtype=np.int64)
     running = np.zeros(len(flags) + 1, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Traces in, rows out: what a file of training data holds, in each of FORMS. Pure; pins, masks and files are others' business.
+"""Converts traces to the rows of a training data file, in each of FORMS. Pure; pins, masks and files do not belong here.
 
-Every row names its rollout and attempt and carries its reward. Token forms (`trajectories`, `transitions`, `sft`, `dpo`, `tinker`) read
-columns; the others read spans in any dialect, so they need no proxy. How a trainer wants a row written is formats.py's business.
+Every row holds its rollout id, attempt id and reward. Token forms (`trajectories`, `transitions`, `sft`, `dpo`, `tinker`) read columns; the
+others read spans in any dialect, so they need no proxy. formats.py converts rows to trainers' file formats.
 """
 
 from __future__ import annotations
@@ -35,42 +35,41 @@ from agl_otel.types.spans import in_json
 Row = dict[str, Any]
 _log = logging.getLogger(__name__)
 SAMPLING: Final = ("temperature", "top_p")
-"""Columns of rows of token ids: what each of their calls was sampled at."""
+"""Columns of token rows: the sampling parameters of each of their calls."""
 IGNORED: Final = -100
-"""In `labels`: no loss here (what torch's cross entropy and trainers of transformers take)."""
+"""The label for tokens without loss, by torch's cross entropy and transformers' trainers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How traces become rows: all that, with the traces, decides what comes out."""
+    """The options of the conversion to rows; with the traces they determine the result."""
 
     form: str = "trajectories"
     """A key of FORMS."""
     take: tuple[str, ...] = ("complete", "unproven")
-    """Verdicts."""
+    """The verdicts to take."""
     agent_match: str | None = None
-    """A regular expression for the names of agents."""
+    """A regular expression for the names of agents to take; None: all."""
     reward: str | None = None
-    """The name of a reward's dimension; None is the primary one."""
+    """The name of the reward dimension; None: the primary one."""
     fill_reward: float | None = None
-    """The reward of an attempt without one; None refuses it."""
+    """The reward of attempts without one; None: refuse them."""
     min_reward: float | None = None
-    """Attempts with less are left out, and their rows counted as `low_reward`."""
+    """Leave out attempts with less; their rows count as `low_reward`."""
     top_fraction: float | None = None
-    """Keep this share of the attempts, those with the highest rewards; the rest is counted as `not_in_top`."""
+    """Keep this share of the attempts, those with the highest rewards; the rest counts as `not_in_top`."""
     best_of_group: int | None = None
-    """Keep so many attempts of each task, the best; the rest is counted as `not_best_of_group`."""
+    """Keep so many of each task's best attempts; the rest counts as `not_best_of_group`."""
     by_call: bool = False
-    """A row for each call, with the reward of its attempt; `transitions` always are."""
+    """Make one row per call, with its attempt's reward; always so in `transitions`."""
     call_rewards: bool = False
-    """A call's reward is the one that the agent gave it (call_rewards.py), not its attempt's; calls without one take `fill_reward`, or are
-    counted as `no_call_reward`."""
+    """Take a call's own reward (call_rewards.py), not its attempt's; calls without one get `fill_reward`, or count as `no_call_reward`."""
     discount: float | None = None
-    """With it, a call's reward is its attempt's times this, once for each call of the attempt that came later."""
+    """Multiply the attempt's reward by this once for each later call of the attempt."""
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     adapter: str = ""
-    """Names a function of the user's (module:function), as the next two; whoever reads hands them over as Functions."""
+    """Reference to a user's function (module:function), like the next two; the caller loads them and passes Functions."""
     reward_function: str = ""
     filter: str = ""
 
@@ -94,35 +93,35 @@ class Reading:
 
     @property
     def calls_alone(self) -> bool:
-        """Whether each call is a row."""
+        """Whether each call is a row of its own."""
         return self.by_call or self.form == "transitions"
 
 
 class Functions(NamedTuple):
-    """The user's own ways to read; None is ours."""
+    """Functions of the user that replace steps of the conversion; None: the built-in step."""
 
     adapter: Callable[[list[Span]], Iterable[Any]] | None = None
-    """Of the spans of an attempt: the rows, as dicts or pydantic models. Instead of the form."""
+    """Converts the spans of an attempt to rows (dicts or pydantic models), instead of the form."""
     reward: Callable[[list[Span]], float | None] | None = None
-    """Of the same: the attempt's reward; None is none."""
+    """Computes an attempt's reward from its spans; may return None for no reward."""
     keep: Callable[[Row], Any] | None = None
-    """Whether a row is taken; others are counted as `filtered`."""
+    """Whether to keep a row; others count as `filtered`."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What was read."""
+    """The result of a conversion."""
 
     rows: list[Row]
     refused: Counter[str] = field(default_factory=Counter[str])
-    """{why: how many}; see adapters/trajectories.py, lengths.py, selection.py, chats.py, and `no_pair`, `filtered`, `unreadable_spans`."""
+    """{reason: count}; see adapters/trajectories.py, lengths.py, selection.py, chats.py, and `no_pair`, `filtered`, `unreadable_spans`."""
     breaks: Counter[str] = field(default_factory=Counter[str])
 
 
 def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = (), functions: Functions = Functions()) -> Rows:  # noqa: B008 - a tuple
-    """The rows; `spans` of the same rollouts are needed where `needs_spans` says so.
+    """Convert traces to rows; `spans` of the same rollouts are required if `needs_spans`.
 
-    Raises AgentError that names a function of the user's which fails.
+    Raises AgentError, which names the user's function that failed.
     """
     if functions.reward is not None:
         traces = replace(traces, rewards=_rewards(functions.reward, spans))
@@ -150,7 +149,7 @@ def _rewards(function: Callable[[list[Span]], float | None], spans: Sequence[Spa
 def _called(function: Callable[[Any], Any], name: str, given: Any) -> Any:
     try:
         return function(given)
-    except Exception as error:  # the user's code: whatever it raises becomes a message that names it
+    except Exception as error:  # user code: any error becomes a message that names it
         raise AgentError(f"{name or function!r} failed: {type(error).__name__}: {error}") from error
 
 
@@ -172,14 +171,14 @@ def _by_attempt(spans: Sequence[Span]) -> dict[AttemptKey, list[Span]]:
 
 
 def needs_spans(reading: Reading) -> bool:
-    """Whether it is read from spans."""
+    """Whether the conversion needs spans."""
     return reading.form not in TOKEN_FORMS or bool(reading.adapter or reading.reward_function)
 
 
 def to_transitions(traces: Traces, **options: Any) -> TrajectoryBatch:
-    """As `to_trajectories`, but every call is a row of its own, with its whole prompt and the reward of its attempt.
+    """Convert as `to_trajectories` does, but with one row per call, which has its full prompt and its attempt's reward.
 
-    `call_rewards.call_rewards` finds the reward that a call has for itself.
+    `call_rewards.call_rewards` finds the calls' own rewards.
     """
     return to_trajectories(traces, by_call=True, **options)
 
@@ -211,7 +210,7 @@ def _by_own_reward(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> 
 
 
 def _selected(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
-    """Without the rows of attempts that are left out."""
+    """Drop the rows of attempts that are not selected."""
     keys = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
     out = _left_out(reading, traces, dict(zip(keys, batch.reward.tolist(), strict=True)))
     batch.refused.update(out[key] for key in keys if key in out)
@@ -224,7 +223,7 @@ def _left_out(reading: Reading, traces: Traces, rewards: Mapping[AttemptKey, flo
 
 
 def _discounted(batch: TrajectoryBatch, discount: float) -> NDArray[np.float32]:
-    """The rewards, carried back from the last call of each attempt to its first; rows are in the order of the calls."""
+    """Discount the rewards from the last call of each attempt back to its first; rows must be in the order of the calls."""
     later: Counter[AttemptKey] = Counter()
     factors = np.ones(len(batch), np.float32)
     for place in range(len(batch) - 1, -1, -1):
@@ -258,7 +257,7 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
 
 
 def _of_calls(column: NDArray[np.float64] | None, rows: NDArray[Any]) -> list[float | None]:
-    """For each call of the row; None where it is not known."""
+    """Return the value of each call of the row; None if unknown."""
     return [None if column is None or np.isnan(value := column[row]) else float(value) for row in rows.tolist()]
 
 
@@ -268,7 +267,7 @@ def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
 
 
 def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
-    """Input ids and labels, equally long: the loss is on what the model wrote."""
+    """Make input ids and labels of equal length, with loss only on what the model wrote."""
     found = _trajectories(reading, traces, _)
     for row in found.rows:
         prompt, response, mask = row.pop("prompt_ids"), row.pop("response_ids"), row.pop("response_mask")
@@ -279,7 +278,7 @@ def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
 
 
 def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
-    """Of one task's trajectories that begin with the same prompt, token for token: the best and the worst, where their rewards differ."""
+    """Pair the best and the worst of a task's trajectories with the same prompt tokens, if their rewards differ."""
     found = _trajectories(reading, traces, _)
     pairs: list[Row] = []
     for best, worst in _pairs(found, traces, lambda row: (row["agent"], tuple(row["prompt_ids"]))):
@@ -291,7 +290,7 @@ def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
 
 
 def _pairs(found: Rows, traces: Traces, prompt_of: Callable[[Row], Any]) -> Iterable[tuple[Row, Row]]:
-    """(best, worst) of the rows of each task and prompt; rows of a group without a difference are counted."""
+    """Yield (best, worst) of the rows of each task and prompt; count the rows of groups with equal rewards."""
     tasks = {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
     groups: dict[Any, list[Row]] = {}
     for row in found.rows:
@@ -326,9 +325,9 @@ def _of_spans(
     *,
     ours: bool = True,
 ) -> Rows:
-    """The rows of each attempt; `adapt` is given a counter of what it refuses.
+    """Convert the spans of each attempt to rows; `adapt` counts what it refuses in the given counter.
 
-    An attempt whose spans have a shape that our adapters cannot read is counted, and harms no other.
+    An attempt with spans that the built-in adapters cannot read is counted and does not affect the others.
     """
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType]
@@ -369,7 +368,7 @@ def _triplets(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
 
 
 def _openai(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
-    """Whole conversations as OpenAI's fine-tuning takes them; see chats.py."""
+    """Make conversations for OpenAI's fine-tuning; see chats.py."""
 
     def adapt(own: list[Span], refused: Counter[str]) -> Iterable[Row]:
         return conversations(whole_messages(own, refused, agent_match=reading.agent_match), refused, by_call=reading.by_call)
@@ -378,14 +377,14 @@ def _openai(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
 
 
 def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
-    """Of calls for one task with the same messages and tools: the replies of the best and of the worst attempt, where they differ."""
+    """Pair the replies of the best and the worst attempt to a task's calls with the same messages and tools, if their rewards differ."""
     found = _openai(replace(reading, by_call=True), traces, spans)
     pairs = _pairs(found, traces, lambda row: json.dumps([row["messages"][:-1], row["tools"]], sort_keys=True))
     return Rows([_pair(*pair) for pair in pairs], found.refused)
 
 
 TOKEN_FORMS: Final = frozenset({"trajectories", "transitions", "sft", "dpo", "tinker"})
-"""Those that are read from columns of token ids."""
+"""The forms made from columns of token ids."""
 
 FORMS: Final[dict[str, Callable[[Reading, Traces, Sequence[Span]], Rows]]] = {
     "trajectories": _trajectories,
@@ -398,4 +397,4 @@ FORMS: Final[dict[str, Callable[[Reading, Traces, Sequence[Span]], Rows]]] = {
     "openai": _openai,
     "openai_dpo": _openai_dpo,
 }
-"""{name: how traces become rows}."""
+"""{form: its conversion}."""

@@ -1,7 +1,7 @@
-"""Rejection sampling: which attempts are good enough to learn from, by their rewards alone. Pure.
+"""Rejection sampling: selects attempts to learn from by their rewards. Pure.
 
-What is chosen among is whole attempts, not rows: an attempt whose calls made three trajectories counts once. Of equal rewards those that
-were enqueued first win, so the same rollouts give the same choice.
+Whole attempts are selected, not rows: an attempt whose calls made three trajectories counts once. Among equal rewards those enqueued first
+win, so the same rollouts give the same selection.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SELECTION_REFUSALS: Final = {
     "not_best_of_group": "other attempts at the same task have higher rewards (best_of_group)",
     "not_in_top": "its reward is not in the top fraction (top_fraction)",
 }
-"""Why a row is left out, in the order in which attempts are sifted."""
+"""Reasons for leaving out a row, in the order of the steps."""
 
 
 def check_selection(top_fraction: float | None, best_of_group: int | None) -> None:
-    """Raises UsageError that names the option which says nothing sensible."""
+    """Raise UsageError, which names the option, for an invalid value."""
     if top_fraction is not None and not 0 < top_fraction <= 1:
         raise UsageError(f"top_fraction is {top_fraction}: it is a share, more than 0 and at most 1")
     if best_of_group is not None and best_of_group < 1:
@@ -39,18 +39,18 @@ def left_out(
     top_fraction: float | None = None,
     best_of_group: int | None = None,
 ) -> dict[AttemptKey, str]:
-    """{attempt that is not chosen: key of SELECTION_REFUSALS}.
+    """Return {attempt that is not selected: key of SELECTION_REFUSALS}.
 
-    First the threshold, then the best of each task, then the top fraction of what is left, at least one.
+    The threshold applies first, then the best of each task, then the top fraction of the rest (at least one).
 
     Args:
-        rewards: of the attempts to choose among, in the order in which they were enqueued.
-        tasks: {rollout id: which task it is} (task_key).
-        min_reward: attempts with less are out.
+        rewards: the attempts' rewards, in the order of their enqueue.
+        tasks: {rollout id: key of its task} (task_key).
+        min_reward: attempts with less are left out.
         top_fraction: the share to keep, rounded up.
-        best_of_group: so many attempts of each task are kept.
+        best_of_group: how many attempts of each task to keep.
 
-    Raises UsageError where an option says nothing sensible.
+    Raises UsageError for an invalid option.
     """
     check_selection(top_fraction, best_of_group)
     out: dict[AttemptKey, str] = {}
@@ -65,7 +65,7 @@ def left_out(
             out.update(dict.fromkeys(_falling(group, rewards)[best_of_group:], "not_best_of_group"))
     if top_fraction is not None:
         left = [key for key in rewards if key not in out]
-        count = math.ceil(round(top_fraction * len(left), 9))  # 0.1 of 30 are 3, whatever a float makes of it
+        count = math.ceil(round(top_fraction * len(left), 9))  # 0.1 of 30 must be 3 despite rounding of floats
         out.update(dict.fromkeys(_falling(left, rewards)[count:], "not_in_top"))
     return out
 
@@ -75,5 +75,5 @@ def _falling(keys: Sequence[AttemptKey], rewards: Mapping[AttemptKey, float]) ->
 
 
 def task_key(rollout: Rollout) -> str:
-    """Which task a rollout is of: its whole input, the same for equal ones. Rollouts of one task are a group."""
+    """Return the key of a rollout's task, made of its whole input. Rollouts of one task form a group."""
     return json.dumps(rollout.input, ensure_ascii=False, sort_keys=True, default=str)

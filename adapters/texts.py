@@ -1,4 +1,4 @@
-"""Messages of model calls from the columns of texts: conversations, images, and the messages that explain a split. Pure."""
+"""Decodes the messages of model calls from text columns: conversations, and the messages that explain a split. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agl_otel.spans.tolerant import MALFORMED, json_of
 from agl_otel.types.columns import CallTexts
 
 SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")
-"""What our proxy writes in place of messages that are too long for an attribute."""
+"""The proxy's replacement for messages too long for an attribute."""
 MASKED: Final = "[masked]"
-"""What the collector stores in place of a text that a rule drops."""
+"""The collector's replacement for a text that a rule drops."""
 
 
 def conversation_at(texts: CallTexts | None, row: int) -> Conversation:
-    """What one call was asked and answered, in OpenAI's form; nothing where it was not read, not captured, or is no JSON of that shape."""
+    """Return a call's messages in OpenAI's form; empty if they were not read, not captured, or malformed."""
     if texts is None or not texts.asked[row]:
         return NO_MESSAGES
     attributes = {
@@ -35,11 +35,11 @@ def conversation_at(texts: CallTexts | None, row: int) -> Conversation:
 
 
 def messages_at(texts: CallTexts | None, row: int) -> tuple[tuple[str, ...], str]:
-    """(messages asked, the answer), each as "role: …", so that equal ones are equal texts; nothing where some were left out or masked."""
+    """Return (prompt messages, reply), each as "role: …" for comparison; empty if some were left out or masked."""
     found = conversation_at(texts, row)
     if found.prompt and SHORTENED.fullmatch(str(found.prompt[0].get("content"))):
         return (), ""
-    if any(message.get("content") == MASKED for message in (*found.prompt, *found.reply)):  # equal now, whatever they were
+    if any(message.get("content") == MASKED for message in (*found.prompt, *found.reply)):  # masked messages are all equal
         return (), ""
     return tuple(map(_flat, found.prompt)), _flat(found.reply[0]) if found.reply else ""
 
@@ -54,7 +54,7 @@ def _flat(message: Message) -> str:
 
 
 def _canonical(arguments: str) -> str:
-    """Arguments of a tool without the spaces and the order that a client may change."""
+    """Normalise a tool's arguments: clients may change spaces and order."""
     try:
         return json.dumps(json_of(arguments), sort_keys=True)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Columns in, trajectories out: which model calls are fit to train on, merged, with one reward each (contracts.md §7).
+"""Converts columns to trajectories: the model calls that are fit for training, merged, with one reward each (contracts.md §7).
 
-First every attempt is taken or refused, then every call of the taken ones, then calls are merged (merge.py). What is refused is
-counted by reason, never repaired: a missing reward does not become 0 and text is never tokenised again. An attempt that is one chain,
-the common case, costs no Python work for its calls (chains.py).
+First every attempt is taken or refused, then every call of the taken ones, then calls are merged (merge.py). Refusals are counted by
+reason and never repaired: a missing reward does not become 0, and text is never tokenised again. Attempts that are one chain, the common
+case, need no Python work per call (chains.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ATTEMPT_REFUSALS: Final = {
     "no_reward": "no primary reward, or one that is not finite, and no fill value",
     "no_calls": "no model call was captured",
 }
-"""Why an attempt is refused; the first that applies counts, once for each attempt."""
+"""Reasons for refusing an attempt; only the first that applies is counted."""
 
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
@@ -52,7 +52,7 @@ CALL_REFUSALS: Final = {
     "dangling_prefix": "the prompt goes on from a call that is not there",
     "too_many_tokens": f"the prompts of its attempt go on from earlier ones, and have more than {MAX_TOKENS} tokens in all",
 }
-"""Why a call of a taken attempt is refused; the first that applies counts, once for each (call, choice)."""
+"""Reasons for refusing a (call, choice) of a taken attempt; only the first that applies is counted."""
 
 
 @dataclass(frozen=True)
@@ -62,36 +62,36 @@ class TrajectoryBatch:
     prompt: Ragged
     """int32 token ids."""
     response: Ragged
-    """int32 token ids: what the model wrote, and what came between its calls."""
+    """int32 token ids: the model's responses, and the tokens between them."""
     response_mask: Ragged
-    """int8, as long as the response: 1 = the model wrote it."""
+    """int8, as long as the response: 1 for tokens that the model wrote."""
     logprobs: Ragged
-    """float32, as long as the response: as captured when sampled; 0 where the mask is 0."""
+    """float32, as long as the response: as captured during sampling; 0 where the mask is 0."""
     reward: NDArray[np.float32]
-    """The reward of the attempt."""
+    """The attempt's reward."""
     rollout_id: list[str]
     attempt_id: list[str]
     agent: list[str]
     calls: NDArray[np.int64]
-    """How many calls were merged."""
+    """Number of merged calls."""
     model_version: list[str]
     verdict: list[str]
     images: list[list[str]]
-    """Addresses (or data: URLs) of the images in the conversation, in order."""
+    """Addresses (or data: URLs) of the conversation's images, in order."""
     rows: Ragged
-    """int64: the rows of CallColumns that were merged, in order."""
+    """int64: the merged rows of CallColumns, in order."""
     refused: Counter[str]
-    """{key of ATTEMPT_REFUSALS or CALL_REFUSALS: how many}."""
+    """{key of ATTEMPT_REFUSALS or CALL_REFUSALS: count}."""
     breaks: Counter[str]
-    """{key of merge.BREAKS: how many trajectories began for this reason}."""
+    """{key of breaks.BREAKS: number of trajectories that started for this reason}."""
     cut: int = 0
-    """How many were shortened by length limits (lengths.py)."""
+    """Number of trajectories that length limits cut (lengths.py)."""
 
     COLUMNS: ClassVar = (
         "prompt", "response", "response_mask", "logprobs", "reward", "rollout_id", "attempt_id", "agent", "calls", "model_version",
         "verdict", "images", "rows",
     )  # fmt: skip
-    """The fields with an entry for each trajectory."""
+    """The fields with one entry per trajectory."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)
@@ -106,15 +106,15 @@ def to_trajectories(
     reward_name: str | None = None,
     by_call: bool = False,
 ) -> TrajectoryBatch:
-    """The trajectories of the latest attempt of every rollout that succeeded, in the order of the calls.
+    """Convert the latest attempt of every succeeded rollout to trajectories, in the order of the calls.
 
     Args:
-        traces: what `Store.traces` read.
+        traces: the result of `Store.traces`.
         take: the verdicts to train on.
-        fill_reward: the reward of an attempt that has none; None refuses it.
+        fill_reward: the reward of attempts without one; None refuses them.
         agent_match: a regular expression that an agent's name must match somewhere; None takes every agent.
         reward_name: the dimension that is the reward; None is the primary one.
-        by_call: make every call a trajectory of its own (records.to_transitions); then nothing is merged and no break counted.
+        by_call: make every call its own trajectory (records.to_transitions), without merging or counting of breaks.
     """
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, take, fill_reward, refused, reward_name)
@@ -126,7 +126,7 @@ def to_trajectories(
 def taken_attempts(
     traces: Traces, take: Collection[VerdictKind], fill: float | None, refused: Counter[str], reward_name: str | None = None
 ) -> dict[AttemptKey, float]:
-    """{attempt to train on: its reward}; the rest is counted."""
+    """Return {attempt to train on: its reward}; count the refused ones."""
     taken: dict[AttemptKey, float] = {}
     latest = 0
     for _, key, reason, reward in judged(traces, take, fill, reward_name):
@@ -143,7 +143,7 @@ def taken_attempts(
 def judged(
     traces: Traces, take: Collection[VerdictKind], fill: float | None, reward_name: str | None = None
 ) -> Iterator[tuple[Rollout, AttemptKey | None, str, float | None]]:
-    """For each rollout: (it, its latest attempt, why that is refused or "", its reward or None)."""
+    """Yield (rollout, its latest attempt, the reason for refusing that or "", its reward or None)."""
     for rollout in traces.rollouts:
         if not isinstance(rollout, AttemptedRollout):
             yield rollout, None, "no_attempt", None
@@ -163,7 +163,7 @@ def judged(
 
 
 def _final_reward(rewards: Sequence[Reward], fill: float | None, name: str | None) -> float | None:
-    """The last reward of the dimension (`rewards` are ordered by sequence), `fill` where there is none; None where it is not finite."""
+    """Return the last reward of the dimension (`rewards` are ordered by sequence), else `fill`; None if it is not finite."""
     for reward in reversed(rewards):
         if reward.is_of(name):
             return reward.value if math.isfinite(reward.value) else None
@@ -173,7 +173,7 @@ def _final_reward(rewards: Sequence[Reward], fill: float | None, name: str | Non
 def _attempt_of_calls(
     calls: CallColumns, rewards: dict[AttemptKey, float], refused: Counter[str]
 ) -> tuple[NDArray[np.int64], list[AttemptKey]]:
-    """For each call the index of its attempt in the returned list of taken ones, -1 where that was not taken."""
+    """Return the list of taken attempts, and for each call the index of its attempt in it (-1: not taken)."""
     keys = list(rewards)
     index = {key: place for place, key in enumerate(keys)}
     places = [index.get(key, -1) for key in zip(calls.rollout_id, calls.attempt_id, strict=True)]
@@ -185,7 +185,7 @@ def _attempt_of_calls(
 
 
 def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str | None, refused: Counter[str]) -> NDArray[np.bool_]:
-    """Which calls may be trained on, prefix references aside; the rest of the taken attempts' calls is counted."""
+    """Return which calls may be trained on, before prefix references are checked; count the taken attempts' other calls."""
     response, logprobs = calls.response.lengths, calls.logprobs.lengths
     wrong = {
         "masked_ids": np.array([why == conventions.LLM_MASKED for why in calls.incomplete], dtype=np.bool_),
@@ -217,14 +217,14 @@ def _assemble(
     refused: Counter[str],
     by_call: bool,
 ) -> TrajectoryBatch:
-    """Chains by array operations, all other attempts through merge.py, then both in the order of their first call."""
+    """Build chains by array operations and other attempts by merge.py; sort both by their first call."""
     calls, breaks = traces.calls, Counter[str]()
     begins, chained = chains(calls, attempt, fit)
-    if by_call:  # an attempt of one call is a chain, and its transition
+    if by_call:  # of the chains only those of one call are transitions
         alone = np.bincount(attempt[chained], minlength=len(keys))[attempt] == 1 if len(keys) else chained
         begins, chained = begins & alone, chained & alone
     merged = _merge_rows(traces, attempt, fit, np.flatnonzero((attempt >= 0) & ~chained), refused, None if by_call else breaks)
-    captured: Any = calls.logprobs  # its rows are float32
+    captured: Any = calls.logprobs  # the chains' rows are float32
     laid_out = [lay_out(m, [captured[c.row] for c in m.calls]) for m in merged]
     rows = np.flatnonzero(begins)
     first = np.concatenate([rows, np.array([m.calls[0].row for m in merged], dtype=np.int64)])
@@ -253,7 +253,7 @@ def _assemble(
 
 
 def _images(traces: Traces, rows: Ragged) -> list[list[str]]:
-    """Of each trajectory: its last call was asked with the whole conversation."""
+    """Return the images of each trajectory, from its last call's prompt, which holds the whole conversation."""
     has = traces.calls.has_images
     if traces.texts is None or has is None or not has.any():
         return [[] for _ in range(len(rows))]
@@ -269,7 +269,7 @@ def _merge_rows(
     refused: Counter[str],
     breaks: Counter[str] | None,
 ) -> list[Merged]:
-    """Merge the given rows, which hold whole attempts, one process at a time; without `breaks` every call is by itself."""
+    """Merge the rows of whole attempts, one process at a time; without `breaks` every call stays separate."""
     calls = traces.calls
     processes: dict[tuple[int, str], list[int]] = {}
     for row in rows.tolist():
@@ -308,7 +308,7 @@ def _stored(calls: CallColumns, rows: list[int]) -> list[StoredCall]:
 def _ready_calls(
     traces: Traces, fit: NDArray[np.bool_], rows: list[int], stored: Sequence[StoredCall], refused: Counter[str]
 ) -> list[Call]:
-    """The fit calls of one attempt and process with their full prompts; a fit call whose prefix dangles, or was masked, is counted."""
+    """Return the fit calls of one attempt and process with full prompts; count those with a dangling or masked prefix."""
     calls = traces.calls
     explain = traces.texts is not None and bool((calls.prefix_call[rows[1:]] == 0).any())
     ready: list[Call] = []

@@ -1,6 +1,6 @@
-"""The spans of one attempt as a tree, and the model calls in it: whose they are, and which reward they earned. Pure.
+"""The spans of one attempt as a tree, and the agents and rewards of the model calls in it. Pure.
 
-Names and rules are Agent Lightning 0.3's (its TraceTree). Nothing here recurses: a trace may be as deep as its agent.
+Names and rules are those of Agent Lightning 0.3's TraceTree. There is no recursion, since traces may be very deep.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 VIRTUAL_ROOT = "virtual-root"
 CALLER = "gen_ai.agent.name"
-"""On a model call: the agent that made it. Every other mark of an agent is for the spans below."""
+"""The attribute with the agent of a model call. Every other mark of an agent applies to the spans below it."""
 EVERY_AGENT = "*"
-"""The agent of a call where no agent was asked for and none is named around it."""
+"""The agent of a call without a named agent around it, if none was requested."""
 
 
 class RewardMatchPolicy(StrEnum):
-    """Which model call a reward belongs to."""
+    """The rule by which a reward is matched to a model call."""
 
     FIRST_OCCURRENCE = "first_occurrence"
-    """The last call that ended before it and has no reward yet."""
+    """The last call that ended before the reward and has none yet."""
     FIRST_SIBLING = "first_sibling"
-    """The same among the spans beside it, under the same parent."""
+    """The same, but only among the reward's siblings."""
 
 
 @dataclass(eq=False)
@@ -51,9 +51,9 @@ class TraceTree:
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span | ReadableSpan]) -> TraceTree:
-        """The tree of some spans. Parents that are not there, and a root over several, are made up.
+        """Build the tree of some spans. Missing parents, and a root above several trees, are made up.
 
-        Raises UsageError (also a ValueError) where there are no spans, or where they form a circle.
+        Raises UsageError (also a ValueError) without spans, or if they form a cycle.
         """
         if not spans:
             raise UsageError("there are no spans: a trace tree needs one at least")
@@ -77,21 +77,21 @@ class TraceTree:
 
     @property
     def start_time(self) -> float:
-        """Unix seconds; 0 where the span has no start."""
+        """Unix seconds; 0 if the span has no start."""
         return self.span.start_time or 0.0
 
     @property
     def end_time(self) -> float:
-        """Unix seconds; the start where the span has no end."""
+        """Unix seconds; the start if the span has no end."""
         return self.span.end_time or self.start_time
 
     @property
     def agent_name(self) -> str | None:
-        """The agent whose work this is; None where the span names none."""
+        """The agent that the span names, or None."""
         return agent_name(self.span)
 
     def traverse(self) -> list[TraceTree]:
-        """This node and all below it, depth first."""
+        """Return this node and all below it, depth first."""
         return list(self._walk())
 
     def _walk(self) -> Iterator[TraceTree]:
@@ -102,9 +102,9 @@ class TraceTree:
             stack.extend(reversed(node.children))
 
     def repair_hierarchy(self) -> None:
-        """Move spans that hang too high under the shortest span around them in time; only the topmost level with several children.
+        """Move misplaced children under the shortest span that encloses them in time; only at the topmost level with several children.
 
-        Instrumentations that lose the context put calls beside the agent that made them. A child only goes below what began before it.
+        Instrumentations that lose the context put calls beside their agent. A child is only moved below a span that began before it.
         """
         top = self
         while len(top.children) == 1:
@@ -128,11 +128,11 @@ class TraceTree:
             target.children.sort(key=lambda node: node.start_time)
 
     def _place(self) -> tuple[float, float]:
-        """Sorts spans in time: each after all that are around it."""
+        """Return the key that sorts a span after all that enclose it in time."""
         return self.start_time, -self.end_time
 
     def is_reward_span(self) -> bool:
-        """Whether the span holds a reward, or is the operation that computed one."""
+        """Whether the span holds a reward or is the operation that computed one."""
         operation = (
             self.span.name == conventions.SPAN_OPERATION and self.span.attributes.get(conventions.OPERATION_NAME) == conventions.SPAN_REWARD
         )
@@ -141,12 +141,12 @@ class TraceTree:
     def find_llm_calls(
         self, *, llm_call_match: str | None = None, agent_match: str | None = None, exclude_llm_call_in_reward: bool = True
     ) -> list[JoinedCall]:
-        """The model calls, each once, depth first; of one that an SDK repeated the last try.
+        """Return the model calls, each once, depth first; of a call that an SDK repeated, the last try.
 
         Args:
-            llm_call_match: a regular expression for the names of spans that are calls; None means a call in any dialect.
+            llm_call_match: a regular expression for the names of spans to treat as calls; None: calls in any dialect.
             agent_match: a regular expression that the nearest named agent around a call must match; None takes every call.
-            exclude_llm_call_in_reward: leave out what a judge asked: calls below a span that holds or computes a reward.
+            exclude_llm_call_in_reward: leave out a judge's calls, those below a span that holds or computes a reward.
         """
         joiner = Joiner()
         unused = repeated(node.span for node in self.traverse())
@@ -168,7 +168,7 @@ class TraceTree:
         return joiner.calls
 
     def match_rewards(self, policy: RewardMatchPolicy | str, calls: Sequence[JoinedCall]) -> dict[str, float]:
-        """{span id of a call: its reward}; a call without one is left out."""
+        """Return {span id of a call: its reward} for calls with a reward."""
         own = {call.node.id: call.node for call in calls}
         groups = [self.traverse()] if policy == RewardMatchPolicy.FIRST_OCCURRENCE else [node.children for node in self._walk()]
         rewards: dict[str, float] = {}
@@ -176,7 +176,7 @@ class TraceTree:
             begun: list[tuple[float, int, str]] = []
             """A heap of (end, place, id) of calls."""
             ended: list[tuple[int, str]] = []
-            """A heap of (-place, id) of those that have ended and have no reward."""
+            """A heap of (-place, id) of calls that have ended and have no reward."""
             for place, node in enumerate(sorted(group, key=lambda node: node.start_time)):
                 if node.id in own:
                     heappush(begun, (node.end_time, place, node.id))
@@ -189,7 +189,7 @@ class TraceTree:
         return rewards
 
     def visualize(self, filename: str, interested_span_match: str | None = None) -> None:
-        """Draw the tree to `filename`.png. Raises UsageError where graphviz is not installed."""
+        """Draw the tree to `filename`.png. Raises UsageError if graphviz is not installed."""
         try:
             graphviz: Any = importlib.import_module("graphviz")
         except ImportError:
@@ -204,15 +204,15 @@ class TraceTree:
 
 
 class _Around:
-    """Finds the shortest of some spans that ends no earlier than another one; all of them began before it."""
+    """Finds the shortest of some spans that ends no earlier than a given one; all of them began before it."""
 
     def __init__(self) -> None:
         self._ends: list[float] = []
         self._shortest: list[tuple[float, TraceTree]] = []
-        """For each of the ends, in order, the shortest span that ends there or later, and its duration, which therefore rises, too."""
+        """(duration, node) of the shortest span that ends at each of `_ends` or later; durations rise along with the ends."""
 
     def add(self, node: TraceTree) -> None:
-        """Add one more. Those that it replaces are never looked at again."""
+        """Add a span; drop those that it makes irrelevant."""
         end, duration = node.end_time, node.end_time - node.start_time
         place = bisect_left(self._ends, end)
         if place < len(self._ends) and self._shortest[place][0] <= duration:
@@ -225,7 +225,7 @@ class _Around:
         self._shortest[first:last] = [(duration, node)]
 
     def shortest(self, end: float) -> TraceTree | None:
-        """The shortest that ends then or later."""
+        """Return the shortest span that ends at `end` or later."""
         place = bisect_left(self._ends, end)
         return self._shortest[place][1] if place < len(self._ends) else None
 
@@ -239,7 +239,7 @@ def _as_span(span: Span | ReadableSpan, place: int) -> Span:
 
 
 def _around(span_id: str, children: Sequence[TraceTree]) -> Span:
-    """A made-up span over the time of its children; of the trace of the first one."""
+    """Make up a span that covers its children in time, in the trace of the first one."""
     first = children[0].span
     return Span.from_attributes(
         attributes={},

@@ -1,6 +1,6 @@
-"""Spans in, triplets out: prompt, response and reward of every model call, in the form and by the rules of Agent Lightning 0.3.
+"""Converts spans to triplets (prompt, response and reward of a model call), in the form and by the rules of Agent Lightning 0.3.
 
-For training at scale use trajectories.py, which reads columns; this is for those who hold spans, and for a look at a few rollouts.
+For training at scale use trajectories.py, which reads columns; this is for code that already has spans, and for a few rollouts.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _NOT_SETTINGS: Final = frozenset({"messages", "choices", "prompt_token_ids", "response_token_ids"})
-"""Left out of `metadata`: they are the prompt and the response."""
+"""Attributes left out of `metadata`, since they hold the prompt and the response."""
 _RAW: Final = (
     ("gen_ai.prompt", "gen_ai.completion"),
     (f"{conventions.OPERATION_INPUT}.messages", f"{conventions.OPERATION_OUTPUT}.choices"),
 )
-"""Prefixes of 0.3's own forms, which `raw_content` gives as they are nested; every other dialect gives OpenAI's messages."""
+"""Prefixes of 0.3's own dialects, which `raw_content` keeps as nested objects; other dialects become OpenAI messages."""
 
 
 class TracerTraceToTriplet(TraceToTripletBase):
-    """Triplets from what instrumentations wrote, and our proxy beside them.
+    """Makes triplets from the spans of instrumentations and of the proxy.
 
     Args:
-        repair_hierarchy: move spans under the one that encloses them in time, where an instrumentation lost the context.
-        llm_call_match: a regular expression for the names of spans that are model calls, taken literally; None means a call in any
-            dialect.
+        repair_hierarchy: move spans under the one that encloses them in time, if an instrumentation lost the context.
+        llm_call_match: a regular expression for the names of spans to treat as model calls; None: model calls in any dialect.
         agent_match: a regular expression for the names of the agents to train; None takes every call.
         exclude_llm_call_in_reward: leave out calls that a reward function made.
         reward_match: which call a reward belongs to.
@@ -70,25 +69,25 @@ class TracerTraceToTriplet(TraceToTripletBase):
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def tree(self, source: Sequence[Span | ReadableSpan]) -> TraceTree:
-        """The trace, repaired where that is wanted. Raises UsageError (also a ValueError) without spans."""
+        """Return the trace's tree, repaired if requested. Raises UsageError (also a ValueError) without spans."""
         tree = TraceTree.from_spans(expand_spans(source))
         if self.repair_hierarchy:
             tree.repair_hierarchy()
         return tree
 
     def adapt(self, source: Sequence[Span | ReadableSpan], /) -> list[Triplet]:
-        """One triplet for each model call. Raises UsageError (also a ValueError) without spans."""
+        """Return one triplet per model call. Raises UsageError (also a ValueError) without spans."""
         return self.to_trajectory(self.tree(source))
 
     def to_trajectory(self, tree: TraceTree, *, final_reward: float | None = None) -> list[Triplet]:
-        """The triplets of a trace; `final_reward` becomes the reward of the last one."""
+        """Return the triplets of a trace; `final_reward` becomes the last one's reward."""
         triplets = [triplet for _, triplet in self.calls(tree)]
         if final_reward is not None and triplets:
             triplets[-1] = triplets[-1].model_copy(update={"reward": final_reward})
         return triplets
 
     def calls(self, tree: TraceTree) -> list[tuple[JoinedCall, Triplet]]:
-        """The model calls of a trace, each with its triplet."""
+        """Return the model calls of a trace with their triplets."""
         calls = tree.find_llm_calls(
             llm_call_match=self.llm_call_match,
             agent_match=self.agent_match,
@@ -102,16 +101,16 @@ class TracerTraceToTriplet(TraceToTripletBase):
     def visualize(
         self, source: Sequence[Span | ReadableSpan], /, filename: str = "trace_tree", interested_span_match: str | None = None
     ) -> TraceTree:
-        """Draw the trace to `filename`.png; answers it. Raises UsageError where graphviz is not installed."""
+        """Draw the trace to `filename`.png and return the tree. Raises UsageError if graphviz is not installed."""
         tree = self.tree(source)
         tree.visualize(filename, interested_span_match)
         return tree
 
 
 def whole_triplets(spans: Sequence[Span], refused: Counter[str], *, agent_match: str | None = None) -> list[Triplet]:
-    """The triplets of the calls that have a whole reply; `refused` counts the others by chats.CHAT_REFUSALS.
+    """Return the triplets of calls with a complete reply; count the others in `refused` by chats.CHAT_REFUSALS.
 
-    Raises as TracerTraceToTriplet.
+    Raises what TracerTraceToTriplet raises.
     """
     adapter = TracerTraceToTriplet(agent_match=agent_match)
     whole: list[Triplet] = []
@@ -135,7 +134,7 @@ def _prompt(call: ModelCall, prompts: Mapping[SpanKey, NDArray[np.int32]]) -> li
 def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey, NDArray[np.int32]]) -> Triplet:
     outer = joined.calls[0]
     conversation = outer.readable
-    if not conversation.prompt and not conversation.reply:  # content capture was off there: another span may say more
+    if not conversation.prompt and not conversation.reply:  # content capture was off there: another span may hold more
         conversation = next((c for call in joined.calls[1:] if (c := call.readable).prompt), conversation)
     attributes = joined.span.attributes
     sampled = joined.tokens or max(joined.calls, key=lambda call: (bool(call.response_token_ids), bool(call.prompt_token_ids)))
@@ -185,15 +184,15 @@ def _settings(attributes: Mapping[str, Any], prefixes: Sequence[str]) -> dict[st
 
 
 class LlmProxyTraceToTriplet(TraceToTripletBase):
-    """Triplets from what a proxy wrote alone: litellm's spans, as Agent Lightning 0.3's proxy stored them, or our proxy's.
+    """Makes triplets from a proxy's spans only: litellm's, as stored by Agent Lightning 0.3's proxy, or those of this package's proxy.
 
-    Token ids only. Order and rewards go by sequence numbers, never by clocks.
+    They hold token ids only. Order and rewards follow sequence numbers, never clocks.
     """
 
     _DIALECTS: Final = (agl.DIALECT, litellm.DIALECT)
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
-        """One triplet for each response that has token ids of prompt and response."""
+        """Return one triplet per response with token ids of prompt and response."""
         spans = sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0))
         prompts, unused = expand_prompts(spans), repeated(spans)
         calls: list[tuple[int, Triplet]] = []
