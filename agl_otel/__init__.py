@@ -1,7 +1,7 @@
 """agl-otel: train AI agents from the OpenTelemetry they already emit.
 
-Importing this package is fast and opens nothing; names are loaded when they are first used. Users of Agent Lightning 0.3 write
-`import agl_otel as agl`: its names are here, and its module names are here or in compat/.
+Importing this package is fast and opens nothing; names are loaded on first use. Users of Agent Lightning 0.3 write
+`import agl_otel as agl`: its names are here, and its modules are here or in compat/.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 __version__ = "0.1.0.dev0"
-__path__.append(str(Path(__file__).parent / "compat" / "names"))  # `agl_otel.emitter` and others that are no rooms of ours
+__path__.append(str(Path(__file__).parent / "compat" / "names"))  # `agl_otel.emitter` and other modules of 0.3
 
 _NAMES: Final = {
     "agl_otel.types": """
@@ -53,7 +53,7 @@ _NAMES: Final = {
     "agl_otel.compat.env_var": """
         LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var""",
 }
-"""{module: what is here of it}; Agent Lightning 0.3's names and those of our own that users need. `__init__.pyi` tells editors."""
+"""{module: its public names}: Agent Lightning 0.3's, and others that users need. `__init__.pyi` is for editors."""
 _MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]  # they come through __getattr__
 

@@ -1,24 +1,24 @@
 """The error tree. Every message says what happened, to which id or path, and what to do next.
 
     AglError
-    ├── UsageError            the caller asked for something that cannot be: fix the call (exit code 2); also a ValueError,
-    │   │                     which is what callers of Agent Lightning 0.3 catch
+    ├── UsageError            an invalid call: fix it (exit code 2); also a ValueError, which callers of
+    │   │                     Agent Lightning 0.3 catch
     │   ├── SettingsError     a setting, flag, environment variable or job file is wrong
-    │   ├── InvalidIdError    an id breaks the rule of semconv.ID_PATTERN
+    │   ├── InvalidIdError    an id does not match conventions.ID_PATTERN
     │   └── NotFoundError     no such rollout, attempt, resources or worker
-    ├── ConflictError         the state does not allow it
-    │   ├── FencedError       a newer attempt exists, or the rollout was cancelled: this claim is void
-    │   └── InUseError        a port, data directory or lease is held by somebody else
-    ├── UnavailableError      a service is away, full or still starting: try again
-    │   └── DiskFullError     its disk is full: nothing is tried again until somebody makes room
-    ├── DataError             bytes that cannot be taken: malformed OTLP, a row that ClickHouse refuses, a damaged log
-    │   ├── TooLargeError     a request is larger than is taken, or takes too long to unpack
-    │   ├── EncodingError     its Content-Encoding is none of ours
-    │   └── SpanShapeError    attributes of a span have another shape than its convention says; also a ValueError, as in 0.3
+    ├── ConflictError         the call is not allowed in the current state
+    │   ├── FencedError       the claim is void: a newer attempt exists, or the rollout was cancelled
+    │   └── InUseError        a port, data directory or lease is in use by another process
+    ├── UnavailableError      a service is down, overloaded or still starting: try again
+    │   └── DiskFullError     its disk is full: a retry is useless until there is room
+    ├── DataError             invalid data: malformed OTLP, a row that ClickHouse refuses, a damaged log
+    │   ├── TooLargeError     a request is too large, or takes too long to unpack
+    │   ├── EncodingError     an unsupported Content-Encoding
+    │   └── SpanShapeError    a span's attributes do not have the shape of its convention; also a ValueError, as in 0.3
     ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
     ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
-    │   └── AgentTimeoutError it ran past its time
-    ├── ModelServerError      the model's server answered an error or not at all
+    │   └── AgentTimeoutError it exceeded its time limit
+    ├── ModelServerError      the model server answered with an error or not at all
     └── RefusedError          the proxy does not forward a model call: attempt over, budget spent, wrong key, paused
 
 `grpc_status` and `http_status` are the only places that map errors to the wire; `from_grpc` maps back.
@@ -31,18 +31,18 @@ import os
 from typing import Final
 
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a write to a disk without room fails with."""
+"""Error numbers of a write to a disk without room."""
 
 
 class AglError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
     retryable: bool = False
-    """Whether the same call may succeed later without a change."""
+    """Whether the same call may succeed later."""
 
 
 class UsageError(AglError, ValueError):
-    """The caller asked for something that cannot be."""
+    """The call is invalid."""
 
 
 class SettingsError(UsageError):
@@ -58,7 +58,7 @@ class NotFoundError(UsageError):
 
 
 class ConflictError(AglError):
-    """The state of the thing does not allow the call."""
+    """The call is not allowed in the current state."""
 
 
 class FencedError(ConflictError):
@@ -66,56 +66,56 @@ class FencedError(ConflictError):
 
 
 class InUseError(ConflictError):
-    """A port, data directory or lease is held by somebody else."""
+    """A port, data directory or lease is in use by another process."""
 
     @classmethod
     def of_port(cls, host: str, port: int, why: OSError | str, setting: str) -> InUseError:
-        """Of a port that cannot be listened on; `setting` is the variable that names it."""
-        number = getattr(why, "errno", None) or 0  # of a name that is not found it is negative
+        """Return the error for a port that cannot be listened on; `setting` is its variable."""
+        number = getattr(why, "errno", None) or 0  # negative for an unknown host name
         reason = os.strerror(number) if number > 0 else why
         return cls(f"cannot listen on {host}:{port} ({reason}): stop what runs there, or choose another with {setting}")
 
 
 class UnavailableError(AglError):
-    """A service is away, full or still starting."""
+    """A service is down, overloaded or still starting."""
 
     retryable = True
 
 
 class DiskFullError(UnavailableError):
-    """A disk has no room. Callers hear of it at once: the client's own retries would only hide it for a while."""
+    """A disk is full. Clients do not retry it, since that would only delay the message."""
 
     @classmethod
     def of(cls, what: str, why: object) -> DiskFullError:
-        """`what` lies on the disk that is full."""
+        """Return the error for `what`, which is on the full disk."""
         return cls(f"{what} cannot be written, its disk is full ({why}): check the disk's free space and make room (`agl-otel disk` shows "
                    "what of a data directory is large), then try again")  # fmt: skip
 
 
 def unwritable(what: str, error: OSError) -> str:
-    """What is said of a file or folder that the disk refuses to write, with the remedy where the disk is full."""
+    """Return the message for a file or folder that cannot be written, with the remedy if the disk is full."""
     why = error.strerror or error
     return str(DiskFullError.of(what, why)) if error.errno in FULL_DISK else f"{what} cannot be written: {why}"
 
 
 class DataError(AglError):
-    """Bytes or rows that cannot be taken."""
+    """Bytes or rows are invalid."""
 
 
 class TooLargeError(DataError):
-    """A request beyond what is taken of one, or beyond what may be spent on unpacking it."""
+    """A request is too large, or takes too long to unpack."""
 
 
 class EncodingError(DataError):
-    """A Content-Encoding that is not taken."""
+    """A Content-Encoding is not supported."""
 
 
 class SpanShapeError(DataError, ValueError):
-    """The attributes of a span have another shape than its convention says."""
+    """A span's attributes do not have the shape of its convention."""
 
 
 class QueryError(AglError):
-    """ClickHouse, or the read-only guard before it, refused a query; `code` is ClickHouse's number (0 where none was given)."""
+    """ClickHouse, or the read-only guard before it, refused a query; `code` is ClickHouse's number (0 if it gave none)."""
 
     code = 0
 
@@ -125,11 +125,11 @@ class AgentError(AglError):
 
 
 class AgentTimeoutError(AgentError):
-    """The agent ran past its time and was ended."""
+    """The agent exceeded its time limit and was ended."""
 
 
 class ModelServerError(AglError):
-    """The model's server answered an error, or not at all."""
+    """The model server answered with an error or not at all."""
 
     retryable = True
 
@@ -140,12 +140,12 @@ class RefusedError(AglError):
     def __init__(self, message: str, *, status: int = 403, code: str = "refused", retry_seconds: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-        """HTTP status: one that SDKs retry (429) only where `retry_seconds` says when."""
+        """HTTP status; one that SDKs retry (429) only with `retry_seconds`."""
         self.code = code
         self.retry_seconds = retry_seconds
 
 
-_GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most special first
+_GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most specific first
     (InvalidIdError, "INVALID_ARGUMENT"),
     (NotFoundError, "NOT_FOUND"),
     (UsageError, "INVALID_ARGUMENT"),
@@ -182,17 +182,17 @@ _FROM_GRPC: Final[dict[str, type[AglError]]] = {
 
 
 def grpc_status(error: BaseException) -> str:
-    """The name of the gRPC status code for `error` (`INTERNAL` for what is not ours)."""
+    """Return the name of the gRPC status code for `error` (`INTERNAL` for errors of other packages)."""
     return next((code for kind, code in _GRPC if isinstance(error, kind)), "INTERNAL")
 
 
 def http_status(error: BaseException) -> int:
-    """The HTTP status for `error`."""
+    """Return the HTTP status for `error`."""
     if isinstance(error, TooLargeError | EncodingError):
         return 413 if isinstance(error, TooLargeError) else 415
     return error.status if isinstance(error, RefusedError) else _HTTP[grpc_status(error)]
 
 
 def from_grpc(code: str, details: str) -> AglError:
-    """The error that a gRPC status stands for; `details` becomes its message."""
+    """Return the error for a gRPC status, with `details` as its message."""
     return _FROM_GRPC.get(code, AglError)(details)

@@ -1,6 +1,6 @@
-"""Settings: flags over environment over `agl.toml` over defaults. Nothing else reads AGL_* variables.
+"""Settings, from flags, environment, `agl.toml` and defaults, in this order of precedence. Nothing else reads AGL_* variables.
 
-A child process of ours gets what its parent resolved, whole: `Settings.environment` writes it, `load` reads nothing beside it.
+A child process gets all settings that its parent resolved: `Settings.environment` writes them, and `load` then reads nothing else.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from agl_otel.errors import InUseError, SettingsError
 CONFIG_FILE: Final = "agl.toml"
 SECRETS: Final = ("token", "upstream_key", "forward_headers", "metrics_otlp_headers")
 _OWN_PORTS: Final = range(20_000, 32_000)
-DAY_SECONDS: Final = 86400.0  # what is kept for some time is kept for days
+DAY_SECONDS: Final = 86400.0  # retention is set in days
 RESERVED_SECONDS: Final = 120.0  # longer than a service takes to start on a busy machine
 _reserved: Final[deque[tuple[float, socket.socket]]] = deque()
-"""(until when, a socket bound to a port of `free_ports`), the oldest first."""
+"""(end of its reservation, socket bound to a port of `free_ports`), the oldest first."""
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
 PREFIX: Final = "AGL_"
 RESOLVED: Final = "AGL_RESOLVED"
-"""Set beside what `Settings.environment` writes: empty variables count as well, and agl.toml is not read."""
+"""Set along with the variables of `Settings.environment`: then empty variables count, too, and agl.toml is not read."""
 PRIVATE: Final[Mapping[str, Any]] = {
     **dict.fromkeys((*PORTS, "jaeger_port", "queue_metrics_port", "runner_metrics_port"), 0),
     **dict.fromkeys(("store", "queue_url", "clickhouse_url", "collector", "advertise"), ""),
     **dict.fromkeys(("forward_otlp", "metrics_otlp"), ""),
 }
-"""Settings of a stack that belongs to one data directory: it reaches no store or collector that the surroundings name, and is taken for no
-other."""
-MISTYPED: Final = 0.8  # similarity (difflib) from which a variable is taken for a setting's
+"""Settings of a private stack of one data directory: it ignores stores and collectors named in the environment, and takes no fixed
+ports."""
+MISTYPED: Final = 0.8  # similarity (difflib) above which a variable counts as a mistyped setting
 _warned: Final[set[str]] = set()
 _FILES: Final = ("mask", "models", "tls_cert", "tls_key", "tls_client_ca", "tls_ca", "tls_client_cert", "tls_client_key")
 
 
 class Settings(BaseSettings):
-    """What every service and command runs with. Build it with `Settings.load(**flags)`, which words errors for people."""
+    """The settings of every service and command. Build them with `Settings.load(**flags)`, which raises readable errors."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", env_ignore_empty=True, use_attribute_docstrings=True)
 
@@ -63,12 +63,12 @@ class Settings(BaseSettings):
     """The address (or a name of it) that services listen on. Nothing of the stack listens beyond loopback unless this says so; model
     servers of a training on a Ray cluster do (docs/security.md)."""
     advertise: str = ""
-    """The host name (or address) by which others reach the services of this process, where it is not `host`: in a container, whose `host`
+    """The host name (or address) by which others reach the services of this process, if it is not `host`: in a container, whose `host`
     is 0.0.0.0, the container's name."""
     data_dir: Path = Path(".agl")
-    """Everything that is kept: queue, traces, write-ahead log, runs, stack.json."""
+    """The folder of all stored data: queue, traces, write-ahead log, runs, stack.json."""
     queue_port: int = Field(default=4747, ge=0, le=65535)
-    """gRPC of the queue: the one address that clients need."""
+    """gRPC of the queue, the only address that clients need."""
     otlp_grpc_port: int = Field(default=4317, ge=0, le=65535)
     """OTLP over gRPC."""
     otlp_http_port: int = Field(default=4318, ge=0, le=65535)
@@ -82,113 +82,116 @@ class Settings(BaseSettings):
     jaeger_port: int = Field(default=0, ge=0, le=65535)
     """gRPC for a Jaeger that reads its traces from here (remote storage v2, for which Jaeger itself takes 17271); 0: not served."""
     queue_metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Where the queue serves its own metrics (`/metrics`, for Prometheus); 0: not, and the web service's page has those of one queue."""
+    """The port of the queue's own metrics (`/metrics`, for Prometheus); 0: none, and the web service's page has those of one queue."""
     runner_metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Where a runner serves its own metrics (`/metrics`); 0: not. Each runner of a machine needs a port of its own."""
+    """The port of a runner's own metrics (`/metrics`); 0: none. Each runner of a machine needs its own port."""
     cors_origins: str = ""
-    """Origins (scheme://host:port, or *) whose pages may call the web service, separated by commas; empty means none."""
+    """Origins (scheme://host:port, or *) whose pages may call the web service, separated by commas; empty: none."""
     allowed_hosts: str = ""
-    """Host names, separated by commas, by which HTTP ports on loopback may be asked for while there is no token, beside addresses,
-    `localhost` and their own name: of a reverse proxy on this machine, say, or the one by which containers call; * for any."""
+    """Further Host names, separated by commas, that HTTP ports on loopback accept while there is no token, besides addresses, `localhost`
+    and their own name: such as that of a reverse proxy on this machine, or the one by which containers call; * for any."""
     queue_url: str = ""
     """sqlite:///PATH or postgresql://…; empty means queue.db in the data directory."""
     clickhouse_url: str = ""
     """chdb:///PATH or clickhouse://…; empty means traces/ in the data directory."""
     collector: str = ""
-    """Path of an OpenTelemetry Collector with our processor (`make otelcol`), which then is the collector, with a ClickHouse server;
-    empty means the Python one."""
+    """Path of an OpenTelemetry Collector with this project's processor (`make otelcol`) to use as the collector, with a ClickHouse
+    server; empty: the Python collector."""
     retention_days: int = Field(default=0, ge=0, le=36500)
-    """How many days spans, logs and metrics are kept in ClickHouse, from the day they were received, and finished rollouts in the queue;
-    0 keeps them for ever."""
+    """How many days to keep spans, logs and metrics in ClickHouse, from the day of their receipt, and finished rollouts in the queue; 0
+    keeps them for ever."""
     store: str = ""
     """The address of a running stack (queue gRPC or web HTTP); clients use it."""
     token: SecretStr = SecretStr("")
-    """Bearer token that every service then asks for; empty means none."""
+    """Bearer token that every service requires; empty: none."""
     upstream_url: str = ""
-    """Where the proxy sends calls of rollouts that have no LLM among their resources, and of no rollout (an OpenAI-compatible base URL, or
-    several with commas between)."""
+    """Where the proxy sends calls of no rollout, and of rollouts without an LLM among their resources (an OpenAI-compatible base URL, or
+    several separated by commas)."""
     upstream_key: SecretStr = SecretStr("")
     """The key of the server at `upstream_url`; agents never see it."""
     models: str = ""
-    """A JSON file with the models that the proxy knows by itself: [{"model_name", "litellm_params": {"model", "api_base", …}}]."""
+    """A JSON file with models known to the proxy: [{"model_name", "litellm_params": {"model", "api_base", …}}]."""
     litellm: str = ""
-    """The Python interpreter of an environment that has litellm[proxy]. The proxy then runs litellm as a process of its own: agents that
-    speak Anthropic's Messages or OpenAI's Responses are served by model servers that only know chat/completions, with all token ids."""
+    """The Python interpreter of an environment with litellm[proxy]. The proxy then runs litellm as a separate process, so that agents with
+    Anthropic's Messages or OpenAI's Responses can use model servers that only support chat/completions, with all token ids."""
     translate: Literal["auto", "missing", "always"] = "auto"
-    """Which calls of Messages and Responses litellm turns into chat/completions: `missing` those that the model server has no route for,
-    `auto` also those that it answers without token ids while its chat/completions has them, `always` all."""
+    """Which calls of Messages and Responses litellm converts to chat/completions: `missing`, those for which the model server has no
+    route; `auto`, also those that it answers without token ids while its chat/completions has them; `always`, all."""
     litellm_url: str = ""
-    """Where a litellm proxy of your own serves (http://host:4001/v1): models of providers other than OpenAI-compatible servers are asked
-    through it; without, through the one of `litellm`, which takes their keys from the resource, else from the environment."""
+    """The address of your own litellm proxy (http://host:4001/v1), for models of providers that are not OpenAI-compatible servers; empty:
+    the one of `litellm`, which takes their keys from the resource, else from the environment."""
     attempt_max_calls: int = Field(default=0, ge=0)
-    """How many model calls one attempt may make; 0 is no limit. A rollout's metadata may say otherwise: {"budget": {"calls", "tokens"}}."""
+    """How many model calls one attempt may make; 0: no limit. A rollout's metadata may override it: {"budget": {"calls", "tokens"}}."""
     attempt_max_tokens: int = Field(default=0, ge=0)
-    """How many tokens the model may write in one attempt; 0 is no limit."""
+    """How many tokens the model may write in one attempt; 0: no limit."""
     unidentified: Literal["keep", "drop", "adopt"] = "keep"
-    """Spans and log records of no rollout: `keep` stores them without ids (they are identified later, where that is possible), `drop`
-    stores nothing of them, `adopt` makes a production rollout of every whole trace that nobody identified, 60 s after it went quiet."""
+    """Spans and log records of no rollout: `keep` stores them without ids (they are identified later if possible), `drop` discards them,
+    `adopt` makes a production rollout of every complete unidentified trace, 60 s after its last span."""
     mask: str = ""
-    """A TOML file of masking rules, as `agl-otel export --mask` takes them: what they name is dropped or hashed before anything is kept
-    or copied (the Python collector only); empty masks nothing."""
+    """A TOML file of masking rules, as for `agl-otel export --mask`: matching content is dropped or hashed before anything is stored or
+    forwarded (the Python collector only); empty masks nothing."""
     metrics: bool = True
-    """Whether the collector takes OTLP metrics; without, it answers UNIMPLEMENTED (HTTP 501). The Python collector only: the Go one takes
-    them by its configuration."""
+    """Whether the collector accepts OTLP metrics; otherwise it answers UNIMPLEMENTED (HTTP 501). The Python collector only: for the Go one
+    its configuration decides."""
     max_message_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
-    """The largest OTLP request that is taken, in bytes after decompression."""
+    """The largest accepted OTLP request, in bytes after decompression."""
     max_span_attributes: int = Field(default=4096, ge=1)
-    """A span with more attributes is refused, with its reason in the partial success (the Python collector only; the Go one has no such
-    bound)."""
+    """The most attributes of a span; one with more is refused, with the reason in the partial success (the Python collector only; the Go
+    one has no such bound)."""
     max_expanded_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    """How large the rows of one OTLP request may be, about, in bytes: each span, log record or data point is stored with its whole resource
-    and scope, which a request holds once. A request beyond it is refused (HTTP 400, INVALID_ARGUMENT). The default has room for 8,192 spans
-    (a batch of the OpenTelemetry Collector) with a resource of 20 KiB, or for 512 (an SDK's) with one of 400 KiB; most take some KiB."""
+    """The approximate size limit of the rows of one OTLP request, in bytes: each span, log record or data point is stored with its whole
+    resource and scope, which a request holds once. A larger request is refused (HTTP 400, INVALID_ARGUMENT). The default has room for
+    8,192 spans (a batch of the OpenTelemetry Collector) with a resource of 20 KiB, or for 512 (an SDK's) with one of 400 KiB; most have
+    some KiB."""
     max_in_flight_bytes: int = Field(default=256 << 20, ge=1024)
-    """OTLP requests that may wait for the disk together, in bytes; beyond it clients are told to send again (UNAVAILABLE, HTTP 503).
-    In the Go collector: that are being taken, until they are answered."""
+    """The most bytes of OTLP requests waiting for the disk; beyond it clients must retry (UNAVAILABLE, HTTP 503). In the Go collector:
+    of requests in progress, until they are answered."""
     proxy_max_in_flight_bytes: int = Field(default=1 << 30, ge=1024)
-    """Bodies of calls that the proxy holds together, in bytes, unpacked: from their first byte until they are answered. A call that finds
-    no room is told to come again (HTTP 503, Retry-After). One body may have 64 MiB."""
+    """The most bytes of unpacked bodies of calls that the proxy holds at once, each from its first byte until it is answered. Further
+    calls must retry (HTTP 503, Retry-After). One body may have 64 MiB."""
     wal_budget_bytes: int = Field(default=4 << 30, ge=1 << 20)
-    """How large the write-ahead log may grow while ClickHouse does not keep up; a warning comes at 70 %, UNAVAILABLE at 100 % (the Python
-    collector only)."""
+    """The largest size of the write-ahead log while ClickHouse does not keep up, in bytes; a warning comes at 70 %, UNAVAILABLE at 100 %
+    (the Python collector only)."""
     disk_reserve_bytes: int = Field(default=256 << 20, ge=0)
-    """Free disk space below which nothing more is taken (UNAVAILABLE); a warning comes at four times as much (the Python collector
-    only)."""
+    """Free disk space, in bytes, below which requests are refused (UNAVAILABLE); a warning comes at four times as much (the Python
+    collector only)."""
     tls_cert: str = ""
-    """PEM file of the certificate (chain) of the services; with `tls_key` their ports speak TLS only. Not so the Go collector's own health
-    and metrics ports, and the model servers of trainings."""
+    """PEM file of the certificate (chain) of the services; with `tls_key` their ports use TLS only, except the Go collector's own health
+    and metrics ports and the model servers of trainings."""
     tls_key: str = ""
-    """PEM file of the private key that belongs to `tls_cert`."""
+    """PEM file of the private key for `tls_cert`."""
     tls_client_ca: str = ""
-    """PEM file of the authority whose certificates clients must show (mTLS); empty means clients need none. The proxy asks for none,
-    unless `proxy_client_certificates` says so: most model clients of agents cannot show one."""
+    """PEM file of the authority whose certificates clients must present (mTLS); empty: none are required. The proxy requires them only
+    with `proxy_client_certificates`, since most model clients of agents cannot present one."""
     proxy_client_certificates: bool = False
-    """Whether agents must show the proxy a certificate of `tls_client_ca`, beside their key: their model clients must be told to."""
+    """Whether agents must present a certificate of `tls_client_ca` to the proxy besides their key; their model clients must be configured
+    to do so."""
     proxy_own_keys: bool = False
-    """Whether, on a stack with a token, the proxy passes on calls of no attempt that bring a provider's key of their own instead: to the
-    servers that `upstream_url` and `models` name, for anybody who reaches the port, with no key or password of the stack."""
+    """Whether, on a stack with a token, the proxy forwards calls of no attempt that carry their own provider's key instead of the token:
+    from any client, to the servers of `upstream_url` and `models`, without keys or passwords of the stack."""
     tls_ca: str = ""
-    """PEM file of the authority that clients trust (for a self-signed `tls_cert` the same file); empty means the system's authorities.
-    Where it is set, addresses without a scheme are dialled with TLS."""
+    """PEM file of the authority that clients trust (for a self-signed `tls_cert` the same file); empty: the system's authorities. If set,
+    addresses without a scheme are dialled with TLS."""
     tls_client_cert: str = ""
-    """PEM file of the certificate that clients show where `tls_client_ca` demands one; the services are each other's clients."""
+    """PEM file of the certificate that clients present if `tls_client_ca` requires one; the services are each other's clients."""
     tls_client_key: str = ""
-    """PEM file of the private key that belongs to `tls_client_cert`."""
+    """PEM file of the private key for `tls_client_cert`."""
     forward_otlp: str = ""
-    """A second OTLP endpoint that gets a copy of every accepted request: http://host:4318, https://…, grpc://host:4317 or grpcs://… (the
-    Python collector only)."""
+    """A second OTLP endpoint that receives a copy of every accepted request: http://host:4318, https://…, grpc://host:4317 or grpcs://…
+    (the Python collector only)."""
     forward_headers: SecretStr = SecretStr("")
     """Headers for `forward_otlp`, as name=value,name=value (values may be percent-encoded), like OTEL_EXPORTER_OTLP_HEADERS."""
     metrics_otlp: str = ""
-    """Where every service but the Go collector pushes its own metrics by OTLP over gRPC: HOST:4317 or https://HOST:4317; empty: nowhere."""
+    """The endpoint to which every service but the Go collector pushes its own metrics by OTLP over gRPC: HOST:4317 or https://HOST:4317;
+    empty: none."""
     metrics_otlp_headers: SecretStr = SecretStr("")
     """Headers for `metrics_otlp`, written as for `forward_headers`."""
     metrics_otlp_seconds: float = Field(default=60.0, gt=0)
-    """How often they are pushed."""
+    """The interval of these pushes, in seconds."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"
-    """How services write their logs: text for people, or json (one object a line); the Go collector by its configuration."""
+    """The log format of the services: text, or json (one object per line); the Go collector's is in its configuration."""
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -212,16 +215,16 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then agl.toml; in a child of ours, flags and what its parent resolved."""
+        """Return flags, environment and agl.toml; in a child process, flags and what its parent resolved."""
         if RESOLVED in os.environ:
             return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=False)
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, CONFIG_FILE)
 
     @classmethod
     def load(cls, **flags: Any) -> Settings:
-        """Settings from flags (None means not given), environment and agl.toml.
+        """Load settings from flags (None: not given), environment and agl.toml.
 
-        Raises SettingsError that names each wrong setting, where it comes from and what it takes.
+        Raises SettingsError, which names each wrong setting, its source, and what is expected.
         """
         try:
             settings = cls(**{name: value for name, value in flags.items() if value is not None})
@@ -238,12 +241,12 @@ class Settings(BaseSettings):
 
     @classmethod
     def private(cls, **flags: Any) -> Settings:
-        """Like `load`, of a private stack: what PRIVATE names is as it says there, unless a flag says otherwise."""
+        """Load the settings of a private stack: those in PRIVATE have its values unless a flag overrides them."""
         return cls.load(**PRIVATE | {name: value for name, value in flags.items() if value is not None})
 
     @property
     def announced_host(self) -> str:
-        """The host that services tell the queue."""
+        """The host that services register with the queue."""
         return self.advertise or self.host
 
     @property
@@ -263,17 +266,17 @@ class Settings(BaseSettings):
 
     @property
     def queue_address(self) -> str:
-        """Where the queue is: `store`, else the one of these settings."""
+        """The queue's address: `store`, else host and port of these settings."""
         return self.store or f"{'https://' if self.tls_cert else ''}{self.host}:{self.queue_port}"
 
     def with_ports(self, taken: Mapping[str, int] | None = None) -> Settings:
-        """A copy in which every port that is 0 is a free one (or the one in `taken`), chosen now and kept from then on."""
+        """Return a copy in which every port of 0 is replaced by that in `taken` or by a free one."""
         chosen: dict[str, int] = {name: getattr(self, name) or (taken or {}).get(name, 0) for name in PORTS}
         missing = [name for name, port in chosen.items() if not port]
         return self.model_copy(update=chosen | dict(zip(missing, free_ports(len(missing), self.host), strict=True)))
 
     def environment(self) -> dict[str, str]:
-        """The AGL_* variables that make a child process load exactly these settings, empty ones included."""
+        """Return the AGL_* variables, empty ones included, with which a child process loads exactly these settings."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         values["data_dir"] = self.data_dir.absolute()
         values |= {name: Path(values[name]).absolute() for name in _FILES if values[name]}
@@ -282,15 +285,15 @@ class Settings(BaseSettings):
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the AGL_* variables: what a child process may have of its parent's beside its settings."""
+    """Return `environment` without AGL_* variables, for a child process that gets its settings separately."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Different ports that nobody listens on, below those that the system hands out itself: no connection takes them meanwhile.
+    """Return distinct free ports below the system's ephemeral range, so that no outgoing connection takes them meanwhile.
 
-    On Linux they are held for RESERVED_SECONDS, so that no other process finds them free before they are listened on; a server that sets
-    SO_REUSEADDR, as all do, may listen there. Raises InUseError where there are none.
+    On Linux they are reserved for RESERVED_SECONDS, so that no other process finds them free before a server listens there; a server that
+    sets SO_REUSEADDR, as all do, can listen nevertheless. Raises InUseError if there are not enough.
     """
     _give_back(time.monotonic())
     ports: list[int] = []
@@ -313,23 +316,23 @@ atexit.register(_give_back, math.inf)
 
 
 def _reserve(host: str, port: int) -> bool:
-    """Whether the port was free. A bound socket keeps others from binding without SO_REUSEADDR, which is how free ports are looked for."""
+    """Reserve a port; return whether it was free. A bound socket blocks binds without SO_REUSEADDR, by which free ports are searched."""
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         holder.bind((host, port))
     except OSError:
         holder.close()
         return False
-    if sys.platform != "linux":  # elsewhere a port that is bound is taken for all
+    if sys.platform != "linux":  # on other systems a bound port is taken for everyone
         holder.close()
         return True
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of both sockets: then Linux lets the second one bind and listen
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # if set on both sockets, Linux lets the second one bind and listen
     _reserved.append((time.monotonic() + RESERVED_SECONDS, holder))
     return True
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One of `free_ports`."""
+    """Return one port of `free_ports`."""
     return free_ports(1, host)[0]
 
 
@@ -346,8 +349,8 @@ def _unknown_toml_keys(cls: type[Settings]) -> list[str]:
 
 
 def _warn_of_mistyped(cls: type[Settings]) -> None:
-    """Print a warning for each AGL_ variable that is nearly a setting. Others may belong to agents or to other parts of this project."""
-    if RESOLVED in os.environ or "AGL_ROLLOUT_ID" in os.environ:  # a child of ours: its parent has warned
+    """Print a warning for each AGL_ variable that resembles a setting. Others may belong to agents or other parts of this project."""
+    if RESOLVED in os.environ or "AGL_ROLLOUT_ID" in os.environ:  # in a child process: the parent has warned
         return
     settings = {name.upper(): f"{PREFIX}{name.upper()}" for name in cls.model_fields}
     unknown = {name for name in os.environ if name.startswith(PREFIX)} - {*settings.values()} - _warned
@@ -359,7 +362,7 @@ def _warn_of_mistyped(cls: type[Settings]) -> None:
 
 
 def parse_headers(text: str, setting: str) -> Mapping[str, str]:
-    """`name=value,name=value`, values percent-decoded, names in lower case. Raises SettingsError without showing the values."""
+    """Parse `name=value,name=value`, with values percent-decoded and names lower-cased. Raises SettingsError without the values."""
     found: dict[str, str] = {}
     for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
         name, equals, value = pair.partition("=")

@@ -1,8 +1,8 @@
-"""Make text of others fit to be shown: printable in a terminal, a log or JSON, and without secrets. Pure.
+"""Makes untrusted text safe to show: printable in a terminal, a log or JSON, and without secrets. Pure.
 
-Agents, models and clients may send escape sequences that move the cursor, rename the window or reverse the order of letters: they are
-shown as \\x1b or \\u202e, never sent. `without_secrets` is for copies only (run.json, messages): what is left out
-leaves a mark, and two copies that differ in secrets alone are equal, so that a key may change between two starts of a run.
+Agents, models and clients may send escape sequences that move the cursor, rename the window or reverse the text: they are shown as \\x1b
+or \\u202e and never reach the terminal. `without_secrets` is for copies only (run.json, messages): a mark replaces each secret, so copies
+that differ only in secrets are equal, and a key may change between two starts of a run.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, Final, cast
 # --- printable -------------------------------------------------------------------------------------------------------
 
 _HIDDEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Beside those below a space, which JSON escapes itself."""
+"""Besides characters below a space, which JSON escapes itself."""
 
 
 def printable(text: str) -> str:
-    """`text` with \\x1b and the like in the place of characters that do not print; a line end is one of them."""
+    """Replace characters that do not print, line ends included, by escapes such as \\x1b."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """The same, and line ends stay; the lines after the first are indented, so that none of them looks like the beginning of something."""
+    """Escape as `printable` does, but keep line ends; further lines are indented, so that none looks like a new record."""
     return "\n    ".join(printable(line.expandtabs()) for line in text.rstrip("\n").split("\n"))
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """`value` as JSON that can be printed: the same document, with escapes where a character would not print."""
+    """Encode `value` as printable JSON: characters that do not print are escaped."""
     text = json.dumps(value, ensure_ascii=False, default=str, indent=indent)
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -42,11 +42,11 @@ _SECRET_WORDS: Final = frozenset(
     {"apikey", "password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential", "credentials", "cookie"}
 )
 _SECRET_KEYS: Final = frozenset({"api", "access", "private", "secret", "auth", "account", "master", "signing", "encryption"})
-"""Before `key`."""
+"""Words that make a following `key` a secret."""
 _PLAIN_TOKENS: Final = frozenset({"pad", "eos", "bos", "unk", "stop", "mask", "sep", "cls", "special", "image", "start", "end", "per"})
-"""Before `token`: a tokenizer's."""
+"""Words that make a following `token` a tokenizer's, not a secret."""
 _PLACES: Final = frozenset({"env", "file", "path", "name", "header", "env_var"})
-"""At the end of a name: it says where a secret is, and is none."""
+"""Last words of names that locate a secret without being one."""
 _SHAPES: Final = (
     (re.compile(r"(?<=://)[^/\s@\"']+(?=@)"), LEFT_OUT),  # user:password@host
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {LEFT_OUT}"),
@@ -59,7 +59,7 @@ _FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*$")
 
 
 def is_secret(name: str) -> bool:
-    """Whether what stands under this name (of an option, a header, a flag, a variable) is a secret."""
+    """Whether the value of an option, header, flag or variable of this name is a secret."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words or words[-1] in _PLACES:
         return False
@@ -70,7 +70,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(value: Any) -> Any:
-    """The same, as JSON has it, with LEFT_OUT in the place of every secret."""
+    """Copy a value (as for JSON) with every secret replaced by LEFT_OUT."""
     if isinstance(value, Mapping):
         given = cast("Mapping[Any, Any]", value)
         return {name: LEFT_OUT if _hides(str(name), inner) else without_secrets(inner) for name, inner in given.items()}
@@ -84,7 +84,7 @@ def _hides(name: str, value: object) -> bool:
 
 
 def _listed(values: Sequence[Any]) -> list[Any]:
-    """A list, which may be a command's arguments: what follows `--api-key` is left out, too."""
+    """Copy a list. It may be a command's arguments, so a value after a flag such as `--api-key` is replaced, too."""
     kept: list[Any] = []
     flag = ""
     for value in values:
