@@ -25,7 +25,7 @@ OUTPUT = "gen_ai.output.messages"
 
 
 @pytest.mark.parametrize("deep", DEEP, ids=["list", "object", "cut"])
-def test_what_is_nested_too_deep_harms_no_reader(deep: str) -> None:
+def test_json_nested_too_deeply_breaks_no_reader(deep: str) -> None:
     span = Span(
         rollout_id="ro", attempt_id="at", sequence_id=1, trace_id="1" * 32, span_id="2" * 16, name="chat", attributes={OUTPUT: deep}
     )
@@ -42,7 +42,7 @@ def test_what_is_nested_too_deep_harms_no_reader(deep: str) -> None:
 
 
 @pytest.mark.parametrize("deep", DEEP, ids=["list", "object", "cut"])
-def test_a_rule_takes_out_what_is_nested_too_deep_to_be_told_apart(deep: str) -> None:
+def test_a_rule_masks_json_nested_too_deeply_to_be_parsed(deep: str) -> None:
     request = ExportTraceServiceRequest()
     attribute = request.resource_spans.add().scope_spans.add().spans.add().attributes.add(key=OUTPUT)
     attribute.value.string_value = deep.replace("[[", "[0,[", 1) + " 4711"

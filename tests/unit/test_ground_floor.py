@@ -24,7 +24,7 @@ def test_ids_grow_with_time_and_follow_the_rule() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a b", "a/b", "ä", "a" * 129, "a\n"])
-def test_an_id_that_may_not_travel_is_refused_by_name(value: str) -> None:
+def test_an_invalid_id_is_refused_by_name(value: str) -> None:
     with pytest.raises(InvalidIdError, match="rollout id"):
         check_id(value, "rollout id")
 
@@ -44,7 +44,7 @@ def test_an_attempt_of_another_rollout_is_refused() -> None:
         ("http://h:1/v1/", "http://h:1/rollout/r/attempt/a/v1"),
     ],
 )
-def test_a_routed_address_keeps_v1_where_it_was(endpoint: str, routed: str) -> None:
+def test_a_routed_address_keeps_v1_at_its_end(endpoint: str, routed: str) -> None:
     assert ProxyLLM(endpoint=endpoint, model="m").get_base_url("r", "a") == routed
 
 

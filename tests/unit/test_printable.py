@@ -26,7 +26,7 @@ def obeyed(text: str) -> bool:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_is_shown_is_not_obeyed(text: str) -> None:
+def test_shown_text_has_no_control_characters(text: str) -> None:
     assert not obeyed(printable(text)) and "\n" not in printable(text)
     assert not obeyed(printable_lines(f"first\n{text}"))
     assert not obeyed(json_text({"a": [text]})) and json.loads(json_text({"a": [text]})) == {"a": [text]}
@@ -43,7 +43,7 @@ def test_a_log_quotes_it_and_no_line_of_it_looks_like_a_record(text: str) -> Non
     assert not obeyed(JsonFormatter().format(record)) and json.loads(JsonFormatter().format(record))["message"].endswith("forged")
 
 
-def test_an_error_of_a_command_is_not_obeyed() -> None:
+def test_a_commands_error_has_no_control_characters() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agl_otel", "export", "--store", "\x1b[31mx\u202e"], capture_output=True, text=True, check=False
     )

@@ -30,7 +30,7 @@ SECRET = "zQ81-hunter2-not-to-be-kept"
         {"anything": "AKIAIOSFODNN7EXAMPLE" + SECRET},
     ],
 )
-def test_a_secret_is_left_out_and_it_is_said_so(given: dict[str, Any]) -> None:
+def test_a_secret_is_replaced_by_a_mark(given: dict[str, Any]) -> None:
     kept = json.dumps(without_secrets(given))
     assert SECRET not in kept and "hunter2" not in kept and LEFT_OUT in kept
 
@@ -43,11 +43,11 @@ KEPT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_is_no_secret_is_kept_as_it_is() -> None:
+def test_other_values_are_kept_unchanged() -> None:
     assert without_secrets(KEPT) == json.loads(json.dumps(KEPT))
 
 
-def test_it_is_the_same_twice() -> None:
+def test_redaction_is_idempotent() -> None:
     once = without_secrets(
         {"api_key": SECRET, "url": f"https://a:{SECRET}@b/", "say": f"Bearer {SECRET}", "x": [f"--token={SECRET}"], **KEPT}
     )

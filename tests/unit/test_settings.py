@@ -22,7 +22,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
 
 
-def test_flags_win_over_environment_over_file_over_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_environment_override_file_override_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("agl.toml").write_text("queue_port = 1001\nproxy_port = 1002\nweb_port = 1003\n")
     monkeypatch.setenv("AGL_PROXY_PORT", "2002")
     monkeypatch.setenv("AGL_WEB_PORT", "2003")

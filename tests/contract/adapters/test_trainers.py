@@ -101,7 +101,7 @@ def test_trl_prefers_by_ids_what_it_would_otherwise_tokenise_again(read: dict[st
     assert batch["loss"] > 0
 
 
-def test_tinker_takes_the_rows_as_data_to_train_on(read: dict[str, Any]) -> None:
+def test_tinker_accepts_the_rows_as_training_data(read: dict[str, Any]) -> None:
     prompt, odd = read["said"]
     found = read["tinker.jsonl"]
     assert (found["inputs"][0], found["targets"][0]) == ((prompt + odd)[:-1], (prompt + odd)[1:])

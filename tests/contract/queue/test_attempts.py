@@ -44,7 +44,7 @@ async def span(queue: LocalQueue, claim: AttemptedRollout, spans: int = 1) -> No
     await queue.client.observe([Observation(claim.rollout_id, claim.attempt.attempt_id, spans, queue.clock.now)])
 
 
-async def test_a_success_finishes_attempt_rollout_and_work(queue: LocalQueue) -> None:
+async def test_a_success_ends_the_attempt_and_rollout_and_frees_the_worker(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     queue.clock.advance(5)
     attempt = await report(queue, claim, "succeeded", token=claim.token)
@@ -55,7 +55,7 @@ async def test_a_success_finishes_attempt_rollout_and_work(queue: LocalQueue) ->
     assert (worker.status, worker.last_idle_time, worker.current_rollout_id) == ("idle", queue.clock.now, None)
 
 
-async def test_seals_and_errors_are_kept_with_the_attempt(queue: LocalQueue) -> None:
+async def test_seals_and_errors_are_stored_with_the_attempt(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     update = AttemptUpdate(rollout_id=claim.rollout_id, attempt_id="latest", status="failed", seals={"m1": 3, "m2": 0}, error="exit code 3")
     await queue.client.update_attempts([update])
@@ -64,7 +64,7 @@ async def test_seals_and_errors_are_kept_with_the_attempt(queue: LocalQueue) -> 
     assert (await now(queue, claim.rollout_id)).reason == "exit code 3"
 
 
-async def test_a_ledger_is_kept_with_the_attempt_and_may_come_after_its_end(queue: LocalQueue) -> None:
+async def test_a_ledger_is_stored_with_the_attempt_even_after_its_end(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     await report(queue, claim, "succeeded", token=claim.token)
     record = ProcessRecord(pid=7, command="python agent.py", marker="m1", begun=3, ended=2, abandoned=1, closed=True)
@@ -74,7 +74,7 @@ async def test_a_ledger_is_kept_with_the_attempt_and_may_come_after_its_end(queu
     assert (attempt.status, attempt.ledger) == ("succeeded", ledger)
 
 
-async def test_proxies_that_forward_calls_are_known_with_the_attempt(queue: LocalQueue) -> None:
+async def test_proxies_that_forward_calls_are_stored_with_the_attempt(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     key = (claim.rollout_id, claim.attempt.attempt_id)
     await queue.client.witness([Witness(*key, "m1", "http://a:1"), Witness("ro-unknown", "at-unknown", "m9", "")])
@@ -124,13 +124,13 @@ async def test_a_call_with_a_token_is_refused_after_a_cancellation_and_one_witho
     assert (await now(queue, claim.rollout_id)).status == "succeeded"
 
 
-async def test_a_token_of_somebody_else_is_refused(queue: LocalQueue) -> None:
+async def test_a_token_of_another_claim_is_refused(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     with pytest.raises(FencedError, match="only its claimer"):
         await report(queue, claim, "succeeded", token="guess")
 
 
-async def test_updates_of_one_call_happen_together_or_not_at_all(queue: LocalQueue) -> None:
+async def test_updates_of_one_call_are_all_or_nothing(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     updates = [
         AttemptUpdate(rollout_id=claim.rollout_id, attempt_id="latest", status="succeeded"),
@@ -141,7 +141,7 @@ async def test_updates_of_one_call_happen_together_or_not_at_all(queue: LocalQue
     assert (await now(queue, claim.rollout_id)).status == "preparing"
 
 
-async def test_each_report_counts_by_itself(queue: LocalQueue) -> None:
+async def test_reports_are_independent(queue: LocalQueue) -> None:
     await queue.client.enqueue([EnqueueRolloutRequest(input=i) for i in range(3)])
     claims = await queue.client.claim(3)
     await queue.client.update_rollouts([RolloutUpdate(rollout_id=claims[1].rollout_id, status="cancelled")])
@@ -166,7 +166,7 @@ async def test_what_does_not_exist_is_named(queue: LocalQueue) -> None:
         await queue.client.update_rollouts([RolloutUpdate(rollout_id="ro-none", status="cancelled")])
 
 
-async def test_a_status_that_does_not_exist_is_refused_with_those_that_do(queue: LocalQueue) -> None:
+async def test_an_unknown_status_is_refused_with_the_valid_ones(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     with pytest.raises(UsageError, match=r"no attempt status 'done': use one of .*succeeded"):
         await report(queue, claim, "done")  # pyright: ignore[reportArgumentType] - the point of the test
@@ -175,7 +175,7 @@ async def test_a_status_that_does_not_exist_is_refused_with_those_that_do(queue:
         await queue.client.update_rollouts([update])
 
 
-async def test_fields_of_a_rollout_change_and_become_null_when_told(queue: LocalQueue) -> None:
+async def test_fields_of_a_rollout_can_be_changed_and_cleared(queue: LocalQueue) -> None:
     [rollout] = await queue.client.enqueue([EnqueueRolloutRequest(input=1, mode="train", metadata={"a": 1})])
     change = RolloutUpdate(rollout_id=rollout.rollout_id, input=None, metadata={"b": 2}, config=RolloutConfig(max_attempts=4), priority=7)
     [changed] = await queue.client.update_rollouts([change])
@@ -231,7 +231,7 @@ async def test_spans_of_unknown_rollouts_are_no_error(queue: LocalQueue) -> None
     assert (await now(queue, claim.rollout_id)).status == "preparing"
 
 
-async def test_an_attempt_past_its_time_is_given_up_and_says_why(queue: LocalQueue) -> None:
+async def test_an_overdue_attempt_times_out_with_its_reason(queue: LocalQueue) -> None:
     claim = await claimed(queue, RolloutConfig(timeout_seconds=10))
     assert await queue.sweep(after=10) == 0
     assert await queue.sweep(after=0.5) == 1
@@ -264,7 +264,7 @@ async def test_a_late_span_of_an_ended_attempt_leaves_its_requeued_rollout_in_th
     assert [again.attempt.sequence_id for again in await queue.client.claim()] == [2]
 
 
-async def test_a_late_span_of_a_cancelled_attempt_leaves_a_rollout_that_was_requeued_by_hand_in_the_queue(queue: LocalQueue) -> None:
+async def test_a_late_span_of_a_cancelled_attempt_leaves_a_requeued_rollout_in_the_queue(queue: LocalQueue) -> None:
     claim = await claimed(queue)
     await span(queue, claim)
     statuses: list[RolloutStatus] = ["cancelled", "requeuing"]
@@ -333,7 +333,7 @@ async def waited(queue: LocalQueue, ids: list[str], timeout_seconds: float | Non
     return [rollout async for batch in queue.client.wait(ids, timeout_seconds=timeout_seconds) for rollout in batch]
 
 
-async def test_wait_gives_finished_rollouts_as_they_finish_and_ends(queue: LocalQueue) -> None:
+async def test_wait_yields_rollouts_as_they_finish_and_ends(queue: LocalQueue) -> None:
     first, second, third = [await claimed(queue) for _ in range(3)]
     await report(queue, first, "succeeded")
     ids = [first.rollout_id, "ro-unknown", second.rollout_id, third.rollout_id]
@@ -346,7 +346,7 @@ async def test_wait_gives_finished_rollouts_as_they_finish_and_ends(queue: Local
         assert [batch async for batch in batches] == []
 
 
-async def test_wait_with_no_time_looks_once(queue: LocalQueue) -> None:
+async def test_wait_without_time_checks_once(queue: LocalQueue) -> None:
     done, open_one = [await claimed(queue) for _ in range(2)]
     await report(queue, done, "succeeded")
     assert [r.rollout_id for r in await waited(queue, [open_one.rollout_id, done.rollout_id], 0)] == [done.rollout_id]

@@ -71,7 +71,7 @@ async def test_a_filter_that_an_earlier_queue_ignores_is_refused(queue: LocalQue
             await client.query_rollouts(**asked)
 
 
-async def test_a_queue_says_which_filters_it_knows(queue: LocalQueue) -> None:
+async def test_a_queue_reports_the_filters_that_it_applied(queue: LocalQueue) -> None:
     """A later release's client, which sends one that is not known here, learns it from every part of the answer."""
     await queue.client.enqueue([EnqueueRolloutRequest(input="a")])
     asked = pb.QueryRolloutsRequest(filter=pb.Filter(run="r", attempts_from=1))

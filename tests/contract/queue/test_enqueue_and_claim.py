@@ -87,14 +87,14 @@ async def test_a_limit_of_zero_claims_nothing(queue: LocalQueue) -> None:
     assert await queue.client.claim(0, wait_seconds=5) == []
 
 
-async def test_a_waiting_claim_gets_a_rollout_at_once(queue: LocalQueue) -> None:
+async def test_a_waiting_claim_gets_a_new_rollout_at_once(queue: LocalQueue) -> None:
     claim = asyncio.create_task(queue.client.claim(wait_seconds=300))
     await until_waiting(queue, 1)
     await queue.client.enqueue(tasks("x"))
     assert [c.input for c in await claim] == ["x"]
 
 
-async def test_claims_that_wait_get_theirs_in_the_transaction_of_the_enqueue(queue: LocalQueue) -> None:
+async def test_waiting_claims_are_served_in_the_transaction_of_the_enqueue(queue: LocalQueue) -> None:
     heard: list[Signals] = []
     waiting = [asyncio.create_task(queue.client.claim(2, worker_id=f"w-{n}", wait_seconds=30)) for n in range(3)]
     await until_idle(queue, 3)
@@ -108,7 +108,7 @@ async def test_claims_that_wait_get_theirs_in_the_transaction_of_the_enqueue(que
     assert sorted([c.input for c in claimed] for claimed in await asyncio.gather(*waiting)) == [[1, 2], [3], [4]]
 
 
-async def test_a_claim_that_its_database_refuses_spoils_no_enqueue(queue: LocalQueue) -> None:
+async def test_a_claim_refused_by_the_database_does_not_fail_the_enqueue(queue: LocalQueue) -> None:
     calls = Calls(queue.client.address, token="", timeout_seconds=300, retry_seconds=0)
     spoiled = asyncio.create_task(calls.call("Claim", pb.ClaimRequest(limit=1, worker_id="a\0b", wait_seconds=60), pb.Rollouts))
     await until_idle(queue, 1)
@@ -119,7 +119,7 @@ async def test_a_claim_that_its_database_refuses_spoils_no_enqueue(queue: LocalQ
     await calls.close()
 
 
-async def test_a_waiting_claimer_that_goes_away_while_it_is_served_strands_nothing(queue: LocalQueue) -> None:
+async def test_a_claimer_that_disconnects_while_being_served_strands_no_rollout(queue: LocalQueue) -> None:
     begun, over = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -149,7 +149,7 @@ async def test_a_waiting_claimer_that_goes_away_while_it_is_served_strands_nothi
     assert [(c.input, c.attempt.sequence_id) for c in await queue.client.claim(wait_seconds=5)] == [("x", 1)]
 
 
-async def test_a_waiting_claim_gets_a_rollout_that_was_requeued_or_has_become_due(queue: LocalQueue) -> None:
+async def test_a_waiting_claim_gets_a_requeued_or_newly_due_rollout(queue: LocalQueue) -> None:
     [rollout] = await queue.client.enqueue(tasks("again"))
     await queue.client.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="failed")])
     claim = asyncio.create_task(queue.client.claim(wait_seconds=30))
@@ -195,7 +195,7 @@ async def test_a_claim_that_is_cancelled_while_it_waits_takes_nothing(queue: Loc
     assert [c.input for c in await queue.client.claim(wait_seconds=5)] == ["x"]
 
 
-async def test_a_claimer_that_goes_away_at_any_moment_strands_nothing(queue: LocalQueue) -> None:
+async def test_a_claimer_that_disconnects_at_any_moment_strands_no_rollout(queue: LocalQueue) -> None:
     for turns in range(40):
         [rollout] = await queue.client.enqueue(tasks(turns))
         client = QueueClient(queue.client.address)
@@ -267,7 +267,7 @@ async def test_a_claim_whose_answer_was_lost_is_released_by_its_request_id(queue
     assert [c.input for c in await queue.client.claim(2)] == [1, 2]
 
 
-async def test_an_own_id_is_kept_and_given_again(queue: LocalQueue) -> None:
+async def test_a_callers_id_is_kept_and_returns_the_same_rollout(queue: LocalQueue) -> None:
     request = EnqueueRolloutRequest(input=1, rollout_id="mine:1")
     [first] = await queue.client.enqueue([request])
     [again, other] = await queue.client.enqueue([request.model_copy(update={"input": 2}), *tasks(3)])
@@ -275,14 +275,14 @@ async def test_an_own_id_is_kept_and_given_again(queue: LocalQueue) -> None:
     assert (await queue.client.query_rollouts()).items == [first, other]
 
 
-async def test_an_own_id_given_twice_in_one_call_is_one_rollout(queue: LocalQueue) -> None:
+async def test_a_callers_id_repeated_in_one_call_is_one_rollout(queue: LocalQueue) -> None:
     request = EnqueueRolloutRequest(input=1, rollout_id="mine")
     answer = await queue.client.enqueue([request, request])
     assert [r.rollout_id for r in answer] == ["mine", "mine"]
     assert len(await queue.client.query_rollouts()) == 1
 
 
-async def test_an_id_that_cannot_travel_is_refused(queue: LocalQueue) -> None:
+async def test_an_invalid_rollout_id_is_refused(queue: LocalQueue) -> None:
     with pytest.raises(UsageError, match="rollout id 'a b' is not allowed"):
         await queue.client.enqueue([EnqueueRolloutRequest(input=1, rollout_id="a b")])
     assert issubclass(InvalidIdError, UsageError)
@@ -299,7 +299,7 @@ async def test_an_idempotency_key_makes_its_rollouts_once(queue: LocalQueue) -> 
     assert [rollout.input for rollout in await queue.client.query_rollouts()] == [1, 2]
 
 
-async def test_an_idempotency_key_is_of_all_messages_of_a_call(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idempotency_key_covers_all_messages_of_a_call(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agl_otel.queue.calls.PART_ROLLOUTS", 2)
     first = await queue.client.enqueue(tasks(1, 2, 3, 4), idempotency_key="k")
     with pytest.raises(ConflictError, match="'k' was used for other rollouts, or for more"):
@@ -327,7 +327,7 @@ async def test_a_rollout_is_pinned_to_the_resources_of_its_enqueue(queue: LocalQ
     ]
 
 
-async def test_a_started_rollout_was_never_queued(queue: LocalQueue) -> None:
+async def test_a_started_rollout_is_never_queued(queue: LocalQueue) -> None:
     [started] = await queue.client.start(tasks("x"), worker_id="w")
     assert (started.status, started.attempt.status, started.attempt.sequence_id) == ("preparing", "preparing", 1)
     assert started.token
@@ -336,7 +336,7 @@ async def test_a_started_rollout_was_never_queued(queue: LocalQueue) -> None:
     assert (worker.status, worker.current_rollout_id) == ("busy", started.rollout_id)
 
 
-async def test_an_attempt_by_hand_is_made_whatever_max_attempts_says(queue: LocalQueue) -> None:
+async def test_a_requested_attempt_ignores_max_attempts(queue: LocalQueue) -> None:
     [started] = await queue.client.start(tasks("x"))
     [second] = await queue.client.start_attempt([started.rollout_id])
     assert second.attempt.sequence_id == 2
@@ -377,7 +377,7 @@ async def test_a_worker_whose_other_attempts_are_cancelled_or_deleted_is_not_bus
     assert (worker.status, worker.current_attempt_id) == ("idle", None)
 
 
-async def test_more_than_a_message_holds_is_enqueued_and_claimed_in_parts(queue: LocalQueue) -> None:
+async def test_more_rollouts_than_a_message_holds_are_enqueued_and_claimed_in_parts(queue: LocalQueue) -> None:
     large = "x" * (10 << 20)
     requests = tasks(*(f"{i}{large}" for i in range(5)))
     rollouts = await queue.client.enqueue(requests, idempotency_key="big")
@@ -395,7 +395,7 @@ async def test_a_rollout_that_is_too_large_is_refused_with_the_remedy(queue: Loc
     assert (await queue.client.statistics())["total_rollouts"] == 0
 
 
-async def test_many_claims_and_reports_at_once_get_each_their_own(queue: LocalQueue) -> None:
+async def test_concurrent_claims_and_reports_get_their_own_answers(queue: LocalQueue) -> None:
     rollouts = await queue.client.enqueue(tasks(*range(50)))
     async with asyncio.TaskGroup() as group:
         claims = [group.create_task(queue.client.claim(1 + i % 3, worker_id=f"w{i}")) for i in range(24)]

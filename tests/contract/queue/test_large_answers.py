@@ -58,7 +58,7 @@ async def fill_and_query(client: QueueClient) -> None:
     assert ([(worker.heartbeat_stats or {})["s"] for worker in workers], workers.total) == (all_of_them, COUNT)
 
 
-async def test_an_answer_of_many_parts_is_read_anew_after_a_lost_connection(queue_url: str) -> None:
+async def test_an_answer_in_parts_is_read_again_after_a_lost_connection(queue_url: str) -> None:
     server = QueueServer(open_engine(queue_url))
     service: Any = server.service
     whole, tries = service.StreamRollouts, 0

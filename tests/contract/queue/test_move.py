@@ -27,7 +27,7 @@ async def known(queue: LocalQueue) -> list[object]:
     return [*rollouts.items, *attempts.items, await queue.client.get_resources("rs-1")]
 
 
-async def test_rollouts_move_to_postgresql_with_all_that_belongs_to_them(postgres: Postgres, tmp_path: Path) -> None:
+async def test_rollouts_are_moved_to_postgresql_with_all_their_rows(postgres: Postgres, tmp_path: Path) -> None:
     requests = [EnqueueRolloutRequest(input={"n": n, "text": "tab\there, \\N and é"}, rollout_id=f"ro-{n}", mode="train") for n in range(5)]
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}") as old:
         await old.client.put_resources({"llm": LLM(endpoint="http://m", model="policy")}, resources_id="rs-1")

@@ -55,7 +55,7 @@ async def test_missing_rights_are_named_with_the_remedy(guarded: Postgres) -> No
     assert re.search(r"permission denied for schema public.*GRANT CREATE ON SCHEMA", str(error))
 
 
-async def test_a_database_or_schema_that_is_not_there_is_named(postgres: Postgres) -> None:
+async def test_a_missing_database_or_schema_is_named(postgres: Postgres) -> None:
     assert 'database "nowhere" does not exist' in str(await refusal(postgres.url(database="nowhere")))
     assert "no schema of the search_path exists" in str(await refusal(postgres.url("nowhere")))
 
@@ -112,7 +112,7 @@ async def test_the_password_is_in_no_message_and_no_log(guarded: Postgres, tmp_p
     assert b"pa%40ss" not in log
 
 
-async def test_connections_that_are_cut_are_replaced_and_what_was_missed_is_looked_for(postgres: Postgres) -> None:
+async def test_cut_connections_are_replaced_and_missed_signals_made_up_for(postgres: Postgres) -> None:
     url = postgres.new_schema()
     async with LocalQueue(url) as a, LocalQueue(url) as b:
         claim = asyncio.create_task(b.client.claim(wait_seconds=30))
@@ -130,7 +130,7 @@ async def test_connections_that_are_cut_are_replaced_and_what_was_missed_is_look
             assert [r.status for r in await ended] == ["cancelled"]
 
 
-async def test_text_that_postgresql_cannot_hold_is_kept_as_far_as_it_can(postgres: Postgres) -> None:
+async def test_text_that_postgresql_cannot_hold_is_kept_with_replacements(postgres: Postgres) -> None:
     async with LocalQueue(postgres.new_schema()) as queue:
         [started] = await queue.client.start([EnqueueRolloutRequest(input={"nul": "\0", "text": "ü€😀"})], worker_id="w%s")
         assert started.input == {"nul": "\0", "text": "ü€😀"}
@@ -159,14 +159,14 @@ async def test_every_query_is_valid_and_a_claim_takes_its_order_from_the_index(p
     await engine.close()
 
 
-async def test_a_commit_is_on_the_disk_before_it_is_answered_whatever_the_server_says(postgres: Postgres) -> None:
+async def test_a_commit_is_on_disk_before_its_answer_whatever_the_servers_default(postgres: Postgres) -> None:
     url = postgres.new_schema()
     engine = open_engine(url.replace("options=", "options=-csynchronous_commit%3Doff%20"))
     assert await engine.write(lambda tx: tx.rows_of("SHOW synchronous_commit", {})) == [("on",)]
     await engine.close()
 
 
-async def test_rollouts_that_are_named_are_looked_up_and_not_searched_for(postgres: Postgres) -> None:
+async def test_rollouts_queried_by_id_are_read_by_their_index(postgres: Postgres) -> None:
     """By their index, whatever the order of the answer: a walk along all of them takes seconds where there are many."""
     asked: list[tuple[str, Any]] = []
 

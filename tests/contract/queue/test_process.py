@@ -93,7 +93,7 @@ async def test_what_was_acknowledged_survives_kill_9(start: Start, tmp_path: Pat
     assert len(stored) - len(acknowledged) <= 8
 
 
-async def test_sigterm_ends_waiting_calls_and_the_process_in_order(start: Start, tmp_path: Path) -> None:
+async def test_sigterm_ends_waiting_calls_and_the_process_gracefully(start: Start, tmp_path: Path) -> None:
     port = free_port()
     process = await start(port, tmp_path / "data")
     async with QueueClient(f"127.0.0.1:{port}", retry_seconds=300) as client:
@@ -143,14 +143,14 @@ async def test_what_is_not_a_database_is_refused_by_name(start: Start, tmp_path:
     assert f"{path} is not a usable queue database" in message
 
 
-async def test_a_folder_that_cannot_be_made_is_named_with_the_setting(start: Start, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_named_with_the_setting(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     message = await refused(await start(free_port(), tmp_path / "file" / "data"))
     assert str(tmp_path / "file" / "data") in message
     assert "AGL_DATA_DIR" in message
 
 
-async def test_an_unknown_database_is_refused_with_what_there_is(start: Start, tmp_path: Path) -> None:
+async def test_an_unknown_database_is_refused_with_the_supported_ones(start: Start, tmp_path: Path) -> None:
     message = await refused(await start(free_port(), tmp_path / "data", AGL_QUEUE_URL="mysql://localhost"))
     assert "AGL_QUEUE_URL" in message
     assert "sqlite:///PATH" in message

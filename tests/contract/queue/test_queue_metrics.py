@@ -18,7 +18,7 @@ async def samples(queue: LocalQueue) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))}
 
 
-async def test_calls_transactions_and_rollouts_that_end_are_counted(queue: LocalQueue) -> None:
+async def test_calls_transactions_and_ended_rollouts_are_counted(queue: LocalQueue) -> None:
     await queue.client.enqueue([EnqueueRolloutRequest(input=i, mode="train") for i in range(2)])
     await queue.client.enqueue([EnqueueRolloutRequest(input=2)])
     claimed = await queue.client.claim(3)
@@ -44,7 +44,7 @@ async def test_calls_transactions_and_rollouts_that_end_are_counted(queue: Local
     assert found["agl_queue_claims_waiting"] == 0
 
 
-async def test_the_port_of_its_own_asks_for_the_token(queue: LocalQueue) -> None:
+async def test_the_metrics_port_requires_the_token(queue: LocalQueue) -> None:
     port = free_port()
     settings = Settings.load(token="s3cret")
     async with metrics_port(queue.server.meters, settings, port, "AGL_QUEUE_METRICS_PORT"), aiohttp.ClientSession() as session:

@@ -52,7 +52,7 @@ async def test_rollouts_are_found_by_a_text_of_their_input_and_by_their_attempts
     assert len(await queue.client.query_rollouts(status_in=["failed"], attempts_from=1, sort_by="end_time", limit=1)) == 0
 
 
-async def test_inputs_are_searched_of_the_latest_rollouts_only(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_inputs_of_the_latest_rollouts_are_searched(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "SEARCHED_INPUTS", 2)
     await queue.client.enqueue([EnqueueRolloutRequest(input="same", rollout_id=f"ro-{number}") for number in range(4)])
     assert await ids(queue, input_contains="same") == ["ro-2", "ro-3"]
@@ -65,7 +65,7 @@ async def test_an_empty_list_of_values_matches_nothing(queue: LocalQueue) -> Non
     assert await ids(queue, rollout_id_in=[], mode_in=["train"], filter_logic="or") == ["ro-1", "ro-3"]
 
 
-async def test_a_page_says_how_many_there_are_in_all(queue: LocalQueue) -> None:
+async def test_a_page_has_the_total_number_of_matches(queue: LocalQueue) -> None:
     await filled(queue)
     page = await queue.client.query_rollouts(sort_by="rollout_id", sort_order="desc", limit=2, offset=1)
     assert ([r.rollout_id for r in page], page.total, page.limit, page.offset) == (["ro-3", "ro-2"], 5, 2, 1)
@@ -151,7 +151,7 @@ async def test_resources_have_versions_and_the_last_written_is_the_latest(queue:
     assert len(await queue.client.query_resources(all_versions=True)) == 3
 
 
-async def test_resources_that_are_put_aside_are_found_by_their_id_and_never_the_latest(queue: LocalQueue) -> None:
+async def test_resources_put_aside_are_found_by_id_but_are_never_the_latest(queue: LocalQueue) -> None:
     llm = LLM(endpoint="http://a/v1", model="m")
     own = await queue.client.put_resources({"llm": llm}, aside=True)
     assert await queue.client.get_resources() is None
@@ -167,7 +167,7 @@ async def test_resources_that_are_put_aside_are_found_by_their_id_and_never_the_
     assert (await queue.client.statistics())["total_resources"] == 2
 
 
-async def test_numbers_grow_by_rollout_and_jump_over_explicit_ones(queue: LocalQueue) -> None:
+async def test_numbers_grow_by_rollout_and_skip_explicit_ones(queue: LocalQueue) -> None:
     assert await queue.client.take_sequence([("ro-1", 3, 0), ("ro-2", 1, 0), ("", 4, 0), ("ro-1", 2, 0)]) == [1, 1, 0, 4]
     assert await queue.client.take_sequence([("ro-1", 1, 100), ("ro-1", 1, 50)]) == [101, 102]
     assert await queue.client.take_sequence([("ro-1", 0, 200), ("ro-1", 1, 0)]) == [201, 201]
@@ -180,7 +180,7 @@ async def test_numbers_past_their_bound_are_refused(queue: LocalQueue, count: in
     assert await queue.client.take_sequence([("ro-1", 1, 2**53 - 1)]) == [2**53]
 
 
-async def test_a_stack_is_described_by_what_announced_itself(queue: LocalQueue) -> None:
+async def test_describe_returns_the_registered_services(queue: LocalQueue) -> None:
     await queue.client.announce("collector", "c1", {"collector_http": "http://127.0.0.1:1", "collector_grpc": "127.0.0.1:2"})
     queue.clock.advance(1)
     await queue.client.announce("collector", "c2", {"collector_http": "http://127.0.0.1:3"})
@@ -197,7 +197,7 @@ async def test_a_stack_is_described_by_what_announced_itself(queue: LocalQueue) 
     assert (await queue.client.describe()).proxies == []
 
 
-async def test_an_announcement_holds_for_as_long_as_it_says(queue: LocalQueue) -> None:
+async def test_a_registration_expires_after_its_seconds(queue: LocalQueue) -> None:
     address = {"collector_http": "http://127.0.0.1:1"}
     await queue.client.announce("proxy", "p", {"proxy": "http://127.0.0.1:4"})
     await queue.client.announce("collector", "c", address, seconds=30)
@@ -212,7 +212,7 @@ async def test_an_announcement_holds_for_as_long_as_it_says(queue: LocalQueue) -
         await queue.client.announce("collector", "c", address, seconds=0)
 
 
-async def test_an_announcement_does_not_expire_while_the_queue_is_away(queue: LocalQueue) -> None:
+async def test_a_registration_does_not_expire_while_the_queue_is_down(queue: LocalQueue) -> None:
     await queue.client.announce("collector", "c", {"collector_http": "http://127.0.0.1:1"}, seconds=30)
     queue.clock.advance(3600)
     await queue.restart()

@@ -92,7 +92,7 @@ async def test_a_request_that_is_repeated_at_the_other_happens_once(pair: tuple[
     assert len(await pair[0].client.query_attempts([claims[0].rollouts[0].rollout_id])) == 1
 
 
-async def test_what_both_do_at_once_to_the_same_things_is_done_one_after_the_other(pair: tuple[LocalQueue, LocalQueue]) -> None:
+async def test_concurrent_changes_at_both_services_are_serialised(pair: tuple[LocalQueue, LocalQueue]) -> None:
     a, b = pair[0].client, pair[1].client
     assert sorted(await asyncio.gather(*((a, b)[i % 2].lease("maintain", str(i), 10) for i in range(8)))) == [False] * 7 + [True]
     numbers = await asyncio.gather(*((a, b)[i % 2].take_sequence([("x", 2, 0), ("y", 1, 0)][:: 1 if i % 3 else -1]) for i in range(12)))
@@ -118,7 +118,7 @@ async def test_what_both_do_at_once_to_the_same_things_is_done_one_after_the_oth
     assert (await a.statistics())["total_attempts"] == 0
 
 
-async def test_both_watchdogs_give_an_attempt_up_once(pair: tuple[LocalQueue, LocalQueue]) -> None:
+async def test_two_watchdogs_time_an_attempt_out_once(pair: tuple[LocalQueue, LocalQueue]) -> None:
     config = RolloutConfig(timeout_seconds=5, max_attempts=2, retry_condition=["timeout"])
     await pair[0].client.start([EnqueueRolloutRequest(input=i, config=config) for i in range(10)])
     pair[0].clock.advance(6)
@@ -168,7 +168,7 @@ class Workers:
 
 
 @pytest.mark.full
-async def test_a_service_that_is_killed_takes_nothing_with_it(postgres: Postgres, tmp_path: Path) -> None:
+async def test_a_killed_service_loses_nothing(postgres: Postgres, tmp_path: Path) -> None:
     url, port = postgres.new_schema(), free_port()
     environment = {**os.environ, "AGL_QUEUE_URL": url, "AGL_QUEUE_PORT": str(port), "AGL_DATA_DIR": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "agl_otel.queue", cwd=tmp_path, env=environment)

@@ -63,7 +63,7 @@ async def test_without_retention_days_everything_stays(queue: LocalQueue) -> Non
     assert await left(queue) == ["ro-1"]
 
 
-async def test_files_are_purged_every_few_hours_and_sooner_after_a_failure(queue: LocalQueue) -> None:
+async def test_files_are_purged_every_few_hours_and_earlier_after_a_failure(queue: LocalQueue) -> None:
     at: list[float] = []
 
     async def purge() -> None:

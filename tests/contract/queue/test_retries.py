@@ -46,7 +46,7 @@ async def test_a_claim_that_is_repeated_gets_the_same_rollouts_and_token(queue: 
     assert (await queue.client.statistics())["claimable"] == 1
 
 
-async def test_a_start_that_is_repeated_starts_once_and_gives_away_no_other_token(queue: LocalQueue, calls: Calls) -> None:
+async def test_a_repeated_start_starts_once_and_returns_no_other_token(queue: LocalQueue, calls: Calls) -> None:
     [other] = await queue.client.start([EnqueueRolloutRequest(input=1, rollout_id="mine")])
     request = pb.StartRequest(rollouts=[TASK, pb.NewRollout(input_json="1", rollout_id="mine")], request_id="r")
     first, again = await twice(calls, "Start", request, pb.Rollouts)
@@ -56,14 +56,14 @@ async def test_a_start_that_is_repeated_starts_once_and_gives_away_no_other_toke
     assert [r.HasField("token") for r in again.rollouts] == [True, False]
 
 
-async def test_an_attempt_by_hand_that_is_repeated_is_made_once(queue: LocalQueue, calls: Calls) -> None:
+async def test_a_repeated_start_attempt_begins_one_attempt(queue: LocalQueue, calls: Calls) -> None:
     [rollout] = await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
     first, again = await twice(calls, "StartAttempt", pb.StartAttemptRequest(rollout_ids=[rollout.rollout_id], request_id="r"), pb.Rollouts)
     assert first == again
     assert len(await queue.client.query_attempts([rollout.rollout_id])) == 1
 
 
-async def test_an_update_that_is_repeated_happens_once(queue: LocalQueue, calls: Calls) -> None:
+async def test_a_repeated_update_takes_effect_once(queue: LocalQueue, calls: Calls) -> None:
     await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
     [claim] = await queue.client.claim()
     update = pb.AttemptUpdate(rollout_id=claim.rollout_id, attempt_id="latest", status="failed")
@@ -79,7 +79,7 @@ async def test_an_update_that_is_repeated_happens_once(queue: LocalQueue, calls:
     assert await queue.client.claim() == []
 
 
-async def test_numbers_resources_and_deletions_that_are_repeated_are_the_same(queue: LocalQueue, calls: Calls) -> None:
+async def test_repeated_numbers_resources_and_deletions_return_the_same(queue: LocalQueue, calls: Calls) -> None:
     numbers = pb.TakeSequenceRequest(requests=[pb.SequenceRequest(rollout_id="ro-1", count=5)], request_id="a")
     first, again = await twice(calls, "TakeSequence", numbers, pb.TakeSequenceResponse)
     assert first == again
@@ -155,7 +155,7 @@ async def test_a_queue_that_stays_away_is_reported_with_its_address() -> None:
             await client.describe()
 
 
-async def test_a_queue_with_a_token_answers_only_those_who_have_it(queue_url: str) -> None:
+async def test_a_queue_with_a_token_answers_only_callers_with_it(queue_url: str) -> None:
     async with LocalQueue(queue_url, token="s3cret") as queue:
         assert await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
         for token in ("", "guess"):

@@ -12,7 +12,7 @@ from tests.local_queue import LocalQueue
 PROMPT = PromptTemplate(template="{q}", engine="f-string")
 
 
-async def test_a_run_is_what_metadata_names_else_the_resources(queue: LocalQueue) -> None:
+async def test_a_run_is_named_by_metadata_else_by_the_resources(queue: LocalQueue) -> None:
     client = queue.client
     await client.enqueue([EnqueueRolloutRequest(input=0)])
     await client.put_resources({"p": PROMPT}, resources_id="rs-a")
@@ -34,7 +34,7 @@ async def test_a_run_is_what_metadata_names_else_the_resources(queue: LocalQueue
     assert [rollout.input for rollout in await client.query_rollouts(run="search-1", status_in=["succeeded"])] == [3]
 
 
-async def test_members_of_a_run_say_which_step_made_them(queue: LocalQueue) -> None:
+async def test_members_of_a_run_have_their_step(queue: LocalQueue) -> None:
     client = queue.client
     await client.put_resources({"p": PROMPT}, resources_id="rs-a")
     await client.put_resources({"p": PROMPT}, resources_id="rs-a")
@@ -44,7 +44,7 @@ async def test_members_of_a_run_say_which_step_made_them(queue: LocalQueue) -> N
     assert (await client.query_run_members("none")).rollout_ids == []
 
 
-async def test_metadata_that_is_no_json_elsewhere_hides_no_run(queue: LocalQueue) -> None:
+async def test_metadata_with_invalid_json_elsewhere_hides_no_run(queue: LocalQueue) -> None:
     await queue.client.enqueue([EnqueueRolloutRequest(input=1, metadata={"run": "r", "loss": float("nan"), "step": "x"})])
     assert [run.rollouts for run in await queue.client.query_runs()] == [1]
     assert len((await queue.client.query_run_members((await queue.client.query_runs())[0].run_id)).rollout_ids) == 1

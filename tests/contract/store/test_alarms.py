@@ -50,7 +50,7 @@ async def test_ended_rollouts_are_judged_once_and_figures_of_trainers_shown(stor
         clock.now += REFRESH_SECONDS
 
 
-async def test_a_rollout_that_has_just_ended_is_left_for_the_next_reading(store: LightningStore) -> None:
+async def test_a_recently_ended_rollout_is_judged_at_the_next_read(store: LightningStore) -> None:
     begun = await fill(store, 1.0)
     (ended,) = await store.queue.query_rollouts(rollout_id_in=[begun.rollout_id])
     assert ended.end_time is not None
@@ -62,7 +62,7 @@ async def test_a_rollout_that_has_just_ended_is_left_for_the_next_reading(store:
     assert sample(text_of(await alarms.families()), "agl_trajectories_total") > first
 
 
-async def test_where_the_stack_is_away_the_last_figures_stay() -> None:
+async def test_the_last_figures_are_kept_while_the_stack_is_down() -> None:
     away = LightningStore("127.0.0.1:1")
     alarms = Alarms(away)
     page = text_of(await alarms.families())  # the page of the other services must not fail with it

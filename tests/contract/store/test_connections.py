@@ -29,7 +29,7 @@ from agl_otel.store import (
 from agl_otel.types import Rollout
 
 
-async def test_a_store_says_what_it_can_do_and_how_much_there_is(store: LightningStore) -> None:
+async def test_a_store_reports_its_capabilities_and_counts(store: LightningStore) -> None:
     before = await store.statistics()
     await store.start_rollout("task", worker_id="w-statistics")
     after = await store.statistics()
@@ -38,7 +38,7 @@ async def test_a_store_says_what_it_can_do_and_how_much_there_is(store: Lightnin
     assert store.capabilities == {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
 
 
-async def test_otlp_goes_where_the_store_says(store: LightningStore) -> None:
+async def test_otlp_is_sent_to_the_stores_endpoint(store: LightningStore) -> None:
     endpoint = store.otlp_traces_endpoint()
     assert endpoint.endswith("/v1/traces")
     async with aiohttp.ClientSession() as session, session.post(endpoint, headers={"Content-Type": "application/x-protobuf"}) as answer:
@@ -58,7 +58,7 @@ async def test_a_client_needs_one_address_and_connects_at_first_use(store: Light
         assert await connected.get_rollout_by_id(rollout.rollout_id) == rollout
 
 
-async def test_a_copy_in_another_process_speaks_to_the_same_stack(store: LightningStore) -> None:
+async def test_a_copy_in_another_process_uses_the_same_stack(store: LightningStore) -> None:
     rollout = await store.enqueue_rollout("task")
     async with pickle.loads(pickle.dumps(store)) as copy:
         assert await copy.get_rollout_by_id(rollout.rollout_id) == rollout
@@ -97,7 +97,7 @@ def test_a_store_in_memory_is_made_at_once_and_may_never_be_used() -> None:
     asyncio.run(store.close())
 
 
-async def test_an_embedded_stack_ends_with_its_process_also_when_that_is_killed() -> None:
+async def test_an_embedded_stack_ends_with_its_process_even_if_that_is_killed() -> None:
     program = """
 import asyncio, os, signal
 from agl_otel.store import InMemoryLightningStore
@@ -121,7 +121,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         await asyncio.open_connection(host, int(port))
 
 
-async def test_a_stack_that_is_not_there_is_said_at_first_use(tmp_path: Path) -> None:
+async def test_a_missing_stack_is_reported_on_first_use(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not host:port"):
         await LightningStore.connect("nonsense")
     with pytest.raises(UnavailableError, match="agl-otel up"):
@@ -168,6 +168,6 @@ async def test_a_users_own_store_has_a_stack_and_its_copies_are_of_its_class() -
 
 
 @pytest.mark.parametrize("name", [CollectionBasedLightningStore, MongoLightningStore])
-def test_a_name_without_a_meaning_here_says_what_to_use(name: type) -> None:
+def test_an_unsupported_name_of_03_names_its_replacement(name: type) -> None:
     with pytest.raises(ValueError, match=rf"{name.__name__} does not exist here: .*(AGL_STORE|AGL_QUEUE_URL)"):
         name(object())

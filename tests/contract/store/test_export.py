@@ -113,7 +113,7 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     assert not (tmp_path / "never.jsonl").exists()
 
 
-def test_wrong_use_is_worded(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_reported(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(store, capsys)
     assert "neither .jsonl nor .parquet" in cli.run(str(tmp_path / "x.csv"), code=2)
     assert "name a FILE" in cli.run(code=2)

@@ -50,7 +50,7 @@ async def test_a_group_that_has_grown_too_old_is_waited_for(store: LightningStor
     assert running.groups == [young]
 
 
-async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: LightningStore) -> None:
+async def test_incomplete_groups_fill_the_step_when_the_time_is_up(store: LightningStore) -> None:
     running = await in_flight(store, 3)
     first, middle, last = running.groups
     await finish(store, last)
@@ -60,7 +60,7 @@ async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: Ligh
     assert running.groups == [middle]
 
 
-async def test_what_nobody_will_take_is_cancelled(store: LightningStore) -> None:
+async def test_rollouts_that_no_step_will_take_are_cancelled(store: LightningStore) -> None:
     running = await in_flight(store, 2)
     rollout_ids = [rollout_id for group in running.groups for rollout_id in group.rollout_ids]
     assert await running.cancel() == 4
@@ -68,7 +68,7 @@ async def test_what_nobody_will_take_is_cancelled(store: LightningStore) -> None
     assert running.groups == []
 
 
-async def test_a_run_that_goes_on_takes_up_its_groups_and_tries_again_what_was_lost_with_it(store: LightningStore) -> None:
+async def test_a_resumed_run_continues_its_groups_and_retries_lost_rollouts(store: LightningStore) -> None:
     before = await in_flight(store, 2)
     whole, half = before.groups
     for rollout_id in (*whole.rollout_ids, half.rollout_ids[0]):

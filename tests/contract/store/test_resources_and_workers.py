@@ -38,7 +38,7 @@ async def test_a_heartbeat_makes_a_worker_known_and_never_changes_its_status(sto
     assert list(await store.query_workers(status_in=["busy"], worker_id_contains="w-new")) == []
 
 
-async def test_an_idle_worker_asks_in_vain(store: LightningStore) -> None:
+async def test_an_idle_worker_finds_no_rollout(store: LightningStore) -> None:
     while await store.dequeue_many_rollouts(limit=64):
         pass
     assert await store.dequeue_rollout("w-idle") is None

@@ -67,7 +67,7 @@ async def test_a_rollout_that_was_attempted_carries_its_latest_attempt(store: Li
     assert not isinstance(await store.get_rollout_by_id(queued.rollout_id), AttemptedRollout)
 
 
-async def test_what_is_unknown_is_none_or_empty_and_changing_it_is_a_value_error(store: LightningStore, begun: AttemptedRollout) -> None:
+async def test_unknown_ids_return_none_or_empty_and_cannot_be_changed(store: LightningStore, begun: AttemptedRollout) -> None:
     assert await store.get_rollout_by_id("ro-none") is None
     assert await store.get_latest_attempt("ro-none") is None
     assert list(await store.query_attempts("ro-none")) == []

@@ -81,7 +81,7 @@ def test_a_run_has_rewards_verdicts_tokens_and_a_cost(cli: Cli, two: tuple[str, 
     assert "there is no run 'none': `agl-otel runs ls` lists the runs" in cli.run("show", "none", code=2)
 
 
-def test_runs_are_held_against_each_other(cli: Cli, two: tuple[str, str], tmp_path: Path) -> None:
+def test_runs_are_compared_with_each_other(cli: Cli, two: tuple[str, str], tmp_path: Path) -> None:
     folders = [folder_of(tmp_path / f"{n}", run_id, group_size=4 * n, update={"lr": 1.0}) for n, run_id in enumerate(two, 1)]
     found = cli.json("compare", *folders)
     assert found["differences"] == {"group_size": [4, 8]}

@@ -117,7 +117,7 @@ async def test_an_id_that_is_no_hex_is_a_value_error_and_a_time_that_cannot_be_s
         await store.add_span(span_of(begun, start_time=1.0))
 
 
-async def test_one_refused_span_keeps_no_other_from_being_stored(store: LightningStore, begun: AttemptedRollout) -> None:
+async def test_one_refused_span_does_not_block_the_others(store: LightningStore, begun: AttemptedRollout) -> None:
     count = 2 * REQUEST_SPANS + 10
     wrong = {3: 1.0, REQUEST_SPANS + 3: time.time() + 10 * 86400, count - 1: 1.0}
     spans = [span_of(begun, span_id=f"{number + 1:016x}", start_time=wrong.get(number, time.time())) for number in range(count)]
@@ -134,14 +134,14 @@ async def test_a_span_without_times_starts_when_it_is_added(store: LightningStor
     assert found.start_time is not None and found.start_time == found.end_time and before - 1 < found.start_time < time.time() + 1
 
 
-async def test_a_span_sets_attempt_and_rollout_running_and_is_a_sign_of_life(store: LightningStore, begun: AttemptedRollout) -> None:
+async def test_a_span_sets_attempt_and_rollout_running_and_counts_as_heartbeat(store: LightningStore, begun: AttemptedRollout) -> None:
     await store.add_span(span_of(begun))
     found = await store.get_rollout_by_id(begun.rollout_id)
     assert isinstance(found, AttemptedRollout) and (found.status, found.attempt.status) == ("running", "running")
     assert found.attempt.last_heartbeat_time == pytest.approx(time.time(), abs=300)
 
 
-async def test_a_late_span_revives_what_was_silent_and_never_what_has_ended(store: LightningStore, begun: AttemptedRollout) -> None:
+async def test_a_late_span_revives_an_unresponsive_attempt_but_never_an_ended_one(store: LightningStore, begun: AttemptedRollout) -> None:
     becomes: dict[AttemptStatus, AttemptStatus] = {
         "unresponsive": "running", "timeout": "timeout", "failed": "failed", "succeeded": "succeeded",
     }  # fmt: skip
@@ -212,7 +212,7 @@ async def test_spans_are_sorted_and_paged(store: LightningStore, five: list[Span
         await store.query_spans(rollout, sort_by="colour")
 
 
-async def test_the_latest_attempt_of_what_was_never_attempted_has_no_spans(store: LightningStore) -> None:
+async def test_the_latest_attempt_of_an_unattempted_rollout_has_no_spans(store: LightningStore) -> None:
     queued = await store.enqueue_rollout("task")
     assert list(await store.query_spans(queued.rollout_id, "latest")) == list(await store.query_spans("ro-none")) == []
 

@@ -101,7 +101,7 @@ async def test_a_rollout_without_a_chosen_attempt_stands_for_all_of_its_attempts
     assert (sorted(found.attempts), found.unlinked) == (sorted([key(begun), key(again)]), 1)
 
 
-async def test_a_step_that_is_told_again_is_stored_once_as_it_was(store: LightningStore) -> None:
+async def test_a_step_recorded_again_is_stored_once(store: LightningStore) -> None:
     begun = await attempted(store)
     step = a_step([key(begun)])
     assert await store.record_step(step)
@@ -112,7 +112,7 @@ async def test_a_step_that_is_told_again_is_stored_once_as_it_was(store: Lightni
     assert int((await store.reader.query(count))[0]["n"]) == 2
 
 
-async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_counts(store: LightningStore) -> None:
+async def test_the_latest_of_repeated_steps_with_other_outcomes_counts(store: LightningStore) -> None:
     one, other = await attempted(store), await attempted(store)
     root = (await store.reader.roots([one.rollout_id]))[key(one)]
     many = [(f"ro-many-{n:04d}", f"at-{n}") for n in range(LINKS + 1)]
@@ -131,7 +131,7 @@ async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_cou
 @pytest.mark.parametrize(
     "named", [{conventions.INVALID: "the sender's key is bound to another attempt"}, {conventions.ROLLOUT_ID: "ro-forged"}]
 )
-async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[str, str], store: LightningStore) -> None:
+async def test_a_refused_span_or_an_agents_span_is_not_a_step(named: dict[str, str], store: LightningStore) -> None:
     """The Go collector keeps what it refuses, without ids; what has ids is of an attempt, whatever it is called."""
     begun = await attempted(store)
     true, made_up = a_step([key(begun)]), a_step([key(begun)])
@@ -159,7 +159,7 @@ async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[st
         assert shown[span_id_of(true.run_id, 1)].attributes[conventions.TRAIN_VERSION_AFTER] == "2"
 
 
-async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store: LightningStore) -> None:
+async def test_links_beyond_the_limit_of_a_span_are_kept(store: LightningStore) -> None:
     begun = await attempted(store)
     root = (await store.reader.roots([begun.rollout_id]))[key(begun)]
     many = [(f"ro-many-{n:04d}", f"at-{n}") for n in range(2 * LINKS + 1)]

@@ -84,7 +84,7 @@ async def test_readers_see_one_database(shards: list[ServerEngine]) -> None:
     endpoint.close()
 
 
-def test_retention_is_set_where_the_rows_are(shards: list[ServerEngine]) -> None:
+def test_retention_is_set_on_the_local_tables(shards: list[ServerEngine]) -> None:
     cluster = Cluster("agl", replicated=False, everywhere=False)
     assert "otel_traces_local" in apply_retention(shards[0], 30, cluster)
     assert apply_retention(shards[0], 30, cluster) == []
@@ -117,7 +117,7 @@ def test_replicated_tables_are_made_under_one_path_for_each_shard(servers: list[
         engine.close()
 
 
-def test_a_shard_that_is_away_is_an_error_to_be_tried_again(shards: list[ServerEngine], servers: list[ClickHouseServer]) -> None:
+def test_a_missing_shard_is_a_retryable_error(shards: list[ServerEngine], servers: list[ClickHouseServer]) -> None:
     servers[1].kill()
     rows = "\n".join(json.dumps({"RolloutId": f"ro-{n}", "SpanId": f"x{n}", "BatchId": 8, "BatchPos": n}) for n in range(ROLLOUTS)).encode()
     try:

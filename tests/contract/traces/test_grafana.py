@@ -107,7 +107,7 @@ def filled(engine: TraceStore) -> TraceStore:
     return engine
 
 
-def test_the_files_are_what_the_panels_say() -> None:
+def test_the_files_equal_the_generated_panels() -> None:
     assert {f"{name}.json": dashboard for name, dashboard in DASHBOARDS.items()} == {
         name: json.loads(text) for name, text in GENERATED["texts"]().items()
     }
@@ -127,7 +127,7 @@ async def test_every_panel_and_variable_of_clickhouse_returns_rows(filled: Trace
                 assert values[0] == CHOSEN[variable["name"]], f"{variable['name']} of {name}"
 
 
-async def test_verdicts_and_staleness_are_what_is_stored(filled: TraceStore, reader: TraceReader) -> None:
+async def test_verdicts_and_staleness_equal_the_stored_ones(filled: TraceStore, reader: TraceReader) -> None:
     queries = {param.id: param.values[0]["rawSql"] for param in TARGETS if "rawSql" in param.values[0]}  # type: ignore[index]
     verdicts = await reader.query(asked(queries["training: Verdicts by their seals"]))
     assert {(row["verdict"], row["attempts"]) for row in verdicts} == {("complete", 1.0), ("incomplete", 1.0)}
@@ -135,7 +135,7 @@ async def test_verdicts_and_staleness_are_what_is_stored(filled: TraceStore, rea
     assert {(row["figure"], row["value"]) for row in figures} == {("stale_share", 0.25), ("logprob_drift", 1e-4)}
 
 
-async def test_what_hyperdx_selects_is_there(filled: TraceStore, reader: TraceReader) -> None:
+async def test_the_columns_that_hyperdx_selects_exist(filled: TraceStore, reader: TraceReader) -> None:
     for source in json.loads((DEPLOY / "hyperdx" / "sources.json").read_text()):
         told = [value for key, value in source.items() if key.endswith("Expression")]
         [row, *_] = await reader.query(f"SELECT {', '.join(told)} FROM {source['from']['tableName']} LIMIT 1")

@@ -107,7 +107,7 @@ async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, read
     assert traces.spans == 3
 
 
-async def test_calls_of_adopted_traces_are_calls_everywhere_though_nobody_numbered_them(engine: TraceStore, reader: TraceReader) -> None:
+async def test_calls_of_adopted_traces_count_as_calls_without_numbers(engine: TraceStore, reader: TraceReader) -> None:
     tokens: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
     insert(engine, row(1, conventions.SPAN_LLM, **tokens), row(2, conventions.SPAN_LLM, **tokens), row(3), row(4, conventions.SPAN_LLM))
     traces = await reader.traces([rollout()], [attempt()])
@@ -205,7 +205,7 @@ async def test_seals_count_spans_but_not_themselves_nor_the_attempt_span(engine:
     assert traces.verdicts["ro-1", "at-1"].kind == "complete"
 
 
-async def test_what_is_incomplete_is_asked_again_until_the_deadline(engine: TraceStore, reader: TraceReader) -> None:
+async def test_incomplete_attempts_are_read_again_until_the_deadline(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, row(1, attributes={P: "p"}))
     started = time.monotonic()
     traces = await reader.traces([rollout()], [attempt({"p": 2})], deadline_seconds=0.3)
@@ -242,7 +242,7 @@ async def test_the_deadline_holds_where_a_collector_does_not_answer_and_the_reas
     assert [reason for reason in unknown.reasons if f"http://127.0.0.1:{port}" in reason]
 
 
-async def test_where_clickhouse_does_not_answer_either_it_is_an_error_that_names_both() -> None:
+async def test_an_error_names_both_if_clickhouse_does_not_answer_either() -> None:
     ports = free_ports(2)
     async with (
         TraceReader(f"http://127.0.0.1:{ports[0]}", collectors=[f"http://127.0.0.1:{ports[1]}"]) as gone,
@@ -281,7 +281,7 @@ async def test_a_verdict_knows_late_spans_callers_orphans_and_last_seals(engine:
         assert note.startswith("2 spans of processes that are not counted (1 of them with a parent that never arrived)")
 
 
-async def test_an_announcement_is_no_seal(engine: TraceStore, reader: TraceReader) -> None:
+async def test_a_seal_span_without_a_count_is_not_a_seal(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, row(1, conventions.SPAN_SEAL, {P: "service"}), call(2, 1))
     known = attempt({"x": 1}).model_copy(update={"ledger": AttemptLedger(reach="elsewhere", over=1.0)})
     for traces in (await reader.traces([rollout()], [known], deadline_seconds=0), None):
@@ -290,9 +290,7 @@ async def test_an_announcement_is_no_seal(engine: TraceStore, reader: TraceReade
         assert [reason.split(":")[0] for reason in verdict.reasons] == ["process service sent no seal"]
 
 
-async def test_a_seal_that_is_not_the_last_proves_a_process_that_sent_it_when_the_agent_had_ended(
-    engine: TraceStore, reader: TraceReader
-) -> None:
+async def test_a_seal_sent_after_the_agents_end_proves_its_process(engine: TraceStore, reader: TraceReader) -> None:
     counts = {P: "service", conventions.SEAL_SPANS: "1", conventions.SEAL_DROPPED: "0"}
     insert(engine, row(1, attributes={P: "service"}), row(2, conventions.SPAN_SEAL, counts, Timestamp="1750000010.000000000"))
     for over, kind in ((1750000009.0, "complete"), (1750000009.8, "incomplete"), (1750000011.0, "incomplete"), (None, "incomplete")):
@@ -328,7 +326,7 @@ async def test_figures_of_an_attempt_that_has_just_ended_are_read_behind_a_barri
         assert (lost.verdict.kind, lost.verdict.missing, lost.final) == ("incomplete", 1, False)
 
 
-async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: TraceStore, reader: TraceReader) -> None:
+async def test_a_duplicate_row_does_not_change_the_digest(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, row(1), row(2))
     before = await reader.traces([rollout()], [attempt()])
     insert(engine, row(2))
@@ -336,7 +334,7 @@ async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: Trace
     assert (after.digest, after.spans) == (before.digest, before.spans)
 
 
-async def test_a_call_says_what_it_was_sampled_at_where_its_span_does(engine: TraceStore, reader: TraceReader) -> None:
+async def test_a_call_has_the_sampling_parameters_of_its_span(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, call(1, 1, attributes={"gen_ai.request.temperature": "0.2", "gen_ai.request.top_p": "1"}), call(2, 2))
     calls = (await reader.traces([rollout()], [attempt()])).calls
     assert calls.temperature is not None and calls.top_p is not None
@@ -361,7 +359,7 @@ async def test_two_reads_joined_are_one_read_of_all(engine: TraceStore, reader: 
     assert (joined.rollouts, joined.rewards, joined.verdicts) == (whole.rollouts, whole.rewards, whole.verdicts)
 
 
-async def test_attempts_without_a_span_and_rollouts_without_an_attempt_have_their_place(reader: TraceReader) -> None:
+async def test_attempts_without_spans_and_rollouts_without_attempts_are_included(reader: TraceReader) -> None:
     traces = await reader.traces([rollout("ro-a"), rollout("ro-b")], [attempt(rollout_id="ro-a")])
     assert {key: verdict.kind for key, verdict in traces.verdicts.items()} == {("ro-a", "at-1"): "empty"}
     assert [r.rollout_id for r in traces.rollouts] == ["ro-a", "ro-b"]
@@ -401,7 +399,7 @@ async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(
     assert await reader.rollouts_of_traces(["nobody's"]) == []
 
 
-async def test_arrow_and_rows_say_the_same(engine: TraceStore, reader: TraceReader) -> None:
+async def test_arrow_and_rows_agree(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, row(1), row(2))
     sql = "SELECT SpanId, SequenceId FROM otel_traces WHERE RolloutId = {r:String} ORDER BY SequenceId"
     assert (await reader.arrow(sql, params={"r": "ro-1"})).to_pylist() == await reader.query(sql, params={"r": "ro-1"})
@@ -439,7 +437,7 @@ def insert_long_calls(engine: TraceStore, rollout_id: str, count: int) -> None:
 
 
 @pytest.mark.usefixtures("small_reads")
-async def test_rollouts_that_are_too_much_together_are_read_in_parts(engine: TraceStore, reader: TraceReader) -> None:
+async def test_rollouts_too_large_for_one_read_are_read_in_parts(engine: TraceStore, reader: TraceReader) -> None:
     for rollout_id in ("ro-1", "ro-2", "ro-3"):
         insert_long_calls(engine, rollout_id, 16)
     ids = ["ro-1", "ro-2", "ro-3"]
@@ -450,7 +448,7 @@ async def test_rollouts_that_are_too_much_together_are_read_in_parts(engine: Tra
 
 
 @pytest.mark.usefixtures("small_reads")
-async def test_a_rollout_that_is_too_much_alone_is_left_out_and_the_others_are_read(engine: TraceStore, reader: TraceReader) -> None:
+async def test_a_rollout_too_large_alone_is_left_out_and_the_others_are_read(engine: TraceStore, reader: TraceReader) -> None:
     insert_long_calls(engine, "ro-2", 80)
     insert(engine, call(1, 1, PromptTokenIds=[1]), call(1, 1, RolloutId="ro-3", PromptTokenIds=[3]))
     ids = ["ro-1", "ro-2", "ro-3"]

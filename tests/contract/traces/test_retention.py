@@ -18,7 +18,7 @@ def kept(engine: TraceStore) -> list[object]:
     return [row[0] for row in engine.select("SELECT SpanId FROM otel.otel_traces ORDER BY ReceivedAt DESC")]
 
 
-def test_rows_go_by_their_day_of_receipt(engine: TraceStore) -> None:
+def test_rows_expire_by_their_day_of_receipt(engine: TraceStore) -> None:
     assert apply_retention(engine, 0) == []
     altered = apply_retention(engine, 30)
     assert {"otel_traces", "otel_logs", "otel_metrics_sum", "otel_traces_trace_id_ts"} <= set(altered)
@@ -27,7 +27,7 @@ def test_rows_go_by_their_day_of_receipt(engine: TraceStore) -> None:
     assert kept(engine) == ["1 days"]
 
 
-def test_the_setting_is_applied_once_and_can_be_taken_back(engine: TraceStore) -> None:
+def test_the_setting_is_applied_once_and_can_be_reverted(engine: TraceStore) -> None:
     apply_retention(engine, 30)
     assert apply_retention(engine, 30) == []
     assert "otel_traces" in apply_retention(engine, 365)

@@ -124,7 +124,7 @@ def test_the_summary_counts_each_identity_once_however_often_it_is_stored(engine
     assert views(engine) == once
 
 
-def test_refilling_makes_what_the_views_would_have_made(engine: TraceStore) -> None:
+def test_refilling_equals_the_views_output(engine: TraceStore) -> None:
     spans(engine)
     made = views(engine)
     for table in VIEWS:
@@ -135,7 +135,7 @@ def test_refilling_makes_what_the_views_would_have_made(engine: TraceStore) -> N
     assert views(engine) == made
 
 
-def test_one_insert_makes_one_part_whatever_times_the_spans_claim(engine: TraceStore) -> None:
+def test_one_insert_makes_one_part_whatever_the_spans_times(engine: TraceStore) -> None:
     insert(engine, *(stock_row({}, {}, SpanId=str(n), Timestamp=f"{1_000_000_000 + n * 86400}.000000000") for n in range(500)))
     assert engine.select("SELECT count() FROM system.parts WHERE database = 'otel' AND table = 'otel_traces' AND active") == [[1]]
     assert engine.select("SELECT count() FROM system.parts WHERE database = 'otel' AND table = 'otel_traces_trace_id_ts' AND active") == [
@@ -152,7 +152,7 @@ def test_an_error_carries_clickhouses_code(engine: TraceStore) -> None:
     assert (failure.value.code, failure.value.about_the_data) == (60, False)
 
 
-def test_the_codes_that_blame_the_data_are_called_so_by_clickhouse(engine: TraceStore) -> None:
+def test_the_data_error_codes_have_clickhouses_names(engine: TraceStore) -> None:
     rows = engine.select("SELECT number, errorCodeToName(number) FROM numbers(2000) WHERE has({codes:Array(UInt64)}, number)",
                          {"codes": list(DATA_CODES)})  # fmt: skip
     assert {int(str(number)): name for number, name in rows} == DATA_CODES
@@ -167,7 +167,7 @@ def test_every_table_is_on_disk_when_an_insert_returns(engine: TraceStore) -> No
     assert rows == []
 
 
-def test_the_file_system_is_no_database(engine: TraceStore) -> None:
+def test_the_file_system_is_not_readable_as_a_database(engine: TraceStore) -> None:
     with pytest.raises(ClickHouseError):
         engine.read("SELECT * FROM default.`/etc/hostname`", "TSV")
 

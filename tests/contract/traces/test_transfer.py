@@ -105,7 +105,7 @@ def test_all_rows_arrive_at_a_server_and_the_views_follow(source: TraceStore, se
     assert steps[-1] == ("otel_traces", 2 * ROWS, 2 * ROWS)
 
 
-def test_what_was_deleted_is_not_carried(source: TraceStore, server_engine: TraceStore, tmp_path: Path) -> None:
+def test_deleted_rows_are_not_copied(source: TraceStore, server_engine: TraceStore, tmp_path: Path) -> None:
     source.command("DELETE FROM otel.otel_traces WHERE RolloutId IN ('ro-0', 'ro-1')")  # more than the first chunk of either day
     left = transfer.content(source, "otel_traces")
     assert 0 < left.rows < 2 * ROWS
@@ -113,14 +113,14 @@ def test_what_was_deleted_is_not_carried(source: TraceStore, server_engine: Trac
     assert move(source, server_engine)["otel_traces"] == left == transfer.content(server_engine, "otel_traces")
 
 
-def test_what_holds_traces_is_not_overwritten(source: TraceStore, server_engine: TraceStore) -> None:
+def test_a_target_with_traces_is_not_overwritten(source: TraceStore, server_engine: TraceStore) -> None:
     server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
     with pytest.raises(ConflictError, match=r"already holds 1 rows in otel\.otel_logs, and nothing is overwritten"):
         move(source, server_engine)
     assert transfer.content(server_engine, "otel_traces").rows == 0
 
 
-def test_a_dump_comes_back_on_either_engine(dumped: tuple[Path, dict[str, transfer.Content]], engine: TraceStore, tmp_path: Path) -> None:
+def test_a_dump_is_restored_on_either_engine(dumped: tuple[Path, dict[str, transfer.Content]], engine: TraceStore, tmp_path: Path) -> None:
     directory, held = dumped
     assert load(directory, engine) == held
     with pytest.raises(ConflictError, match="nothing is overwritten"):
@@ -154,7 +154,7 @@ def test_a_transfer_that_fails_leaves_the_target_empty(source: TraceStore, serve
     assert move(source, server_engine)["otel_traces"].rows == 2 * ROWS
 
 
-def test_rows_that_others_wrote_meanwhile_are_not_removed(source: TraceStore, server_engine: TraceStore) -> None:
+def test_rows_written_by_others_meanwhile_are_not_removed(source: TraceStore, server_engine: TraceStore) -> None:
     with pytest.raises(DataError, match="their contents differ"), transfer.filling(server_engine) as filled:
         server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
         transfer.copy(source, filled)

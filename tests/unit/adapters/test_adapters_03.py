@@ -41,7 +41,7 @@ def test_each_call_gets_the_reward_that_follows_it() -> None:
     assert (second.reward, second.metadata["response_id"], second.metadata["agent_name"]) == (1.0, "b", "*")
 
 
-def test_only_the_agents_that_are_asked_for_count() -> None:
+def test_only_calls_of_matching_agents_are_taken() -> None:
     spans = [
         span("root", 1, 0, 10),
         span("writer", 2, 1, 4, 1, agent__name="write"),
@@ -62,14 +62,14 @@ def test_a_judges_call_below_a_reward_is_left_out() -> None:
     assert len(TracerTraceToTriplet(repair_hierarchy=False, exclude_llm_call_in_reward=False).adapt(spans)) == 1
 
 
-def test_a_call_that_the_proxy_recorded_too_counts_once_and_has_its_tokens() -> None:
+def test_a_call_also_recorded_by_the_proxy_counts_once_and_has_its_tokens() -> None:
     recorded = span(conventions.SPAN_LLM, 3, 1.2, 1.8, 2, gen_ai__response__id="a")
     recorded.attributes |= {conventions.LLM_CALL: 1, conventions.LLM_PROMPT_TOKEN_IDS: [7, 8], conventions.LLM_RESPONSE_TOKEN_IDS: [9]}
     [only] = TracerTraceToTriplet().adapt([span("root", 1, 0, 3), call(2, 1, 2, 1, gen_ai__response__id="a"), recorded])
     assert (only.prompt["token_ids"], only.response["token_ids"]) == ([7, 8], [9])
 
 
-def test_the_proxys_prefix_form_is_put_together_again() -> None:
+def test_the_proxys_prefix_form_is_expanded() -> None:
     first = span(conventions.SPAN_LLM, 1, 0, 1)
     first.attributes |= {conventions.LLM_CALL: 1, conventions.LLM_PROMPT_TOKEN_IDS: [1, 2], conventions.LLM_RESPONSE_TOKEN_IDS: [3]}
     second = span(conventions.SPAN_LLM, 2, 1, 2)
@@ -86,7 +86,7 @@ def test_litellms_spans_are_read_in_the_order_of_their_numbers() -> None:
     assert [t.prompt["token_ids"] for t in LlmProxyTraceToTriplet().adapt([late, early, reward(3, 0, 0.5)])] == [[3], [1]]
 
 
-def test_spans_that_hang_under_the_root_go_where_they_belong_by_time() -> None:
+def test_spans_under_the_root_are_moved_by_time_to_their_parents() -> None:
     spans = [span("root", 1, 0, 10), span("agent", 2, 1, 9, 1, agent__name="write"), call(3, 2, 3, 1), call(4, 9.5, 9.8, 1)]
     tree = TraceTree.from_spans(spans)
     tree.repair_hierarchy()
@@ -94,7 +94,7 @@ def test_spans_that_hang_under_the_root_go_where_they_belong_by_time() -> None:
     assert [child.span.name for child in agent.children] == ["openai.chat"] and other.span.span_id == f"{4:016x}"
 
 
-def test_no_spans_and_circles_are_errors_that_say_so() -> None:
+def test_missing_spans_and_cycles_are_reported_as_errors() -> None:
     with pytest.raises(UsageError, match="no spans"):
         TracerTraceToTriplet().adapt([])
     with pytest.raises(UsageError, match="circle"):

@@ -10,7 +10,7 @@ from agl_otel.adapters.bias import NO_REWARD, TAKEN, Bias, bias_of, reward_range
 from agl_otel.types import Rollout
 
 
-def test_attempts_are_counted_by_outcome_reward_and_task_and_calls_by_what_became_of_them(traces: Any, row: Any, make_reward: Any) -> None:
+def test_attempts_are_counted_by_outcome_reward_and_task_and_calls_by_outcome(traces: Any, row: Any, make_reward: Any) -> None:
     traces.rewards = {("ro-bad", "at-1"): [make_reward(0.0)], ("ro-none", "at-1"): []}
     traces.verdict = {("ro-bad", "at-1"): "incomplete"}
     traces.extra = [Rollout(rollout_id="ro-new", input="not begun", start_time=1)]

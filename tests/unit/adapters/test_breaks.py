@@ -98,7 +98,7 @@ def conversations(draw: st.DrawFn) -> list[Node]:
 
 @given(conversations(), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_reason_says_what_the_agent_did(nodes: list[Node], messages_known: bool) -> None:
+def test_reason_matches_the_agents_action(nodes: list[Node], messages_known: bool) -> None:
     calls = [node.made(number, messages_known=messages_known) for number, node in enumerate(nodes, 1)]
     merged = merge(calls)
     reasons = {m.calls[0].row: m.reason for m in merged}
@@ -122,7 +122,7 @@ SHORT = st.lists(st.integers(1, 2), max_size=6)
 
 @given(SHORT, SHORT)
 @settings(max_examples=500, deadline=None)
-def test_left_out_is_its_definition(sequence: list[int], history: list[int]) -> None:
+def test_left_out_equals_its_definition(sequence: list[int], history: list[int]) -> None:
     def definition(numbers: Sequence[int], before: Sequence[int]) -> bool:
         """Without some run of `before`, which begins where the two first differ, they are the same."""
         starts = [place for place in range(min(len(numbers), len(before))) if numbers[place] != before[place]][:1]

@@ -40,7 +40,7 @@ def rows(draw: st.DrawFn) -> list[CallRow]:
 
 @given(rows())
 @settings(max_examples=300, deadline=None)
-def test_chains_are_what_the_merge_makes_of_them(made: list[CallRow]) -> None:
+def test_chains_equal_the_result_of_merge(made: list[CallRow]) -> None:
     traces = TracesBuilder().build(*made)
     fast = trajectories.to_trajectories(traces)
     slow = _by_merging(traces)

@@ -31,7 +31,7 @@ def test_limits_cut_the_end_of_responses_and_refuse_long_prompts(traces: Any, ro
         limit_lengths(batch, max_response_tokens=0)
 
 
-def test_what_the_model_cannot_read_as_a_whole_is_refused_and_counted(traces: Any, row: Any) -> None:
+def test_trajectories_beyond_the_models_limits_are_refused_and_counted(traces: Any, row: Any) -> None:
     batch = to_trajectories(
         traces.build(row(rollout="ro-1", prompt=[1, 2], response=[3]), row(rollout="ro-2", prompt=[1, 2], response=[3, 4])),
     )
@@ -41,7 +41,7 @@ def test_what_the_model_cannot_read_as_a_whole_is_refused_and_counted(traces: An
     assert batch.refused == {}, "what was read stays as it is"
 
 
-def test_ids_that_the_model_does_not_have_are_refused_and_counted_once(traces: Any, row: Any) -> None:
+def test_ids_outside_the_vocabulary_are_refused_and_counted_once(traces: Any, row: Any) -> None:
     rows = [
         row(rollout="ro-1", prompt=[1, 9], response=[3]),
         row(rollout="ro-2", prompt=[1, 2], response=[10, 4]),

@@ -50,7 +50,7 @@ def test_every_break_has_its_reason() -> None:
     assert reasons([call(1, [1], [2]), call(1, [1], [3])]) == ["", "choice"]
 
 
-def test_further_choices_are_branches_and_a_later_call_joins_the_one_it_goes_on_from() -> None:
+def test_further_choices_are_branches_and_a_later_call_joins_the_one_it_continues() -> None:
     merged = merge([call(1, [1], [2]), call(1, [1], [3]), call(2, [1, 3, 9], [4])])
     assert [[c.response.tolist() for c in m.calls] for m in merged] == [[[2]], [[3], [4]]]
 
@@ -60,7 +60,7 @@ def test_interleaved_conversations_each_stay_whole() -> None:
     assert [[c.call for c in m.calls] for m in merged] == [[1, 3], [2, 4]]
 
 
-def test_prefix_that_names_a_missing_or_later_call_is_dangling_and_so_is_what_refers_to_it() -> None:
+def test_a_prefix_of_a_missing_or_later_call_dangles_and_so_do_its_dependents() -> None:
     stored = [
         StoredCall(1, 0, 0, 0, ids(1), ids(2)),
         StoredCall(2, 0, 9, 0, ids(3), ids(4)),
@@ -111,7 +111,7 @@ def naive_merge(rows: Sequence[tuple[int, int, list[int], list[int], str, str]])
 
 @given(attempts())
 @settings(max_examples=300, deadline=None)
-def test_merge_is_its_definition(rows: list[tuple[int, int, list[int], list[int], str, str]]) -> None:
+def test_merge_equals_its_definition(rows: list[tuple[int, int, list[int], list[int], str, str]]) -> None:
     calls = [Call(place, r[0], ids(*r[2]), ids(*r[3]), r[4], r[5]) for place, r in enumerate(rows)]
     merged = merge(calls)
     assert [[c.row for c in m.calls] for m in merged] == naive_merge(rows)

@@ -74,7 +74,7 @@ def test_flat_attributes_become_a_conversation() -> None:
     assert made["tools"][0]["function"]["parameters"] == {"type": "object"}
 
 
-def test_tool_calls_of_a_reply_come_from_child_spans_where_it_has_none() -> None:
+def test_tool_calls_missing_from_a_reply_come_from_child_spans() -> None:
     parent = span(gen_ai__prompt__0__role="user", gen_ai__prompt__0__content="weather?", gen_ai__completion__0__content="")
     child = span("s2", "s1", tool__call__id="c1", tool__name="weather", tool__parameters='{"city": "Rome"}')
     (made,) = to_messages([parent, child])
@@ -93,7 +93,7 @@ def test_tool_calls_of_a_reply_come_from_child_spans_where_it_has_none() -> None
         {"gen_ai.completion.0.role": "user"},
     ],
 )
-def test_attributes_of_the_wrong_shape_are_a_line_that_names_the_span(attributes: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_attributes_are_logged_with_the_span(attributes: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     assert to_messages([span(**attributes)]) == []
     (line,) = caplog.records
     assert "span s1" in line.getMessage()

@@ -92,7 +92,7 @@ def masked_records(records: list[dict[str, Any]], *rules: MaskRule) -> tuple[lis
 
 @pytest.mark.parametrize("action", ["drop_text", "hash_text"])
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_nothing_that_was_said_is_left_of_a_recording(name: str, action: str) -> None:
+def test_no_message_of_a_recording_is_left(name: str, action: str) -> None:
     spans, records = recorded(name)
     kept, raw, masker = masked(spans, MaskRule(action))
     kept_records, raw_records = masked_records(records, MaskRule(action)) if records else ([], b"")
@@ -107,7 +107,7 @@ def test_nothing_that_was_said_is_left_of_a_recording(name: str, action: str) ->
         assert [row for row in ids if row]
 
 
-def test_a_rule_takes_only_the_messages_that_it_names() -> None:
+def test_a_rule_masks_only_matching_messages() -> None:
     said = [
         {"role": "user", "parts": [{"type": "text", "content": "write to a@b.example"}]},
         {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "mail", "arguments": {"to": "a@b.example"}}]},
@@ -138,7 +138,7 @@ def test_a_rule_takes_only_the_messages_that_it_names() -> None:
         (MaskRule("drop_ids", text="none"), {conventions.LLM_MESSAGES_CALL: 2, conventions.LLM_PREFIX_CALL: 2}, [7, 8], [9]),
     ],
 )
-def test_ids_go_without_moving_what_stands_behind_them(rule: MaskRule, more: Any, prompt: list[int], response: list[int]) -> None:
+def test_dropped_ids_do_not_shift_the_following_ones(rule: MaskRule, more: Any, prompt: list[int], response: list[int]) -> None:
     (kept,), _, _ = masked([proxy_call("a", 1, 2, **more)], rule)
     held = kept.attributes
     assert (held[conventions.LLM_PROMPT_TOKEN_IDS], held[conventions.LLM_RESPONSE_TOKEN_IDS]) == (prompt, response)
@@ -150,7 +150,7 @@ def test_ids_go_without_moving_what_stands_behind_them(rule: MaskRule, more: Any
     assert "hello" in held["gen_ai.input.messages"]  # the text is another rule's
 
 
-def test_of_a_call_whose_messages_are_not_known_every_id_goes() -> None:
+def test_all_ids_of_a_call_with_unknown_messages_are_dropped() -> None:
     call = proxy_call("a", 1, 2)
     silent = call.model_copy(update={"attributes": {k: v for k, v in call.attributes.items() if "messages" not in k}})
     (kept,), _, _ = masked([silent], MaskRule("drop_ids", role="user", text="x"))
@@ -158,26 +158,26 @@ def test_of_a_call_whose_messages_are_not_known_every_id_goes() -> None:
 
 
 @pytest.mark.parametrize("name", ["openinference", "langsmith", "agent_lightning_weave", "litellm"])
-def test_ids_of_other_dialects_go_too(name: str) -> None:
+def test_ids_of_other_dialects_are_dropped_too(name: str) -> None:
     kept, _, _ = masked(recorded(name)[0], MaskRule("drop_ids"))
     assert not any(t.prompt["token_ids"] or t.response["token_ids"] for t in TracerTraceToTriplet()(kept))
 
 
-def test_what_an_agent_printed_is_masked_by_rules_without_a_role() -> None:
+def test_an_agents_output_is_masked_by_rules_without_a_role() -> None:
     printed = {"event_name": "", "body": "my number is 42", "attributes": {}}
     assert masked_records([printed], MaskRule("drop_text", text="[0-9]"))[0][0]["body"] == MASKED
     assert masked_records([printed], MaskRule("drop_text", role="user"))[0][0]["body"] == "my number is 42"
 
 
 @pytest.mark.parametrize("action", ["drop_text", "hash_text", "drop_ids"])
-def test_what_was_masked_before_stays_as_it_is(action: str) -> None:
+def test_masked_content_is_not_masked_again(action: str) -> None:
     """A proxy's journal is masked, and what is sent of it comes to the collector, which masks by the same rules."""
     rules = [MaskRule(action, salt="s"), MaskRule("hash_text", role="user", salt="t")]
     _, raw, _ = masked([proxy_call("a", 1, 2)], *rules)
     assert ExportTraceServiceRequest.FromString(Masker(rules).masked("traces", raw)) == ExportTraceServiceRequest.FromString(raw)
 
 
-def test_a_request_that_holds_nothing_to_mask_is_kept_as_it_came() -> None:
+def test_a_request_without_matches_is_kept_unchanged() -> None:
     masker = Masker([MaskRule("drop_text", text="secret")])
     for raw in (request_of([proxy_call("a" * 16, 1, 2).model_copy(update={"trace_id": "b" * 32})]), b"\xff\xff", b""):
         assert masker.masked("traces", raw) is raw
@@ -194,7 +194,7 @@ def test_a_rules_file_that_cannot_be_used_stops_the_collector(tmp_path: Path) ->
             load_masker(str(file))
 
 
-def test_the_opentelemetry_collector_is_not_started_with_rules_that_it_would_not_follow() -> None:
+def test_the_opentelemetry_collector_refuses_to_start_with_masking_rules() -> None:
     settings = Settings.load(collector=sys.executable, clickhouse_url="clickhouse://127.0.0.1:9000", mask="rules.toml")
     with pytest.raises(SettingsError, match="AGL_MASK is for the Python collector"):
         otelcol.check(settings)

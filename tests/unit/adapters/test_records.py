@@ -51,7 +51,7 @@ def test_trajectories_and_transitions_carry_ids_and_messages(conversation: Any) 
     assert (len(batch), batch.calls.tolist(), dict(batch.breaks), dict(batch.refused)) == (3, [1, 1, 1], {}, {"other_agent": 1})
 
 
-def test_rows_share_their_token_ids_and_are_text_one_by_one(traces: Any, row: Any) -> None:
+def test_rows_share_their_token_ids_and_are_serialised_one_at_a_time(traces: Any, row: Any) -> None:
     """Each call's whole prompt is in its row: an id takes the 8 bytes of a list there, and its text is not kept."""
     ids = list(range(1000, 21_000))
     built = traces.build(*(row(rollout=f"ro-{number}", prompt=ids, response=[1]) for number in range(20)))
@@ -69,7 +69,7 @@ def test_rows_share_their_token_ids_and_are_text_one_by_one(traces: Any, row: An
     assert text_bytes < 20 * len(line_of(rows[0]))
 
 
-def test_a_row_says_what_each_of_its_calls_was_sampled_at(traces: Any, row: Any) -> None:
+def test_a_row_has_the_sampling_parameters_of_each_call(traces: Any, row: Any) -> None:
     built = traces.build(row(temperature=0.5), row(call=2, prefix=(1, 0), prompt=[4], temperature=math.nan, top_p=0.9))
     for form in ("trajectories", "sft"):
         (found,) = made(built, form=form)
@@ -77,7 +77,7 @@ def test_a_row_says_what_each_of_its_calls_was_sampled_at(traces: Any, row: Any)
     assert [found["temperature"] for found in made(built, form="transitions")] == [[0.5], [None]]
 
 
-def test_a_transition_may_have_the_reward_that_the_agent_gave_its_call(traces: Any, row: Any) -> None:
+def test_a_transition_may_have_its_calls_own_reward(traces: Any, row: Any) -> None:
     traces.rewards = {
         ("ro-1", "at-1"): [Reward(1, "a", 0, "primary", 9.0), Reward(3, "b", 0, "primary", 0.5), Reward(3, "b", 1, "other", 7.0),
                            Reward(4, "c", 0, "primary", math.nan), Reward(9, "d", 0, "primary", 1.0)],
@@ -163,7 +163,7 @@ def test_rules_drop_or_hash_text_and_keep_ids_or_drop_ids_and_mask_the_loss(conv
         MaskRule("drop_text", text="(")
 
 
-def test_pin_knows_what_changed_since(conversation: Any) -> None:
+def test_a_pin_reports_later_changes(conversation: Any) -> None:
     traces = replace(conversation, digest="abc-4", highest_sequence={"ro-1": 2, "ro-2": 3, "ro-3": 4})
     rows = made(traces)
     pin = Pin.loads(Pin.of(Reading(), [MaskRule("drop_text", salt="secret")], traces, rows).dumps(), "here")
@@ -178,7 +178,7 @@ def test_pin_knows_what_changed_since(conversation: Any) -> None:
         Pin.loads(b'{"version": "\xe9"}', "here")
 
 
-def test_difference_counts_what_is_gone_new_and_changed(conversation: Any) -> None:
+def test_difference_counts_missing_new_and_changed_rows(conversation: Any) -> None:
     old, new = made(conversation), made(conversation, form="trajectories", min_reward=0.4)
     new = [{**row, "reward": 7.0} if row["rollout_id"] == "ro-3" else row for row in new]
     found = differences(old, new)

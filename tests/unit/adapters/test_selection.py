@@ -26,7 +26,7 @@ def kept(**options: Any) -> list[str]:
     return [key[0] for key in REWARDS if key not in out]
 
 
-def test_attempts_are_sifted_by_threshold_then_group_then_fraction() -> None:
+def test_attempts_are_selected_by_threshold_then_group_then_fraction() -> None:
     assert kept() == ["r1", "r2", "r3", "r4", "r5"]
     assert kept(min_reward=0.75) == ["r2", "r3", "r5"]
     assert kept(best_of_group=1) == ["r2", "r5"]
@@ -42,14 +42,14 @@ def test_attempts_are_sifted_by_threshold_then_group_then_fraction() -> None:
     assert left_out({}, {}, top_fraction=0.5) == {}
 
 
-def test_a_fraction_of_a_number_is_what_it_says() -> None:
+def test_a_fraction_is_not_affected_by_rounding() -> None:
     rewards = {(f"r{n:03}", "a"): float(n) for n in range(300)}
     for percent in range(1, 101):
         assert 300 - len(left_out(rewards, {}, top_fraction=percent / 100)) == 3 * percent
 
 
 @pytest.mark.parametrize("options", [{"top_fraction": 0.0}, {"top_fraction": 1.5}, {"best_of_group": 0}])
-def test_options_that_say_nothing_are_named(options: dict[str, Any]) -> None:
+def test_invalid_options_are_named(options: dict[str, Any]) -> None:
     for use in (lambda: left_out({}, {}, **options), lambda: Reading(**options)):
         with pytest.raises(UsageError, match=next(iter(options))):
             use()
@@ -78,7 +78,7 @@ def turns(traces: Any, row: Any, make_reward: Any) -> Any:
     return replace(built, texts=texts((asked, "hi"), (more, "yes"), ([text("user", "other")], "o"), (asked, "no")))
 
 
-def test_a_reward_is_carried_back_over_the_calls_of_its_rollout(turns: Any) -> None:
+def test_a_reward_is_discounted_over_the_calls_of_its_rollout(turns: Any) -> None:
     rows = rows_of(Reading(form="sft", by_call=True, discount=0.5), turns).rows
     assert [(row["rollout_id"], row["reward"]) for row in rows] == [("ro-1", 0.25), ("ro-1", 0.5), ("ro-1", 1.0), ("ro-2", 0.5)]
     assert [row["input_ids"] for row in rows] == [[1, 2, 3], [1, 2, 3, 4, 5], [9, 8], [1, 2, 6]]
@@ -105,7 +105,7 @@ def test_pairs_are_of_one_task(turns: Any) -> None:
     assert (found.rows, dict(found.refused)) == ([], {"no_pair": 4})
 
 
-def test_all_rows_of_tokens_hold_what_their_calls_were_sampled_at(turns: Any) -> None:
+def test_all_token_rows_have_their_calls_sampling_parameters(turns: Any) -> None:
     count = len(turns.calls)
     temperatures = np.array([0.5 + place for place in range(count)])
     temperatures[-1] = np.nan
@@ -123,7 +123,7 @@ def test_all_rows_of_tokens_hold_what_their_calls_were_sampled_at(turns: Any) ->
     assert told["dpo"]
 
 
-def test_rows_of_tokens_are_written_as_trainers_take_them(turns: Any) -> None:
+def test_token_rows_are_written_in_trainers_formats(turns: Any) -> None:
     row = rows_of(Reading(form="sft"), turns).rows[0]
     sft, tinker = as_written("sft", row), as_written("tinker", row)
     assert (sft["input_ids"], sft["labels"], sft["attention_mask"]) == ([1, 2, 3, 4, 5], [-100, -100, 3, -100, 5], [1] * 5)
@@ -141,7 +141,7 @@ FIRST = (("system", "s"), ("assistant", "an example"), ("user", "hello"), ("assi
 SECOND = (*FIRST, ("user", "again"), ("assistant", "yes"))
 
 
-def test_calls_of_one_conversation_are_one_row_that_teaches_what_the_model_wrote() -> None:
+def test_calls_of_one_conversation_are_one_row_with_weight_on_the_models_replies() -> None:
     refused: Counter[str] = Counter()
     calls = [said(*FIRST), said(*SECOND), said(("user", "other"), ("assistant", "o")), said(("user", "lost"))]
     whole, other = conversations(calls, refused)
@@ -159,7 +159,7 @@ def test_a_conversation_whose_beginning_was_left_out_is_refused() -> None:
     assert refused == {"shortened": 1}
 
 
-def test_tool_calls_are_the_same_however_their_arguments_are_spelled() -> None:
+def test_tool_calls_are_compared_by_their_parsed_arguments() -> None:
     def asked(arguments: str) -> dict[str, Any]:
         return {
             "role": "assistant",

@@ -48,7 +48,7 @@ def test_images_of_the_last_call_are_kept(traces: Any, row: Any) -> None:
     assert batch.images == [[], ["https://a/1.png", "data:image/jpeg;base64,QQ==", "https://a/2.png"]]
 
 
-def test_what_is_not_known_is_nothing() -> None:
+def test_unknown_messages_are_empty() -> None:
     shortened = texts(([text("system", "3 messages of 99 characters are left out"), text("user", "x")], "y"))
     assert messages_at(shortened, 0) == ((), "")
     broken = CallTexts([""], ["[{"], [""], [""])

@@ -15,7 +15,7 @@ from agl_otel.types import Rollout
 from tests.unit.adapters.conftest import CallRow, TracesBuilder
 
 
-def test_lone_calls_become_one_trajectory_each_in_the_order_of_the_calls(traces: Any, row: Any, make_reward: Any) -> None:
+def test_single_calls_become_one_trajectory_each_in_order(traces: Any, row: Any, make_reward: Any) -> None:
     traces.rewards = {("ro-2", "at-1"): [make_reward(0.25)]}
     batch = to_trajectories(
         traces.build(row(rollout="ro-1"), row(rollout="ro-2", prompt=[4], response=[5, 6, 7], version="3", agent="solver"))
@@ -35,7 +35,7 @@ def test_lone_calls_become_one_trajectory_each_in_the_order_of_the_calls(traces:
     assert dtypes == [np.int32, np.int32, np.int8, np.float32]
 
 
-def test_conversation_in_prefix_form_among_lone_calls_is_rebuilt_and_merged_in_place(traces: Any, row: Any) -> None:
+def test_a_prefix_form_conversation_among_single_calls_is_expanded_and_merged(traces: Any, row: Any) -> None:
     batch = to_trajectories(
         traces.build(
             row(rollout="ro-1"),
@@ -132,13 +132,13 @@ def test_reward_is_the_last_primary_one_by_sequence_and_a_fill_value_only_on_req
     assert to_trajectories(traces.build(row()), fill_reward=-1.0).reward.tolist() == [-1.0]
 
 
-def test_nothing_observed_gives_an_empty_batch(traces: Any) -> None:
+def test_no_observations_give_an_empty_batch(traces: Any) -> None:
     batch = to_trajectories(traces.build())
     assert len(batch) == 0
     assert len(batch.response) == 0
 
 
-def test_ten_thousand_lone_calls_are_ten_thousand_trajectories(traces: Any, row: Any) -> None:
+def test_ten_thousand_single_calls_are_ten_thousand_trajectories(traces: Any, row: Any) -> None:
     batch = to_trajectories(traces.build(*(row(rollout=f"ro-{i:05}", prompt=range(20), response=range(10)) for i in range(10_000))))
     assert len(batch) == 10_000 and not batch.refused
 
@@ -160,7 +160,7 @@ def test_ten_thousand_calls_of_one_attempt_are_merged(traces: Any, row: Any, sha
     assert int(batch.response_mask.values.sum()) == 20_000, "each sampled token is trained on once"
 
 
-def test_a_part_of_a_reply_under_another_beginning_is_not_taken_for_what_was_sampled(traces: Any, row: Any) -> None:
+def test_part_of_a_reply_after_another_prefix_does_not_count_as_sampled(traces: Any, row: Any) -> None:
     """A template that strips reasoning: of the reply [2, 3] the next prompt keeps [3]."""
     rows = [row(call=1, prompt=[1], response=[2, 3]), row(call=2, prompt=[1, 3, 4], response=[5])]
     batch = to_trajectories(traces.build(*rows))
@@ -213,7 +213,7 @@ def attempts(draw: st.DrawFn) -> list[Sampled]:
 
 @given(attempts(), st.booleans())
 @settings(max_examples=500, deadline=None)
-def test_every_token_is_trained_on_after_just_what_it_was_sampled_after(calls: list[Sampled], by_call: bool) -> None:
+def test_every_token_is_trained_on_after_exactly_its_sampling_context(calls: list[Sampled], by_call: bool) -> None:
     built = TracesBuilder().build(*(each.row for each in calls))
     batch = to_trajectories(built, by_call=by_call)
     taken = 0

@@ -34,7 +34,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def test_many_spans_beside_their_agent_are_moved_in_steps_that_grow_with_their_number(reads: Counter[str]) -> None:
+def test_repair_of_many_misplaced_spans_takes_linear_time(reads: Counter[str]) -> None:
     lost = [span(f"lost {number}", 2 + number, 3 + number, "root") for number in range(MANY)]
     tree = TraceTree.from_spans([span("root", 0, 9 * MANY), span("agent", 1, 8 * MANY, "root"), *lost])
     tree.repair_hierarchy()
@@ -43,7 +43,7 @@ def test_many_spans_beside_their_agent_are_moved_in_steps_that_grow_with_their_n
     assert reads.total() < 30 * MANY
 
 
-def test_the_rewards_of_calls_that_run_for_long_are_found_in_such_steps(reads: Counter[str]) -> None:
+def test_rewards_of_long_running_calls_are_matched_in_linear_time(reads: Counter[str]) -> None:
     calls = [call(f"call {number}", number, 9 * MANY, "root") for number in range(MANY)]
     given = [reward(f"reward {number}", MANY + number, 1.0, "root") for number in range(MANY)]
     tree = TraceTree.from_spans([span("root", 0, 9 * MANY), *calls, *given])
@@ -54,7 +54,7 @@ def test_the_rewards_of_calls_that_run_for_long_are_found_in_such_steps(reads: C
 
 
 @given(SPANS)
-def test_a_span_goes_under_the_shortest_one_around_it(drawn: list[tuple[int, int, int]]) -> None:
+def test_a_span_is_moved_under_the_shortest_enclosing_span(drawn: list[tuple[int, int, int]]) -> None:
     spans = [span("root", 0, 99)]
     for number, (start, length, parent) in enumerate(drawn):
         spans.append(span(f"{number}", start, start + length, f"{parent}" if 0 <= parent < number else "root"))

@@ -48,7 +48,7 @@ def test_missing_parents_and_a_common_root_are_made_up() -> None:
     assert (tree.start_time, tree.end_time) == (1, 5)
 
 
-def test_span_beside_the_one_around_it_is_moved_below_it() -> None:
+def test_a_span_beside_its_enclosing_span_is_moved_below_it() -> None:
     tree = TraceTree.from_spans([span("root", 0, 9), span("agent", 1, 8, "root"), span("tight", 2, 5, "agent"), span("lost", 3, 4, "root")])
     tree.repair_hierarchy()
     assert names(tree) == ("root", [("agent", [("tight", ["lost"])])])
@@ -146,14 +146,14 @@ def test_of_two_calls_with_one_response_id_the_first_counts() -> None:
     assert [t.response["token_ids"] for t in LlmProxyTraceToTriplet()(beside)] == [[9]]
 
 
-def test_proxys_tokens_join_what_the_agents_instrumentation_said() -> None:
+def test_the_proxys_tokens_join_the_agents_instrumentation() -> None:
     told = call("a", 1, 4, "root", gen_ai__response__id="x", prompt_token_ids=[], response_token_ids=[])
     triplet = TracerTraceToTriplet()([span("root", 0, 9), told, proxy_call("b", 2, 3, "a", gen_ai__response__id="x")])[0]
     assert (triplet.prompt["token_ids"], triplet.response["token_ids"], triplet.response["logprobs"]) == ([7, 8], [9], [-0.5])
     assert triplet.prompt["raw_content"] == [{"role": "user", "content": "ask a"}]
 
 
-def test_of_a_call_that_an_sdk_repeated_the_last_try_counts() -> None:
+def test_the_last_try_of_a_call_repeated_by_an_sdk_counts() -> None:
     again: dict[str, Any] = {conventions.LLM_CALL: 2, conventions.LLM_RETRY_OF: 1, conventions.LLM_RESPONSE_TOKEN_IDS: [4]}
     tries = [proxy_call("b", 2, 3, "a", gen_ai__response__id="lost"), proxy_call("c", 3, 4, "a", gen_ai__response__id="used", **again)]
     agents = call("a", 1, 5, gen_ai__response__id="used", prompt_token_ids=[], response_token_ids=[])
@@ -162,7 +162,7 @@ def test_of_a_call_that_an_sdk_repeated_the_last_try_counts() -> None:
             assert [t.response["token_ids"] for t in adapter(spans)] == [[4]], (adapter, len(spans))
 
 
-def test_prompts_in_prefix_form_are_made_full() -> None:
+def test_prompts_in_prefix_form_are_expanded() -> None:
     follow_up: dict[str, Any] = {conventions.LLM_PREFIX_CALL: 1, conventions.LLM_PREFIX_CHOICE: 0, conventions.LLM_PROMPT_TOKEN_IDS: [5]}
     spans = [span("root", 0, 9), proxy_call("a", 1, 2, "root"), proxy_call("b", 3, 4, "root", **{conventions.LLM_CALL: 2, **follow_up})]
     for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
@@ -201,14 +201,14 @@ def test_images_are_kept() -> None:
     assert triplet.prompt["image_urls"] == ["https://x/cat.png"]
 
 
-def test_ten_thousand_deep_spans_and_as_many_calls_are_no_trouble() -> None:
+def test_ten_thousand_nested_spans_and_calls_are_handled() -> None:
     deep = [span(f"s{i}", i / 1e4, 10, f"s{i - 1}" if i else None) for i in range(10_000)]
     assert len(TracerTraceToTriplet()([*deep, call("a", 2, 3, "s9999")])) == 1
     wide = [span("root", 0, 1e6), *(call(f"c{i}", 2 * i + 1, 2 * i + 2, "root") for i in range(2_000))]
     assert len(TracerTraceToTriplet()(wide)) == 2_000
 
 
-def test_proxy_adapter_goes_by_sequence_numbers_and_takes_litellms_spans() -> None:
+def test_the_proxy_adapter_follows_sequence_numbers_and_reads_litellms_spans() -> None:
     raw = span("x", 5, 6, name="raw_gen_ai_request", **{"llm.hosted_vllm.prompt_token_ids": "[1, 2]", "llm.hosted_vllm.id": "i"})
     raw.attributes["llm.hosted_vllm.choices"] = "[{'token_ids': [3, 4], 'index': 0, 'x': None}]"
     outer = span("y", 5.1, 6, name="litellm_request", prompt_token_ids=[1, 2], response_token_ids=[3, 4], gen_ai__response__id="i")

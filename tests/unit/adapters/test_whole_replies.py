@@ -89,7 +89,7 @@ def test_a_call_without_a_whole_reply_is_no_row_and_counted(what: str, form: str
 
 
 @pytest.mark.parametrize("form", SPAN_FORMS)
-def test_a_whole_reply_is_a_row_whichever_door_it_came_through(form: str, traces: Any, row: Any) -> None:
+def test_a_whole_reply_is_a_row_from_the_proxy_and_from_instrumentations(form: str, traces: Any, row: Any) -> None:
     """A client's error after a whole reply does not unmake what the model server sampled, where the proxy recorded it."""
     both = [failed(call("o", 1, 4)), proxy_call("a", 2, 3, "o", **{"gen_ai.response.id": "id-o"})]
     for spans in ([proxy_call("a", 1, 2)], [call("a", 1, 2)], [streamed("stop")], both):
@@ -103,6 +103,6 @@ def test_messages_that_cannot_be_read_are_counted(form: str, traces: Any, row: A
     assert (found.rows, dict(found.refused)) == ([], {"unreadable_messages": 1})
 
 
-def test_the_adapters_themselves_answer_every_call_as_03_did() -> None:
+def test_the_adapters_return_every_call_as_in_03() -> None:
     spans = [proxy_call("a", 1, 2, **{conventions.LLM_INCOMPLETE: "client_gone"})]
     assert len(TraceToMessages().adapt(spans)) == len(TracerTraceToTriplet().adapt(spans)) == 1

@@ -43,7 +43,7 @@ async def checked(folder: Path, job: str, store: str = "") -> Checked:
     return await check_job(folder / "job.toml", store=store)
 
 
-async def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+async def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     job = """
 [agent]
 function = "gone.py:agent"
@@ -105,9 +105,7 @@ metrics = ["paper"]
         ('name = "ppo"', [r"algorithm\.name: .*'grpo'"]),
     ],
 )
-async def test_each_algorithm_looks_at_what_it_needs(
-    tmp_path: Path, algorithm: str, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_algorithm_checks_its_needs(tmp_path: Path, algorithm: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     found = await checked(tmp_path, f"{AGENT}[algorithm]\n{algorithm}\n")
     rest = [problem for problem in found.problems if "[verl] extra" not in problem]
@@ -121,13 +119,13 @@ async def test_a_missing_extra_is_one_of_the_problems(tmp_path: Path, monkeypatc
     assert [re.findall(r"\[\w+\] extra", problem) for problem in found.problems] == [["[wandb] extra"], ["[lora] extra"]]
 
 
-async def test_a_command_that_asks_for_what_tasks_do_not_have_is_named(tmp_path: Path) -> None:
+async def test_a_command_with_fields_missing_from_tasks_is_named(tmp_path: Path) -> None:
     command = AGENT.replace('function = "mine.py:agent"', 'command = ["python", "mine.py", "{answer}"]')
     (problem,) = (await checked(tmp_path, command + '[algorithm]\nname = "baseline"\n')).problems
     assert problem.startswith("[agent] command: the command asks for {answer}, which the task does not have")
 
 
-def test_the_command_says_it_and_its_exit_code_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_problems_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(MINE)
 
     def run(algorithm: str) -> tuple[object, str, dict[str, object]]:
@@ -154,7 +152,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("example", sorted(path.parent.name for path in EXAMPLES.glob("*/job.toml")))
-async def test_the_examples_lack_nothing_but_what_a_user_brings(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_examples_need_only_what_the_user_provides(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     found = await check_job(EXAMPLES / example / "job.toml")
     wanted = LACKING.get(example, [])

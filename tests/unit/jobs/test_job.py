@@ -52,7 +52,7 @@ def test_a_job_file_that_is_not_there_is_named() -> None:
         Job.load(Path("none.toml"))
 
 
-def test_an_agent_must_be_something_to_run(tmp_path: Path) -> None:
+def test_an_agent_must_have_a_function_or_command(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("[agent]\n[data]\ntrain = 'a.jsonl'\nval = 'b.jsonl'\n")
     with pytest.raises(SettingsError, match="give `function` or `command`"):
@@ -175,7 +175,7 @@ def test_job_files_of_the_examples_are_read(example: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", [None, "cs", {"type": "cs", "server_port": 1}, ClientServerExecutionStrategy(server_port=1)])
-def test_the_trainers_port_wins_over_its_strategys(strategy: Any) -> None:
+def test_the_trainers_port_overrides_its_strategys(strategy: Any) -> None:
     made = Trainer(strategy=strategy, port=2).strategy
     assert isinstance(made, ClientServerExecutionStrategy) and made.server_port == 2
     assert isinstance(Trainer(strategy="shm", port=2).strategy, SharedMemoryExecutionStrategy)

@@ -39,7 +39,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_job_for_a_missing_extra_says_what_to_install(name: str, tmp_path: Path) -> None:
+def test_a_job_with_a_missing_extra_names_what_to_install(name: str, tmp_path: Path) -> None:
     missing, job, words = CASES[name]
     (tmp_path / "job.toml").write_text(job)
     command = [sys.executable, "-c", WITHOUT, missing, "train", "job.toml", "--data-dir", "data"]

@@ -58,7 +58,7 @@ async def test_calls_that_wait_become_one_operation_and_each_gets_its_own_answer
     assert isinstance(outcomes[1], UsageError)
 
 
-async def test_one_that_breaks_its_operation_fails_alone(busy: Busy) -> None:
+async def test_a_request_that_makes_its_operation_raise_fails_alone(busy: Busy) -> None:
     answers = [busy.batcher.write(name, name) for name in ("a", "breaks", "b")]
     await busy.release()
     outcomes = await asyncio.gather(*answers, return_exceptions=True)
@@ -67,14 +67,14 @@ async def test_one_that_breaks_its_operation_fails_alone(busy: Busy) -> None:
     assert await busy.engine.read(busy.kept) == ["a", "b"]
 
 
-async def test_a_retry_of_one_that_still_waits_runs_after_it(busy: Busy) -> None:
+async def test_a_retry_of_a_waiting_request_runs_after_it(busy: Busy) -> None:
     answers = [busy.batcher.write("a", "same"), busy.batcher.write("b", "same"), busy.batcher.write("c", "another")]
     await busy.release()
     assert await asyncio.gather(*answers) == ["A", "B", "C"]
     assert busy.operations == [["a"], ["b", "c"]]
 
 
-async def test_what_weighs_much_runs_alone(busy: Busy) -> None:
+async def test_a_request_of_full_weight_runs_alone(busy: Busy) -> None:
     answers = [busy.batcher.write("a", "a"), busy.batcher.write("b", "b", AT_MOST), busy.batcher.write("c", "c", 10 * AT_MOST)]
     await busy.release()
     assert await asyncio.gather(*answers) == ["A", "B", "C"]
@@ -88,7 +88,7 @@ async def test_a_request_that_is_cancelled_leaves_its_batch_as_it_is(busy: Busy)
     assert await stays == "B"
 
 
-async def test_an_engine_that_stops_refuses_all_and_holds_nothing(busy: Busy) -> None:
+async def test_a_stopping_engine_refuses_requests_and_holds_none(busy: Busy) -> None:
     await busy.release()
     await busy.engine.close()
     for name in "ab":

@@ -68,7 +68,7 @@ def test_a_row_becomes_the_rollout_that_users_see_with_nothing_lost() -> None:
     )
 
 
-def test_no_seals_and_no_seal_at_all_are_told_apart() -> None:
+def test_empty_seals_differ_from_no_seals() -> None:
     row = AttemptRow("at-1", "ro-1", 1, "failed", 1.0, 2.0, None, None, "t", None, None, None)
     assert not pb.Attempt(**attempt_fields(row)).has_seals
     assert pb.Attempt(**attempt_fields(row._replace(seals="{}"))).has_seals

@@ -25,7 +25,7 @@ def test_no_idiom_of_sqlite_is_left() -> None:
         assert sql.count("%") == sql.count("%("), name
 
 
-def test_what_is_overridden_exists_or_is_about_locks() -> None:
+def test_overridden_queries_exist_or_concern_locks() -> None:
     shared, ours = set(Statements(FILES).descriptions), set(Statements(("postgres.sql",)).descriptions)
     assert ours - shared == {"keys_held", "rollouts_held"}
 
@@ -48,7 +48,7 @@ def test_an_address_is_shown_without_its_password(url: str, shown: str, password
         assert address.words(ValueError(f"cannot use\n {password}")) == "cannot use ***"
 
 
-def test_rows_travel_as_json_without_what_json_or_postgres_cannot_hold() -> None:
+def test_rows_are_sent_as_json_without_values_that_postgres_cannot_hold() -> None:
     assert json.loads(rows_json([{"a": "x\0y", "b": float("inf")}, {"a": "\\u0000", "b": 0.1}])) == [
         {"a": "x\ufffdy", "b": "inf"},
         {"a": "\\u0000", "b": 0.1},
@@ -57,7 +57,7 @@ def test_rows_travel_as_json_without_what_json_or_postgres_cannot_hold() -> None
     assert rows_json([{"a": "ä", "b": 1 << 60}]) == '[{"a":"ä","b":1152921504606846976}]'
 
 
-def test_what_takes_all_rows_at_once_is_never_run_for_one_row_by_name() -> None:
+def test_statements_for_all_rows_are_never_run_by_name_for_one() -> None:
     statements = dialect.statements()
     at_once = {name for name in statements.descriptions if session.ROWS in statements[name]}
     assert at_once == {

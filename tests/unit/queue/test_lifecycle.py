@@ -72,7 +72,7 @@ def test_a_span_of_the_latest_attempt_moves_only_preparing_and_requeuing_rollout
 
 @pytest.mark.parametrize("rollout", sorted(QUEUED))
 @pytest.mark.parametrize("attempt", ["failed", "succeeded", "timeout", "running"])
-def test_a_span_that_starts_no_attempt_takes_no_rollout_out_of_the_queue(attempt: AttemptStatus, rollout: RolloutStatus) -> None:
+def test_a_span_that_starts_no_attempt_leaves_rollouts_in_the_queue(attempt: AttemptStatus, rollout: RolloutStatus) -> None:
     assert observed(attempt, rollout, latest=True) == (attempt, rollout)
 
 
@@ -83,7 +83,7 @@ def test_a_span_of_an_older_attempt_never_moves_the_rollout(rollout: RolloutStat
 
 
 @pytest.mark.parametrize("attempt", ATTEMPT)
-def test_an_attempt_that_is_replaced_is_open_no_more(attempt: AttemptStatus) -> None:
+def test_a_replaced_attempt_is_closed(attempt: AttemptStatus) -> None:
     assert replaced(attempt) == ("failed" if attempt in ("preparing", "running") else attempt)
     assert observed(replaced(attempt), "running", latest=False)[0] not in OPEN
 
@@ -102,7 +102,7 @@ def test_an_attempt_that_is_replaced_is_open_no_more(attempt: AttemptStatus) -> 
         (Policy(timeout_seconds=11, unresponsive_seconds=5), None, "unresponsive"),
     ],
 )
-def test_the_watchdog_asks_for_the_timeout_first_and_only_what_is_exceeded(
+def test_the_watchdog_checks_the_timeout_before_the_silence(
     policy: Policy, heartbeat: float | None, expected: AttemptStatus | None
 ) -> None:
     assert overdue(policy, started=100.0, last_heartbeat=heartbeat, now=110.0) == expected
@@ -119,12 +119,12 @@ def test_the_watchdog_asks_for_the_timeout_first_and_only_what_is_exceeded(
         ("unresponsive", "unknown"),
     ],
 )
-def test_a_worker_is_what_its_attempt_says(attempt: AttemptStatus, worker: WorkerStatus) -> None:
+def test_a_workers_status_follows_its_attempt(attempt: AttemptStatus, worker: WorkerStatus) -> None:
     assert worker_status(attempt) == worker
 
 
 @pytest.mark.parametrize("status", ATTEMPT)
-def test_only_success_and_failure_stamp_the_end_of_an_attempt(status: AttemptStatus) -> None:
+def test_only_success_and_failure_set_an_attempts_end_time(status: AttemptStatus) -> None:
     assert ends_attempt(status) == (status in ("succeeded", "failed"))
 
 
@@ -137,5 +137,5 @@ def test_a_token_is_refused_after_a_newer_attempt_or_a_cancellation_only(rollout
 @pytest.mark.parametrize("attempt", ATTEMPT)
 @pytest.mark.parametrize("rollout", ROLLOUT)
 @pytest.mark.parametrize("latest", [True, False])
-def test_a_worker_ends_what_was_cancelled_timed_out_or_replaced(attempt: AttemptStatus, rollout: RolloutStatus, latest: bool) -> None:
+def test_a_worker_must_end_cancelled_timed_out_and_replaced_attempts(attempt: AttemptStatus, rollout: RolloutStatus, latest: bool) -> None:
     assert must_end(attempt, rollout, latest=latest) == (not latest or rollout == "cancelled" or attempt == "timeout")

@@ -37,7 +37,7 @@ def refuse(tx: Transaction) -> None:
     raise UsageError("no")
 
 
-async def test_an_operation_that_raises_has_no_effect_and_its_neighbours_have_theirs(engine: SqliteEngine) -> None:
+async def test_an_operation_that_raises_is_undone_without_the_others(engine: SqliteEngine) -> None:
     writes = [engine.write(lambda tx: add(tx, "ro-1")), engine.write(refuse), engine.write(lambda tx: add(tx, "ro-2"))]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(result) for result in results] == [type(None), UsageError, type(None)]
@@ -54,7 +54,7 @@ async def test_a_row_that_the_database_refuses_fails_its_own_operation(engine: S
     assert await engine.read(stored) == ["ro-1"]
 
 
-async def test_signals_of_what_was_committed_come_before_its_answer_and_others_never(engine: SqliteEngine) -> None:
+async def test_signals_of_a_commit_precede_its_answer(engine: SqliteEngine) -> None:
     heard: list[int] = []
     engine.subscribe(lambda signals: heard.append(signals.claimable))
     await asyncio.gather(engine.write(lambda tx: add(tx, "ro-1")), engine.write(refuse), return_exceptions=True)
@@ -64,7 +64,7 @@ async def test_signals_of_what_was_committed_come_before_its_answer_and_others_n
     assert not Signals()
 
 
-async def test_a_full_disk_refuses_with_the_remedy_and_passes(engine: SqliteEngine) -> None:
+async def test_a_full_disk_refuses_writes_with_the_remedy_until_there_is_room(engine: SqliteEngine) -> None:
     await engine.write(lambda tx: add(tx, "ro-1"))
     pages = await engine.write(lambda tx: int(tx.rows_of("PRAGMA page_count", {})[0][0]))
     await engine.write(lambda tx: tx.rows_of(f"PRAGMA max_page_count={pages}", {}))
@@ -76,20 +76,20 @@ async def test_a_full_disk_refuses_with_the_remedy_and_passes(engine: SqliteEngi
     assert await engine.read(stored) == ["ro-1", "ro-3"]
 
 
-async def test_a_read_sees_every_write_that_was_answered(engine: SqliteEngine) -> None:
+async def test_a_read_sees_every_answered_write(engine: SqliteEngine) -> None:
     for number in range(20):
         await engine.write(lambda tx, name=f"ro-{number:02}": add(tx, name))
         assert len(await engine.read(stored)) == number + 1
 
 
-async def test_a_write_that_was_given_up_leaves_the_others_alone(engine: SqliteEngine) -> None:
+async def test_a_cancelled_write_does_not_affect_the_others(engine: SqliteEngine) -> None:
     given_up = engine.write(lambda tx: add(tx, "ro-1"))
     given_up.cancel()
     await engine.write(lambda tx: add(tx, "ro-2"))
     assert "ro-2" in await engine.read(stored)
 
 
-async def test_what_was_asked_before_the_end_is_written_and_what_comes_after_is_refused(tmp_path: Path) -> None:
+async def test_writes_before_close_are_done_and_later_ones_refused(tmp_path: Path) -> None:
     engine = SqliteEngine(tmp_path / "queue.db")
     writes = [engine.write(lambda tx, name=f"ro-{i}": add(tx, name)) for i in range(50)]
     closing = asyncio.create_task(engine.close())
@@ -115,7 +115,7 @@ async def test_an_absolute_path_has_four_slashes_and_a_relative_one_three(tmp_pa
         await engine.close()
 
 
-def test_what_is_no_json_is_refused_before_it_is_stored() -> None:
+def test_invalid_json_is_refused_before_it_is_stored() -> None:
     """Else every later reader of rollouts would fail on it."""
     for text in ("{", "nope", "[" * 100_000, "\ud7ff{"):
         with pytest.raises(UsageError, match="is no JSON"):

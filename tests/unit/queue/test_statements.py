@@ -51,7 +51,7 @@ def test_a_claim_takes_its_order_from_the_index_without_sorting() -> None:
 @pytest.mark.parametrize(
     ("limit", "offset", "expected"), [(-1, 0, ""), (0, 0, ""), (5, 0, " LIMIT 5 OFFSET 0"), (-1, 3, f" LIMIT {1 << 62} OFFSET 3")]
 )
-def test_a_page_is_cut_only_where_asked_for(limit: int, offset: int, expected: str) -> None:
+def test_a_page_is_limited_only_on_request(limit: int, offset: int, expected: str) -> None:
     assert page_clause("", {}, default="r.ordinal", descending=False, limit=limit, offset=offset) == "ORDER BY r.ordinal ASC" + expected
 
 
@@ -66,7 +66,7 @@ def test_tables_of_another_version_are_refused_with_their_place_and_the_remedy(v
         schema.check_version(version, "data/queue.db")
 
 
-def test_parameters_by_number_stand_in_the_order_of_their_first_mention() -> None:
+def test_numbered_parameters_follow_the_order_of_first_use() -> None:
     sql, in_order = Statements().positional("tally_add", {})
     assert ":" not in sql and sql.count("?1") == 1 and sql.count("?2") == 2
     assert tuple(in_order({"change": 3, "name": "attempts"})) == ("attempts", 3)

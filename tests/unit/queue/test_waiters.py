@@ -25,7 +25,7 @@ def test_one_rollout_wakes_only_the_longest_waiting_claim() -> None:
     assert woken(claims) == [True, False, False]
 
 
-def test_as_many_claims_are_woken_as_there_is_work_for() -> None:
+def test_only_as_many_claims_are_woken_as_there_are_rollouts() -> None:
     waiters = Waiters()
     claims = waiting_claims(waiters, 2, 2, 2)
     waiters.on_signals(Signals(claimable=3))
@@ -49,7 +49,7 @@ def test_claims_with_a_filter_are_always_woken_and_use_up_nothing() -> None:
     assert woken(plain) == [True]
 
 
-def test_a_wake_up_that_was_not_used_is_handed_on() -> None:
+def test_an_unused_wake_up_passes_to_the_next_claim() -> None:
     waiters = Waiters()
     gone, stays = waiting_claims(waiters, 1, 1)
     waiters.on_signals(Signals(claimable=1))
@@ -58,7 +58,7 @@ def test_a_wake_up_that_was_not_used_is_handed_on() -> None:
     assert waiters.claims_waiting == 1
 
 
-def test_a_claim_that_is_removed_asleep_wakes_no_other() -> None:
+def test_removing_a_sleeping_claim_wakes_no_other() -> None:
     waiters = Waiters()
     gone, stays = waiting_claims(waiters, 1, 1)
     waiters.remove(gone)

@@ -75,7 +75,7 @@ def test_what_was_written_is_read_in_order(groups: list[Group]) -> None:
 
 @settings(max_examples=200)
 @given(groups=GROUPS, data=st.data())
-def test_one_flipped_bit_costs_one_record_whose_place_and_bytes_are_kept(groups: list[Group], data: st.DataObject) -> None:
+def test_one_flipped_bit_loses_one_record_whose_place_and_bytes_are_kept(groups: list[Group], data: st.DataObject) -> None:
     with folder() as place:
         path = place / "log"
         whole = written(path, groups)[-1]
@@ -141,7 +141,7 @@ def _touches(start: int, end: int, pages: set[int]) -> bool:
 
 @given(GROUPS, st.integers(0, 2**63), KINDS, st.data())
 @example([[(1, b"a"), (1, b"b")], [(1, b"c")]], 3, 1, None)
-def test_frames_inside_payloads_are_never_taken_for_records(groups: list[Group], seed: int, kind: int, data: st.DataObject | None) -> None:
+def test_frames_inside_payloads_are_never_read_as_records(groups: list[Group], seed: int, kind: int, data: st.DataObject | None) -> None:
     """A stranger knows the format but not the salt; or has read this very file and sends it back."""
     with folder() as place:
         path = place / "log"
@@ -164,7 +164,7 @@ def test_frames_inside_payloads_are_never_taken_for_records(groups: list[Group],
 
 
 @given(GROUPS, st.data())
-def test_garbage_costs_only_what_it_overwrote(groups: list[Group], data: st.DataObject) -> None:
+def test_garbage_loses_only_the_overwritten_records(groups: list[Group], data: st.DataObject) -> None:
     with folder() as place:
         path = place / "log"
         whole = written(path, groups)[-1]
@@ -209,7 +209,7 @@ def test_later_damage_is_kept_in_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("copy", [b"", b"\0" * 12, None], ids=["empty", "zeros", "gone"])
-def test_a_lost_copy_of_the_salt_costs_nothing(copy: bytes | None, tmp_path: Path) -> None:
+def test_losing_the_copy_of_the_salt_loses_no_record(copy: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "log"
     written(path, [[(1, b"first")], [(1, b"second")]])
     beside = tmp_path / "log.salt"
@@ -222,7 +222,7 @@ def test_a_lost_copy_of_the_salt_costs_nothing(copy: bytes | None, tmp_path: Pat
     assert beside.read_bytes() == whole
 
 
-def test_a_file_that_nobody_can_read_is_kept_aside_whole(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_kept_aside_whole(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"something else\n" * 10)
     file, entries = FramedFile.mended(path)
@@ -263,7 +263,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert frames(read(path)) == [(0, 1, b"first"), (1, 1, b"instead")]
 
 
-def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_files_are_private_to_their_owner(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         written(tmp_path / "log", [[(1, b"first")]])
@@ -283,7 +283,7 @@ def test_a_removed_file_leaves_nothing(tmp_path: Path) -> None:
     assert read(tmp_path / "log") == mend(tmp_path / "log") == []
 
 
-def test_a_single_record_that_is_damaged_says_so(tmp_path: Path) -> None:
+def test_a_damaged_single_record_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "log"
     written(path, [[(1, b"hello")]])
     with pytest.raises(DataError, match="record 1"):

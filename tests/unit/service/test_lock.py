@@ -16,7 +16,7 @@ def hold(path: Path) -> FileLock:
     return FileLock.hold(path, what=f"the folder {path.parent}", taken=lambda pid: f"{path.parent} is used by process {pid}")
 
 
-def test_a_second_taker_is_told_the_process_that_has_the_lock(tmp_path: Path) -> None:
+def test_a_second_taker_gets_the_id_of_the_holding_process(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lock"
     with hold(path), pytest.raises(InUseError, match=rf"new is used by process {os.getpid()}$"):
         hold(path)
@@ -56,20 +56,20 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path
         hold(tmp_path / "file" / "lock")
 
 
-def test_a_lock_is_taken_on_no_link(tmp_path: Path) -> None:
+def test_a_lock_file_may_not_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "another")
     with pytest.raises(SettingsError):
         hold(tmp_path / "lock")
     assert not (tmp_path / "another").exists()
 
 
-def test_a_lock_is_its_owners_only(tmp_path: Path) -> None:
+def test_a_lock_file_is_private_to_its_owner(tmp_path: Path) -> None:
     with hold(tmp_path / "made" / "lock"):
         assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
         assert (tmp_path / "made" / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_closing_twice_closes_no_file_of_another(tmp_path: Path) -> None:
+def test_closing_twice_does_not_close_a_reused_descriptor(tmp_path: Path) -> None:
     lock = hold(tmp_path / "lock")
     lock.close()
     with (tmp_path / "file").open("w") as file:

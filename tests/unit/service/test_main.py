@@ -56,13 +56,13 @@ class Recorded:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-async def test_a_signal_stops_a_service_in_order(number: signal.Signals) -> None:
+async def test_a_signal_stops_a_service_gracefully(number: signal.Signals) -> None:
     service = Recorded(at_line=number)
     await until_stopped(service.serving(), service.ready)
     assert service.events == ["starts", "it serves", "stops"]
 
 
-async def test_a_signal_while_a_service_starts_is_heeded_when_it_has_started() -> None:
+async def test_a_signal_during_the_start_takes_effect_after_it() -> None:
     service = Recorded(at_start=True)
     await until_stopped(service.serving(), service.ready)
     assert service.events == ["starts", "it serves", "stops"]
@@ -74,7 +74,7 @@ async def test_a_signal_cancels_a_start_that_may_be_cancelled() -> None:
     assert service.events == ["starts", "stops"]
 
 
-async def test_what_ends_a_service_is_raised_after_an_ordered_stop() -> None:
+async def test_an_error_that_ends_a_service_is_raised_after_a_graceful_stop() -> None:
     def ended() -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.set_exception(ModelServerError("it ended"))
@@ -86,7 +86,7 @@ async def test_what_ends_a_service_is_raised_after_an_ordered_stop() -> None:
     assert service.events == ["starts", "it serves", "stops"]
 
 
-async def test_being_cancelled_is_no_ordered_stop() -> None:
+async def test_cancellation_is_not_a_graceful_stop() -> None:
     service = Recorded()
 
     def ready(line: str) -> None:
@@ -99,7 +99,7 @@ async def test_being_cancelled_is_no_ordered_stop() -> None:
     assert service.events == ["starts", "it serves", "stops"]
 
 
-def test_a_service_that_is_stuck_in_its_stop_ends_with_its_process() -> None:
+def test_a_service_stuck_while_stopping_exits_its_process() -> None:
     code = """
 import asyncio, signal
 from contextlib import asynccontextmanager
@@ -158,13 +158,13 @@ async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
     return called
 
 
-async def test_signals_of_one_moment_are_one() -> None:
+async def test_simultaneous_signals_count_as_one() -> None:
     assert await heard(*[signal.SIGTERM] * 5, same_seconds=3600) == ["first SIGTERM"]
 
 
-async def test_a_second_ctrl_c_is_one_however_soon_it_comes() -> None:
+async def test_a_second_ctrl_c_always_counts() -> None:
     assert await heard(signal.SIGINT, signal.SIGTERM, signal.SIGINT, same_seconds=3600) == ["first SIGINT", "again SIGINT"]
 
 
-async def test_a_later_signal_is_a_second_one() -> None:
+async def test_a_later_signal_counts_as_a_second_one() -> None:
     assert await heard(signal.SIGINT, signal.SIGTERM, same_seconds=0) == ["first SIGINT", "again SIGTERM"]

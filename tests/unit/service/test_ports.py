@@ -35,13 +35,13 @@ def test_an_address_of_ipv6_may_stand_in_brackets(host: str) -> None:
         assert not is_free(host, server.getsockname()[1])
 
 
-def test_what_is_no_port_is_not_free() -> None:
+def test_an_invalid_port_is_not_free() -> None:
     assert not is_free("127.0.0.1", 65_536)
     assert port_beside("127.0.0.1", 65_535) == 0
     with pytest.raises(InUseError, match="65536"):
         check_free("127.0.0.1", 65_536, "--port")
 
 
-def test_a_host_that_is_not_ours_is_named_with_the_reason() -> None:
+def test_a_foreign_host_is_named_with_the_reason() -> None:
     with pytest.raises(InUseError, match=r"192.0.2.1:80 \(.*(assign|denied).*\)"):
         check_free("192.0.2.1", 80, "--port")

@@ -12,7 +12,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.service.processes import Process, is_alive, signal_group
 
 
-async def test_a_process_that_ended_is_not_ready_whoever_answers_for_it(tmp_path: Path) -> None:
+async def test_an_ended_process_is_not_ready_even_if_another_answers(tmp_path: Path) -> None:
     process = Process("mine", [sys.executable, "-c", "print('port 1 is in use')"], log=tmp_path / "mine.log")
 
     async def another_answers() -> bool:
@@ -28,7 +28,7 @@ def test_a_process_that_was_not_started_has_no_group_to_signal(tmp_path: Path) -
     assert not signal_group(Process("mine", ["true"], log=tmp_path / "mine.log").pid, signal.SIGKILL)
 
 
-def test_a_process_that_nobody_waited_for_is_not_alive() -> None:
+def test_a_zombie_process_is_not_alive() -> None:
     assert is_alive(os.getpid())
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie still
@@ -37,9 +37,7 @@ def test_a_process_that_nobody_waited_for_is_not_alive() -> None:
     assert not is_alive(ended.pid)
 
 
-async def test_a_module_of_ours_runs_as_python_would_run_it_and_ends_with_its_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_python_module_runs_as_with_python_m_and_returns_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = "__name__, __spec__.name, sys.modules['__main__'].__spec__.name, sys.argv, gc.get_threshold()[0]"
     code = f"import gc, sys; print({shown}); sys.exit(7)"
     (tmp_path / "mine.py").write_text(code)

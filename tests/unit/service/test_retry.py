@@ -45,13 +45,13 @@ def test_jitter_is_the_random_share_of_a_pause(jitter: float) -> None:
     assert (len(pauses) > 1) == bool(jitter)
 
 
-async def test_what_is_away_is_asked_until_it_is_back() -> None:
+async def test_an_unavailable_service_is_retried_until_it_is_back() -> None:
     world = World(back=10)
     assert await retry(world.ask, EXACT, clock=world.clock, sleep=world.sleep) == "back"
     assert world.asked == [0, 1, 3, 7, 11]
 
 
-async def test_no_try_begins_after_the_time_is_over() -> None:
+async def test_no_try_begins_after_the_time_limit() -> None:
     world = World()
     with pytest.raises(UnavailableError, match="away at 7"):
         await retry(world.ask, EXACT, seconds=10, clock=world.clock, sleep=world.sleep)
@@ -82,7 +82,7 @@ async def test_the_first_failure_is_reported_once_and_only_where_a_try_follows()
     assert reported == ["away at 0"]
 
 
-async def test_other_errors_are_not_tried_again() -> None:
+async def test_other_errors_are_not_retried() -> None:
     asked: list[int] = []
 
     async def refuse() -> None:

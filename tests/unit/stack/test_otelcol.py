@@ -18,7 +18,7 @@ def program(tmp_path: Path) -> str:
     return str(made)
 
 
-def test_settings_that_it_does_not_know_are_named(program: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_settings_are_named(program: str, caplog: pytest.LogCaptureFixture) -> None:
     on_server = {"collector": program, "clickhouse_url": "clickhouse://127.0.0.1/otel"}
     with caplog.at_level(logging.WARNING):
         otelcol.check(Settings.load(**on_server, max_message_bytes=1 << 20, max_in_flight_bytes=1 << 20))
@@ -29,7 +29,7 @@ def test_settings_that_it_does_not_know_are_named(program: str, caplog: pytest.L
     assert all("does nothing" in message for message in caplog.messages)
 
 
-def test_others_are_told_the_announced_name_with_and_without_tls() -> None:
+def test_the_advertised_host_is_registered_with_and_without_tls() -> None:
     common = {"host": "0.0.0.0", "advertise": "box", "clickhouse_url": "clickhouse://127.0.0.1/otel"}
     names = ("AGL_OTELCOL_ANNOUNCE_GRPC", "AGL_OTELCOL_ANNOUNCE_HTTP", "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE")
     plain = otelcol.environment(Settings.load(**common))
@@ -38,7 +38,7 @@ def test_others_are_told_the_announced_name_with_and_without_tls() -> None:
     assert [secured[name] for name in names] == ["https://box:4317", "https://box:4318", "https://box:8123"]
 
 
-def test_its_two_ports_that_ask_for_nothing_are_this_machines_only() -> None:
+def test_its_two_unauthenticated_ports_listen_on_loopback_only() -> None:
     settings = Settings.load(host="0.0.0.0", clickhouse_url="clickhouse://127.0.0.1/otel")
     assert otelcol.environment(settings)["AGL_OTELCOL_ADMIN_HOST"] == "127.0.0.1"
     for config in otelcol.configuration().parent.glob("*.yaml"):
@@ -47,7 +47,7 @@ def test_its_two_ports_that_ask_for_nothing_are_this_machines_only() -> None:
         assert "host: ${env:AGL_OTELCOL_ADMIN_HOST:-127.0.0.1}\n                port: ${env:AGL_OTELCOL_METRICS_PORT:-8888}" in text, config
 
 
-def test_no_configuration_lets_a_connection_over_http_rest_for_ever() -> None:
+def test_every_configuration_bounds_idle_http_connections() -> None:
     for config in otelcol.configuration().parent.glob("*.yaml"):
         http = config.read_text().partition("      http:\n")[2].partition("\nprocessors:")[0]
         assert "read_header_timeout: ${env:AGL_OTELCOL_IDLE:-75s}" in http, config

@@ -9,7 +9,7 @@ from pathlib import Path
 from agl_otel.stack.supervisor import STACK_FILE, read_stack_file
 
 
-def test_the_file_of_a_stack_that_was_killed_is_no_running_stack(tmp_path: Path) -> None:
+def test_the_file_of_a_killed_stack_does_not_count_as_running(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     told = {"queue": {"pid": os.getpid(), "address": "127.0.0.1:1"}, "proxy": {"pid": gone.pid, "address": ""}}

@@ -4,7 +4,7 @@ from agl_otel.telemetry.exposition import merged
 from agl_otel.telemetry.meters import BOUNDS_SECONDS, Meters
 
 
-def test_what_was_counted_and_how_long_it_took_is_told_as_prometheus_reads_it() -> None:
+def test_counts_and_durations_are_written_in_prometheus_format() -> None:
     meters = Meters()
     count = meters.counter("agl.store.total", "Calls.", "method", "status")
     took = meters.durations("agl.store.latency", "Seconds.", "method")
@@ -33,7 +33,7 @@ def test_the_bounds_grow_from_a_microsecond_to_five_minutes() -> None:
     assert list(BOUNDS_SECONDS) == sorted(set(BOUNDS_SECONDS)) and (BOUNDS_SECONDS[0], BOUNDS_SECONDS[-1]) == (1e-6, 300.0)
 
 
-def test_pages_of_several_services_become_one_that_tells_them_apart() -> None:
+def test_pages_of_several_services_are_merged_with_a_label() -> None:
     page = '# HELP rows_total Rows.\n# TYPE rows_total counter\nrows_total{signal="a b"} 1.0\n# TYPE level gauge\nlevel 0.0\n'
     assert merged({"a:1": page, "b:2": page}, "collector").splitlines() == [
         "# HELP rows_total Rows.",

@@ -52,7 +52,7 @@ async def test_an_endpoint_without_a_port_is_named(wrong: str) -> None:
             pass
 
 
-async def test_a_header_that_is_none_is_named_without_its_value() -> None:
+async def test_an_invalid_header_is_named_without_its_value() -> None:
     settings = Settings(metrics_otlp="host:4317", metrics_otlp_headers="secret")  # pyright: ignore[reportArgumentType]
     with pytest.raises(SettingsError, match="AGL_METRICS_OTLP_HEADERS: entry 1") as refused:
         async with pushing(Pushed("queue", lambda: None).data, settings):  # pyright: ignore[reportArgumentType]
@@ -95,7 +95,7 @@ async def one() -> list[Family]:
     return [Family("agl.claims", "gauge", "Now.", [({}, 2.0)])]
 
 
-async def test_the_last_push_is_made_when_the_service_stops_and_shows_no_key_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopping_service_pushes_once_more_without_the_users_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-vendor-key=secret")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "x-vendor-key=secret")
     async with endpoint() as there:
@@ -107,7 +107,7 @@ async def test_the_last_push_is_made_when_the_service_stops_and_shows_no_key_of_
             assert "x-vendor-key" not in shown and shown.get("x-own", "") == given.removeprefix("x-own=")
 
 
-async def test_trouble_is_named_once_with_its_reason_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_trouble_and_its_end_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
     async with endpoint() as there:
         there.refuses = True
         settings = Settings.load(metrics_otlp=f"127.0.0.1:{there.port}", metrics_otlp_seconds=0.01)

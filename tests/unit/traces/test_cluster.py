@@ -14,7 +14,7 @@ def everything(cluster: Cluster) -> list[str]:
     return [each for statement in statements() for each in cluster.statements(statement)]
 
 
-def test_every_statement_can_be_put_on_a_cluster() -> None:
+def test_every_statement_can_be_translated_for_a_cluster() -> None:
     made = everything(Cluster("c1"))
     assert all("ON CLUSTER 'c1'" in each for each in made)
     local = {found[1] for each in made if (found := re.match(r"CREATE TABLE IF NOT EXISTS otel\.(\w+)_local ", each))}
@@ -23,7 +23,7 @@ def test_every_statement_can_be_put_on_a_cluster() -> None:
     assert {"otel_traces", "otel_logs", "rollout_summary_states", "services"} <= local
 
 
-def test_rows_go_by_their_rollout() -> None:
+def test_rows_are_sharded_by_rollout() -> None:
     (made,) = [each for each in everything(Cluster("c1")) if each.startswith("CREATE TABLE IF NOT EXISTS otel.otel_traces ON")]
     assert made.endswith("AS otel.otel_traces_local ENGINE = Distributed('c1', 'otel', 'otel_traces_local', cityHash64(RolloutId))")
 
@@ -52,6 +52,6 @@ def test_retention_is_set_on_the_table_that_holds_the_rows() -> None:
         assert cluster.statements(f"ALTER TABLE otel.otel_logs {change}") == [f"ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' {change}"]
 
 
-def test_what_it_does_not_know_it_refuses() -> None:
+def test_an_unknown_statement_is_refused() -> None:
     with pytest.raises(ValueError, match="no rule"):
         Cluster("c1").statements("TRUNCATE TABLE otel.otel_logs")

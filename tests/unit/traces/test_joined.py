@@ -32,16 +32,16 @@ def test_a_call_is_one_with_the_agents_span_around_it() -> None:
     assert within(span("root"), chat, http, call("proxy", "POST", "r1")) == {"proxy": "chat"}
 
 
-def test_or_with_the_one_that_names_the_same_response() -> None:
+def test_a_call_is_one_with_the_span_of_the_same_response_id() -> None:
     assert within(span("chat", model="m", response_id="r1"), call("proxy", "", "r1", trace_id="t2")) == {"proxy": "chat"}
 
 
-def test_of_an_sdks_tries_the_one_whose_answer_was_used() -> None:
+def test_of_an_sdks_tries_the_one_with_the_used_answer_counts() -> None:
     chat = span("chat", model="m", response_id="r2")
     assert within(chat, call("first", "chat", "", call=1), call("second", "chat", "r2", call=2)) == {"second": "chat"}
 
 
-def test_what_is_around_several_calls_or_an_agent_is_no_call() -> None:
+def test_a_span_around_several_calls_or_an_agent_is_not_a_call() -> None:
     several = [call("a", "loop", "r1", call=1), call("b", "loop", "r2", call=2)]
     assert within(span("loop", model="m"), *several) == {}
     assert within(span("invoke_agent x", model="m"), call("proxy", "invoke_agent x", "r1")) == {}
@@ -52,5 +52,5 @@ def test_further_choices_are_nodes_of_their_own() -> None:
     assert within(span("chat", model="m", response_id="r1"), call("p0", "chat", "r1"), call("p1", "chat", "r1", choice=1)) == {"p0": "chat"}
 
 
-def test_spans_around_each_other_end() -> None:
+def test_cycles_of_parents_terminate() -> None:
     assert within(span("a", "b", kind="Client"), span("b", "a", kind="Client"), call("proxy", "a", "r1")) == {}

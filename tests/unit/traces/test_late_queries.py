@@ -17,19 +17,19 @@ def test_spans_by_trace_have_the_columns_of_spans_by_rollout() -> None:
     assert selected(named_query("by_trace")) == selected(named_query("spans"))
 
 
-def test_what_repairs_the_summary_is_what_its_view_writes() -> None:
+def test_the_query_that_repairs_the_summary_equals_its_view() -> None:
     views = [statement for statement in statements() if "rollout_summary_mv" in statement]
     assert [selected(view) for view in views] == [selected(named_query("late_refill"))]
 
 
-def test_log_records_are_told_apart_by_the_same_expression_everywhere() -> None:
+def test_log_records_are_identified_by_the_same_expression_everywhere() -> None:
     texts = named_query("late_log_traces") + named_query("late_log_copy")
     assert set(re.findall(r"BatchId, BatchPos, Timestamp, cityHash64\(([^)]+\))\)", texts)) == {
         "SpanId, SeverityText, EventName, Body, toString(LogAttributes)"
     }
 
 
-def test_what_is_read_of_facts_is_what_they_hold() -> None:
+def test_the_columns_read_for_facts_are_those_they_use() -> None:
     [column] = re.findall(r"^  Facts .*?CODEC", named_query("schema"), re.M | re.S)
     asked = re.findall(r"Facts\[\{(\w+):String\}\]|mapContains\(Facts, \{(\w+):String\}\)", named_query("traces"))
     assert {f"'{NAMES[one or other]}'" for one, other in asked} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{NAMES['prefix']}'"}

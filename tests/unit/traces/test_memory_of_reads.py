@@ -112,7 +112,7 @@ def test_the_columns_of_token_ids_are_copied_once_at_most(step: int) -> None:
     assert peak.bytes < 1.25 * CALLS * IDS * 4
 
 
-def test_rows_that_come_again_and_out_of_order_keep_their_token_ids() -> None:
+def test_repeated_and_unordered_rows_keep_their_token_ids() -> None:
     found = call_columns(once_in_order(calls([3, 1, 3, 2, 4, 4, 1, 5], ids=3)))
     assert [found.prompt[row].tolist() for row in range(len(found))] == [[call] * 3 for call in (1, 2, 3, 4, 5)]
 

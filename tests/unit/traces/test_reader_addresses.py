@@ -16,7 +16,7 @@ def described(*collectors: str) -> Describe:
     return Describe(queue="127.0.0.1:1", clickhouse="http://127.0.0.1:1", collectors=list(collectors))
 
 
-async def test_a_barrier_that_fails_is_asked_of_where_the_collectors_are_by_now() -> None:
+async def test_a_failed_barrier_is_retried_at_the_collectors_new_addresses() -> None:
     asked: list[str] = []
 
     async def barrier(request: web.Request) -> web.Response:

@@ -51,7 +51,7 @@ def test_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INCOMPLETE)
-def test_incomplete_says_how_many_and_from_where(name: str) -> None:
+def test_incomplete_names_the_number_and_the_process(name: str) -> None:
     given_facts, missing, reason = INCOMPLETE[name]
     verdict = decide(given_facts)
     assert (verdict.kind, verdict.missing) == ("incomplete", missing)
@@ -99,7 +99,7 @@ def test_complete_means_that_every_count_agrees(handed: dict[str, int], markers:
     assert (verdict.kind == "complete") == agrees
 
 
-def test_a_runners_marked_reward_does_not_prove_an_agent_that_nobody_counted() -> None:
+def test_a_runners_marked_reward_does_not_prove_an_uncounted_agent() -> None:
     seen = facts({"runner": 1}, unmarked=3, runner=MarkerFacts(spans=1, annotations=1))
     assert decide(seen).kind == "unproven"
 
@@ -396,7 +396,7 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_lost_nothing_is_complete(name: str) -> None:
+def test_an_attempt_without_losses_is_complete(name: str) -> None:
     given_facts, note = WHOLE[name]
     verdict = decide(given_facts)
     assert (verdict.kind, verdict.missing, verdict.reasons) == ("complete", 0, [])
@@ -404,7 +404,7 @@ def test_what_lost_nothing_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_what_lost_something_is_incomplete(name: str) -> None:
+def test_an_attempt_with_losses_is_incomplete(name: str) -> None:
     given_facts, missing, reason = LOST[name]
     verdict = decide(given_facts)
     assert (verdict.kind, verdict.missing, len(verdict.reasons)) == ("incomplete", missing, 1)

@@ -10,7 +10,7 @@ from agl_otel.types import ProxyLLM
 MADE = ProxyLLM(endpoint="http://proxy:4000", model="m")
 
 
-def test_an_agent_that_reads_the_endpoint_is_told_what_to_use(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_the_endpoint_warns_with_the_alternative(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert MADE.endpoint == "http://proxy:4000"
     [record] = caplog.records

@@ -58,7 +58,7 @@ def test_a_span_without_a_context_has_ids_of_zero() -> None:
     assert (found.trace_id, found.span_id, found.context, found.start_time) == ("0" * 32, "0" * 16, None, None)
 
 
-def test_what_a_subclass_of_the_sdks_span_adds_is_kept() -> None:
+def test_fields_of_an_sdk_spans_subclass_are_kept() -> None:
     class Mine(ReadableSpan):
         def __init__(self) -> None:
             super().__init__("n")
@@ -78,7 +78,7 @@ def test_a_span_made_of_attributes_has_random_ids_and_is_ok() -> None:
     assert child.parent == SpanContext(trace_id=first.trace_id, span_id=first.span_id) and child.status.status_code == "ERROR"
 
 
-def test_a_span_made_of_core_fields_starts_now_where_they_have_no_start() -> None:
+def test_a_span_made_of_core_fields_without_a_start_starts_now() -> None:
     core = SpanCoreFields(name="n", attributes={"k": 1}, end_time=5.0)
     found = Span.from_core_fields(core, rollout_id="ro-1", sequence_id=2)
     assert (found.name, found.rollout_id, found.sequence_id, found.end_time) == ("n", "ro-1", 2, 5.0)
@@ -132,12 +132,12 @@ def test_a_prompt_takes_values_by_their_names(template: str, text: str) -> None:
         ("{a", "braces that are meant are written twice"),
     ],
 )
-def test_a_prompt_that_a_model_wrote_reaches_into_no_value_and_fills_no_memory(template: str, words: str) -> None:
+def test_a_models_prompt_cannot_read_attributes_or_exhaust_memory(template: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         PromptTemplate(template=template, engine="f-string").format(a=1, b=2, task="x", llm=LLM(endpoint="", model="", api_key="secret"))
 
 
-def test_bytes_are_base64_in_json_wherever_they_stand() -> None:
+def test_bytes_are_base64_everywhere_in_json() -> None:
     raw = b"\xff\xfe>"
     held = {"bytes": raw, "list": [raw, "text", 1], "map": {"deep": [{"in": raw}]}, "plain": [1, 2], "none": None}
     shown = {"bytes": "//4+", "list": ["//4+", "text", 1], "map": {"deep": [{"in": "//4+"}]}, "plain": [1, 2], "none": None}
