@@ -1,4 +1,4 @@
-"""JSON that an agent or a model nests ten thousand levels deep is shown as text or left out, wherever it is read."""
+"""JSON of an agent or model that is nested ten thousand levels deep is shown as text or left out, by every reader."""
 
 from __future__ import annotations
 

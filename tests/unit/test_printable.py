@@ -1,4 +1,4 @@
-"""Text of others in a terminal, a log and a JSON document: shown, never obeyed."""
+"""Untrusted text in a terminal, a log and a JSON document: control characters are shown, never executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTILE = [
 
 
 def obeyed(text: str) -> bool:
-    """Whether a terminal would do more than show it."""
+    """Whether a terminal would interpret it."""
     return any(not (c.isprintable() or c == "\n") for c in text)
 
 

@@ -1,4 +1,4 @@
-"""What is kept of options has no secret in it, and everything else."""
+"""Stored copies of options hold everything but secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of training data, read by the libraries that train on them: the ids that were sampled are the ids that are trained on."""
+"""Training data files, read by the training libraries: the sampled ids are the ids trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite for every engine: a test that takes `queue` runs on each of them."""
+"""One suite for every engine: a test with the fixture `queue` runs on each of them."""
 
 from __future__ import annotations
 

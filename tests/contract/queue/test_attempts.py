@@ -1,4 +1,4 @@
-"""Attempts move, and their rollouts and workers with them; fencing; the watchdog; waiting."""
+"""Changes of attempts and the resulting changes of rollouts and workers; fencing; the watchdog; waiting."""
 
 from __future__ import annotations
 

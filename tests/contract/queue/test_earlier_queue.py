@@ -1,4 +1,4 @@
-"""A client of ours asks a queue of an earlier release: what that ignores is noticed, not taken for an answer."""
+"""A client of this release with a queue of an earlier one: ignored filters are detected, not taken for an answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_filter_that_an_earlier_queue_ignores_is_refused(queue: LocalQue
 
 
 async def test_a_queue_reports_the_filters_that_it_applied(queue: LocalQueue) -> None:
-    """A later release's client, which sends one that is not known here, learns it from every part of the answer."""
+    """A later release's client that sends an unknown filter sees from every part of the answer that it was not applied."""
     await queue.client.enqueue([EnqueueRolloutRequest(input="a")])
     asked = pb.QueryRolloutsRequest(filter=pb.Filter(run="r", attempts_from=1))
     asked.filter.MergeFromString(UNKNOWN)

@@ -27,7 +27,7 @@ async def until_waiting(queue: LocalQueue, claims: int) -> None:
 
 
 async def until_idle(queue: LocalQueue, claims: int) -> None:
-    """Wait for claims that were tried, found nothing, and wait."""
+    """Wait until claims have found nothing and are idle."""
     async with asyncio.timeout(300):
         while queue.server.service.claims_idle != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Random histories of calls, time and restarts, against a reference model that was written from the rules, not from the code."""
+"""Random histories of calls, time and restarts, compared with a reference model that was written from the rules, not the code."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Model:
 
 
 class Histories(RuleBasedStateMachine):
-    """Does to a real queue what it does to the model, and compares."""
+    """Applies the same steps to a real queue and to the model, and compares them."""
 
     def new_url(self) -> str:
         return f"sqlite:///{Path(self.folder.name) / 'queue.db'}"
@@ -196,7 +196,7 @@ class Histories(RuleBasedStateMachine):
         self.model.set_status(job, "preparing", self.time)
 
     def replaced(self, job: Job) -> None:
-        """End the attempt of `job` that is still open: another was begun."""
+        """End the open attempt of `job`, which another one replaces."""
         if job.tries and job.tries[-1].status in ("preparing", "running"):
             job.tries[-1].status, job.tries[-1].ended = "failed", self.time
 
@@ -292,7 +292,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Go on with what is on the disk now, as after kill -9: what was answered is there."""
+        """Continue with the current files on disk, as after kill -9: everything answered must be there."""
         after = Path(tempfile.mkdtemp(dir=self.folder.name))
         database = Path(self.queue.url.removeprefix("sqlite:///"))
         for file in database.parent.glob("queue.db*"):

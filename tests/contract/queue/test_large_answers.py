@@ -1,4 +1,4 @@
-"""Answers that are larger than a message may be on its way to the queue (64 MiB): they come whole, and equal to what was stored."""
+"""Answers larger than the 64 MiB of a message to the queue arrive complete and equal to what was stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue that moves from SQLite to PostgreSQL goes on there as if nothing had happened."""
+"""A queue moved from SQLite to PostgreSQL continues unchanged."""
 
 from __future__ import annotations
 

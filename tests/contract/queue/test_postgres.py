@@ -1,4 +1,4 @@
-"""The PostgreSQL engine alone: what it says when it cannot start, what it keeps to itself, plans, and lost notifications."""
+"""Properties of the PostgreSQL engine only: startup errors, secrets, query plans, and lost notifications."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_a_commit_is_on_disk_before_its_answer_whatever_the_servers_defaul
 
 
 async def test_rollouts_queried_by_id_are_read_by_their_index(postgres: Postgres) -> None:
-    """By their index, whatever the order of the answer: a walk along all of them takes seconds where there are many."""
+    """By their index in any sort order: a walk along many rollouts would take seconds."""
     asked: list[tuple[str, Any]] = []
 
     def plan(tx: Any) -> str:

@@ -1,4 +1,4 @@
-"""The real service process: it starts, says clearly why it cannot, stops in order, and loses nothing to kill -9."""
+"""The real service process: start, clear startup errors, graceful stop, and no loss after kill -9."""
 
 from __future__ import annotations
 

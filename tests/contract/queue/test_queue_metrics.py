@@ -1,4 +1,4 @@
-"""What a queue service counts of itself, on every engine."""
+"""The metrics of a queue service, on every engine."""
 
 from __future__ import annotations
 

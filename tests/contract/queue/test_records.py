@@ -1,4 +1,4 @@
-"""Queries, resources, numbers, services, leases: what is kept and how it is found again."""
+"""Queries, resources, numbers, services and leases: storing and finding them."""
 
 from __future__ import annotations
 

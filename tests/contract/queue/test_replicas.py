@@ -1,4 +1,4 @@
-"""Several queue services on one PostgreSQL database: they act as one, and outlive each other and a restart of the database."""
+"""Several queue services on one PostgreSQL database act as one, and survive the end of others and a restart of the database."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_a_newer_database_is_refused(postgres: Postgres) -> None:
 
 
 class Workers:
-    """Clients that enqueue, claim and finish, and write down what was acknowledged."""
+    """Clients that enqueue, claim and finish rollouts, and record what was acknowledged."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What is older than the setting retention_days leaves the queue by itself, and what is deleted leaves the files in time."""
+"""Rollouts older than retention_days are deleted from the queue, and deleted data is removed from the files in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A retry after a lost answer has no second effect; a queue that is away is tried again."""
+"""A retry after a lost answer has no second effect; calls to a queue that is down are retried."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from agl_otel.types import AttemptedRollout
 
 @pytest.fixture(scope="package")
 def store() -> Iterator[LightningStore]:
-    """The same store in every test, each of which has an event loop of its own."""
+    """The same store in every test; each test has its own event loop."""
     made = InMemoryLightningStore()
     yield made
     asyncio.run(made.close())

@@ -1,4 +1,4 @@
-"""Ways to get a store, and what may be done with one."""
+"""The ways to get a store, and to use one."""
 
 from __future__ import annotations
 

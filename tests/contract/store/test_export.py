@@ -1,4 +1,4 @@
-"""`agl-otel export` on a real stack: write, make again, read otherwise, and notice what came since."""
+"""`agl-otel export` on a real stack: write, rebuild, read with other options, and detect later changes."""
 
 from __future__ import annotations
 

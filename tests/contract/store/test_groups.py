@@ -1,4 +1,4 @@
-"""Groups of rollouts, over a real queue: which ones a step takes, and what becomes of the others."""
+"""Groups of rollouts over a real queue: which ones a step takes, and what happens to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps as spans on a real stack: from a version of the weights to the attempts that made it, and nothing twice or lost."""
+"""Training steps as spans on a real stack: each version leads to its attempts, without losses or duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both engines with our schema, and a reader of them over the real read-only endpoint, without a collector around it."""
+"""Both engines with the schema, and a reader over the real read-only endpoint, without a collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What algorithms read: spans with their types, calls as columns, rewards, verdicts, and what pins a reading."""
+"""The reads of algorithms: typed spans, calls as columns, rewards, verdicts, and the digest of a read."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ async def test_figures_of_an_attempt_that_has_just_ended_are_read_behind_a_barri
     barriers = 0
 
     async def barrier(_: web.Request) -> web.Response:
-        """A collector that holds the last span until somebody waits for it."""
+        """A collector that holds the last span back until a barrier."""
         nonlocal barriers
         barriers += 1
         insert(engine, row(2, attributes={P: "p"}))

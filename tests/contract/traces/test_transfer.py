@@ -1,4 +1,4 @@
-"""Traces move from engine to engine and through files, whole or not at all."""
+"""Traces are copied between engines and through files completely or not at all."""
 
 from __future__ import annotations
 

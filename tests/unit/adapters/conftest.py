@@ -61,7 +61,7 @@ def call_columns(rows: Sequence[CallRow]) -> CallColumns:
 
 @dataclass
 class TracesBuilder:
-    """Traces of calls: one succeeded rollout for each rollout id, with reward 1 and verdict complete unless told otherwise."""
+    """Builds traces of calls: one succeeded rollout per rollout id, by default with reward 1 and verdict complete."""
 
     status: dict[str, RolloutStatus] = field(default_factory=dict[str, RolloutStatus])
     verdict: dict[AttemptKey, VerdictKind] = field(default_factory=dict[AttemptKey, VerdictKind])

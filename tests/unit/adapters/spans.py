@@ -1,4 +1,4 @@
-"""Spans by hand, and the recorded ones."""
+"""Hand-made and recorded spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORDED = Path(__file__).parents[2] / "recordings" / "spans"
 
 
 def span(span_id: str, start: float, end: float, parent: str | None = None, *, name: str = "work", **attributes: Any) -> Span:
-    """A span; `__` in a keyword stands for a dot."""
+    """Make a span; `__` in a keyword stands for a dot."""
     return Span(
         rollout_id="ro-1",
         attempt_id="at-1",
@@ -47,7 +47,7 @@ def call(span_id: str, start: float, end: float, parent: str | None = None, **at
 
 
 def proxy_call(span_id: str, start: float, end: float, parent: str | None = None, **attributes: Any) -> Span:
-    """A model call as our proxy stores it."""
+    """Make a model call as the proxy stores it."""
     said = {
         conventions.LLM_CALL: 1,
         conventions.LLM_CHOICE: 0,

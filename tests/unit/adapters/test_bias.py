@@ -1,4 +1,4 @@
-"""Refusals that meet some tasks or rewards more than others are told apart."""
+"""Counts show refusals that affect some tasks or rewards more than others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random conversation trees, as agents make them: what happened is known, so the reason must say it."""
+"""Random conversation trees of simulated agents: the cause of each break is known, so the reason must match it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ SHORT = st.lists(st.integers(1, 2), max_size=6)
 @settings(max_examples=500, deadline=None)
 def test_left_out_equals_its_definition(sequence: list[int], history: list[int]) -> None:
     def definition(numbers: Sequence[int], before: Sequence[int]) -> bool:
-        """Without some run of `before`, which begins where the two first differ, they are the same."""
+        """Whether they are equal without some run of `before` that begins where the two first differ."""
         starts = [place for place in range(min(len(numbers), len(before))) if numbers[place] != before[place]][:1]
         shorter = [[*before[:start], *before[end:]] for start in starts for end in range(start + 1, len(before))]
         return any(list(numbers[: len(each)]) == each for each in shorter)

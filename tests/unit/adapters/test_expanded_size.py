@@ -1,4 +1,4 @@
-"""What an attempt's calls in prefix form come to is counted before any of them is expanded."""
+"""The expanded size of an attempt's prefix-form calls is computed before any of them is expanded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def peak(work: Callable[[], object]) -> int:
-    """The most bytes that were held while it ran."""
+    """Peak memory in bytes."""
     tracemalloc.start()
     try:
         work()
@@ -36,7 +36,7 @@ def peak(work: Callable[[], object]) -> int:
 
 
 def forks(calls: int, prompt: int, *, rollout: str = "ro-1", process: str = "m1") -> list[CallRow]:
-    """Calls that all go on from the first one: each copies its prompt."""
+    """Calls that all continue the first one, so each copies its prompt."""
     first = CallRow(rollout=rollout, process=process, prompt=[7] * prompt)
     return [first, *(CallRow(rollout=rollout, process=process, call=call, prefix=(1, 0), prompt=[1]) for call in range(2, calls + 1))]
 
@@ -131,7 +131,7 @@ def test_messages_that_come_to_too_many_characters_are_left_out_before_they_are_
 
 
 def test_many_small_messages_are_counted_too() -> None:
-    """As lists they would take 8 bytes a message for each call."""
+    """As lists they would take 8 bytes per message for each call."""
     many = json.dumps([0] * LARGE)
     calls = 2 + MAX_CHARACTERS // len(many)
     bomb = [
@@ -153,7 +153,7 @@ def test_many_small_messages_are_counted_too() -> None:
 
 
 def test_calls_that_share_only_their_beginning_count_what_they_share() -> None:
-    """Their own text is not multiplied by how many they are."""
+    """Their own text is not multiplied by the number of calls."""
     system, calls = said("be brief"), 2 * MAX_CHARACTERS // (1 << 24)
     asked = [json.dumps([*json.loads(system), *json.loads(said("x" * (1 << 20)))]), *([said("y" * (1 << 20))] * (calls - 1))]
     places: list[Place] = [("ro-1", "at-1", "p", call) for call in range(1, calls + 1)]

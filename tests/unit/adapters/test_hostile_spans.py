@@ -1,4 +1,4 @@
-"""What an agent writes on its spans harms its own attempt alone, whatever it is and in whichever form it is read."""
+"""Malformed attributes of an agent's spans affect only its own attempt, in every form."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ KEYS = (
 
 
 def hostile(base: Span, value: Any) -> list[Span]:
-    """An attempt whose spans hold `value` in every place, once for each place, and once in what the dialect itself writes."""
+    """Make an attempt with `value` at every place of its spans, one span per place, and also within the dialect's own attributes."""
     told = base.model_copy(update={"rollout_id": "ro-bad", "attempt_id": "at-bad"})
     spans: list[Span] = []
     for number, key in enumerate((*KEYS, *base.attributes)):

@@ -92,7 +92,7 @@ def attempts(draw: st.DrawFn) -> list[tuple[int, int, list[int], list[int], str,
 
 
 def naive_merge(rows: Sequence[tuple[int, int, list[int], list[int], str, str]]) -> list[list[int]]:
-    """The definition: a call joins the longest (then earliest) trajectory of its agent and weights that its prompt starts with."""
+    """Merge by definition: a call joins the longest (then earliest) trajectory of its agent and weights that is a prefix of its prompt."""
     trajectories: list[list[int]] = []
     for place, (number, _, prompt, _, agent, version) in enumerate(rows):
         fitting: list[tuple[int, list[int]]] = []

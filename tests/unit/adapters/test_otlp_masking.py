@@ -1,4 +1,4 @@
-"""What rules name is not kept, whichever instrumentation wrote it; what remains can still be read."""
+"""Matching content is not stored, whichever instrumentation wrote it; the rest can still be read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hexed(text: str, digits: int) -> str:
 
 
 def masked(spans: list[Span], *rules: MaskRule) -> tuple[list[Span], bytes, Masker]:
-    """The spans after masking, and the bytes that would be kept."""
+    """Return the spans after masking, and the bytes that would be stored."""
     carried = [
         span.model_copy(
             update={
@@ -171,7 +171,7 @@ def test_an_agents_output_is_masked_by_rules_without_a_role() -> None:
 
 @pytest.mark.parametrize("action", ["drop_text", "hash_text", "drop_ids"])
 def test_masked_content_is_not_masked_again(action: str) -> None:
-    """A proxy's journal is masked, and what is sent of it comes to the collector, which masks by the same rules."""
+    """A proxy's journal is masked, and so are its spans again in the collector, by the same rules."""
     rules = [MaskRule(action, salt="s"), MaskRule("hash_text", role="user", salt="t")]
     _, raw, _ = masked([proxy_call("a", 1, 2)], *rules)
     assert ExportTraceServiceRequest.FromString(Masker(rules).masked("traces", raw)) == ExportTraceServiceRequest.FromString(raw)

@@ -52,7 +52,7 @@ def test_trajectories_and_transitions_carry_ids_and_messages(conversation: Any) 
 
 
 def test_rows_share_their_token_ids_and_are_serialised_one_at_a_time(traces: Any, row: Any) -> None:
-    """Each call's whole prompt is in its row: an id takes the 8 bytes of a list there, and its text is not kept."""
+    """Each row holds its call's whole prompt: an id takes 8 bytes of a list there, and its text is not kept."""
     ids = list(range(1000, 21_000))
     built = traces.build(*(row(rollout=f"ro-{number}", prompt=ids, response=[1]) for number in range(20)))
     made(built)  # what is made once

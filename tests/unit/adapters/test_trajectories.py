@@ -145,7 +145,7 @@ def test_ten_thousand_single_calls_are_ten_thousand_trajectories(traces: Any, ro
 
 @pytest.mark.parametrize("shape", ["one chain", "two chains", "unrelated", "retries"])
 def test_ten_thousand_calls_of_one_attempt_are_merged(traces: Any, row: Any, shape: str) -> None:
-    """In a moment and in little memory: comparing each with each took minutes (the time limit of a test is the bound)."""
+    """Quickly and in little memory: comparing all pairs took minutes (the test's time limit is the bound)."""
 
     def call(number: int) -> Any:
         if shape == "unrelated":
@@ -176,7 +176,7 @@ def test_part_of_a_reply_after_another_prefix_does_not_count_as_sampled(traces: 
 
 @dataclass
 class Sampled:
-    """A call as it is stored, and what was really asked and answered."""
+    """A call as stored, with its true prompt and response."""
 
     row: CallRow
     prompt: list[int]

@@ -1,4 +1,4 @@
-"""Trees of many spans are mended in about as many steps as they have spans, and as the definition says."""
+"""Repair of large trees takes about linear time and equals its definition."""
 
 from __future__ import annotations
 

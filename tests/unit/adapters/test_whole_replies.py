@@ -1,4 +1,4 @@
-"""Forms that are read from spans hold whole replies alone, as forms of token ids do; the rest is counted. Through both doors."""
+"""Forms made from spans hold only complete replies, as token forms do, and count the others; from the proxy and from instrumentations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAT_WITHOUT_REPLY: dict[str, Any] = {
 
 
 def failed(found: Span) -> Span:
-    """The span, with an error."""
+    """Return the span with an error status."""
     return found.model_copy(update={"status": TraceStatus(status_code="ERROR", description="it failed")})
 
 
@@ -37,7 +37,7 @@ def without_nones(found: Span) -> Span:
 
 
 def streamed(finish_reason: str) -> Span:
-    """A streamed call as OpenLLMetry writes it where the agent closed the stream, if it has no finish reason: with status OK."""
+    """A streamed call as written by OpenLLMetry; without a finish reason, one whose stream the agent closed (status OK)."""
     said = [{"role": "assistant", "parts": [{"type": "text", "content": "o"}], "finish_reason": finish_reason}]
     asked = [{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]
     more = {"gen_ai.response.finish_reasons": [finish_reason]} if finish_reason else {}
@@ -90,7 +90,7 @@ def test_a_call_without_a_whole_reply_is_no_row_and_counted(what: str, form: str
 
 @pytest.mark.parametrize("form", SPAN_FORMS)
 def test_a_whole_reply_is_a_row_from_the_proxy_and_from_instrumentations(form: str, traces: Any, row: Any) -> None:
-    """A client's error after a whole reply does not unmake what the model server sampled, where the proxy recorded it."""
+    """A client's error after a whole reply does not invalidate the tokens that the proxy recorded."""
     both = [failed(call("o", 1, 4)), proxy_call("a", 2, 3, "o", **{"gen_ai.response.id": "id-o"})]
     for spans in ([proxy_call("a", 1, 2)], [call("a", 1, 2)], [streamed("stop")], both):
         found = read(form, traces, row, spans)

@@ -1,4 +1,4 @@
-"""`agl-otel train JOB.toml --check` says all that is wrong with a job at once, and starts nothing."""
+"""`agl-otel train JOB.toml --check` reports all problems of a job at once, and starts nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def own(train_dataset): pass
 
 @pytest.fixture(autouse=True)
 def modules() -> Iterator[None]:
-    """Jobs load modules of the same names from their folders: none is left for the next."""
+    """Unload modules: jobs load modules of the same names from different folders."""
     before, path = dict(sys.modules), list(sys.path)
     yield
     for name in set(sys.modules) - set(before):

@@ -1,4 +1,4 @@
-"""A job whose extra is not installed says which to install, before anything is started."""
+"""A job with a missing extra names it before anything is started."""
 
 from __future__ import annotations
 

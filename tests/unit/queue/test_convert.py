@@ -1,4 +1,4 @@
-"""What crosses the wire comes back equal."""
+"""Values sent over the wire come back equal."""
 
 from __future__ import annotations
 

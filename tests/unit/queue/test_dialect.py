@@ -1,4 +1,4 @@
-"""How the shared SQL becomes PostgreSQL's, and how its URL is read: no server needed."""
+"""The rewriting of the shared SQL for PostgreSQL, and the parsing of its URL; no server is needed."""
 
 from __future__ import annotations
 

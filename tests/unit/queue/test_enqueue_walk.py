@@ -1,4 +1,4 @@
-"""The walk from `store.enqueue` to the SQL, as docs/architecture.md has it: at most nine stops, each of which is in the code."""
+"""The path from `store.enqueue` to the SQL in docs/architecture.md: at most nine stops, each of which exists in the code."""
 
 from __future__ import annotations
 

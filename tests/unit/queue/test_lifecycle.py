@@ -1,4 +1,4 @@
-"""The state machine as a truth table: every status meets every rule."""
+"""The state machine as a truth table: every rule for every status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history checker of the fault tests finds what it is there to find."""
+"""The history checker of the fault tests finds every kind of fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an AGL_QUEUE_URL of SQLite names: the same file for the queue, its backup and its wiping."""
+"""The path in an SQLite AGL_QUEUE_URL: the same file for the queue, its backup and its deletion."""
 
 from __future__ import annotations
 

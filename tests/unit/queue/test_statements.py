@@ -1,4 +1,4 @@
-"""The named queries: each is described, none is dead, and what users may sort by is checked."""
+"""The named queries: each is described and used, and sort fields are checked."""
 
 from __future__ import annotations
 

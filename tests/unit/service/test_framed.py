@@ -1,4 +1,4 @@
-"""Framed files: what a crash, a power loss or a bad disk does to one costs what it hit, is reported, and doubles nothing."""
+"""Framed files: a crash, a power loss or a bad disk loses only the affected records, is reported, and duplicates none."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _touches(start: int, end: int, pages: set[int]) -> bool:
 @given(GROUPS, st.integers(0, 2**63), KINDS, st.data())
 @example([[(1, b"a"), (1, b"b")], [(1, b"c")]], 3, 1, None)
 def test_frames_inside_payloads_are_never_read_as_records(groups: list[Group], seed: int, kind: int, data: st.DataObject | None) -> None:
-    """A stranger knows the format but not the salt; or has read this very file and sends it back."""
+    """An attacker knows the format but not the salt, or sends back a copy of this very file."""
     with folder() as place:
         path = place / "log"
         file = FramedFile(path)
@@ -245,7 +245,7 @@ def test_what_is_missing_before_the_next_file_of_a_log_is_damage(cut: int, tmp_p
 
 
 def test_a_record_of_the_next_file_is_not_read_from_this_one(tmp_path: Path) -> None:
-    """It was written, could not be synced and not be cut off either; the next file has another one of its position."""
+    """It was written but could be neither synced nor truncated; the next file has another record of its position."""
     path = tmp_path / "log"
     written(path, [[(1, b"first")], [(1, b"given up")]])
     assert frames(mend(path, end=1)) == [(0, 1, b"first")]

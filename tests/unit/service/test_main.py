@@ -19,7 +19,7 @@ MODULES = ("queue", "collector", "collector.sql", "proxy", "web", "cli.maintain"
 
 @pytest.fixture(autouse=True)
 def no_signals_after() -> Iterator[None]:
-    """What the test set for signals does not outlive it."""
+    """Restore the signal handlers after the test."""
     before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGUSR2)}
     yield
     for number, handler in before.items():
@@ -27,7 +27,7 @@ def no_signals_after() -> Iterator[None]:
 
 
 class Recorded:
-    """A service that notes what becomes of it, and sends this process signals while it starts or serves."""
+    """A service that records its states, and sends this process signals while it starts or serves."""
 
     def __init__(self, *, at_start: bool = False, at_line: signal.Signals | None = None) -> None:
         self.events: list[str] = []

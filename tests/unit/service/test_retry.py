@@ -7,7 +7,7 @@ from agl_otel.service.retry import Backoff, Tries, retry
 
 
 class World:
-    """A clock that sleeping moves, and a service that is away until `back`."""
+    """A clock that sleeping advances, and a service that is unavailable until `back`."""
 
     def __init__(self, back: float = float("inf")) -> None:
         self.now, self.back = 0.0, back

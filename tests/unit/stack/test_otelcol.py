@@ -1,4 +1,4 @@
-"""What the OpenTelemetry Collector is started with."""
+"""The command and configuration of the OpenTelemetry Collector."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
 
 class Endpoint:
-    """An endpoint of OTLP over gRPC that takes metrics, or refuses them."""
+    """An endpoint of OTLP over gRPC that accepts or refuses metrics."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -1,4 +1,4 @@
-"""Every statement of the schema has its form on a cluster."""
+"""Every statement of the schema has a form for clusters."""
 
 from __future__ import annotations
 

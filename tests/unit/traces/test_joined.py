@@ -1,4 +1,4 @@
-"""A model call is one node, though the agent's telemetry and the proxy each tell of it."""
+"""A model call is one node although both the agent's telemetry and the proxy record it."""
 
 from __future__ import annotations
 

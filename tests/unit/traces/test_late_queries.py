@@ -1,4 +1,4 @@
-"""Queries that say the same thing in two places."""
+"""SQL that must be equal in two places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading long lists of token ids takes the memory of what comes out of it, not a multiple of it."""
+"""Reading long lists of token ids needs the memory of the result, not a multiple."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUMBERS = ("Choice", "PrefixCall", "PrefixChoice", "RetryOf")
 
 
 class Peak:
-    """The most bytes that were held at one time, by Python, numpy and pyarrow together at most."""
+    """An upper bound of the peak memory of Python, numpy and pyarrow together, in bytes."""
 
     bytes = 0
 
@@ -134,7 +134,7 @@ def rows(count: int, ids: int) -> bytes:
 
 
 def test_the_spans_of_long_lists_share_their_token_ids() -> None:
-    """A list takes 8 bytes for each of its items; ids of its own would take 28 more, and the answer is given back as it is read."""
+    """A list takes 8 bytes per item; separate int objects would take 28 more, and the answer is freed while it is read."""
     _spans_in(bytearray(rows(1, 1)))  # what is made once
     body = bytearray(rows(CALLS, IDS))
     length = len(body)

@@ -1,4 +1,4 @@
-"""A reader that lives long finds a collector that came back elsewhere."""
+"""A long-lived reader finds a collector that restarted at another address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the table of model calls, what is found by a walk from span to span."""
+"""Facts about model calls that need a walk from span to span."""
 
 from __future__ import annotations
 

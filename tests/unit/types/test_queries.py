@@ -1,4 +1,4 @@
-"""A query of rollouts is one object, or the same by keywords."""
+"""A query of rollouts can be one object or keyword arguments."""
 
 from __future__ import annotations
 
