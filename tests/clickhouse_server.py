@@ -82,6 +82,8 @@ class ClickHouseServer:
         """Native ports of the cluster `agl`; each is a shard."""
         self.profile: dict[str, str] = {}
         """Settings of the user `writer`; as of the next start."""
+        self.before: list[str] = []
+        """What goes before its command line; see small_disk.py."""
         self.aborts = 0
         """How often it was started again: the library aborts (SIGABRT) now and then when a client dies in the middle of an insert."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -131,12 +133,18 @@ class ClickHouseServer:
             if self._process is not before:
                 return None
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), str(self.library), str(self.directory), str(os.getpid())],
+                [*self.before, sys.executable, str(Path(__file__).resolve()), str(self.library), str(self.directory), str(os.getpid())],
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,  # it caches format schemas where it stands
             )
             return self._process
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self._process is not None, "the server is not started"
+        return self._process.pid
 
     def kill(self) -> None:
         """End it with kill -9: what a power cut looks like to the process."""

@@ -90,7 +90,8 @@ class Maintainer:
         if not await self._queue.lease(LEASE, self._holder, self._lease_seconds):
             self._since = 0.0
             return None
-        task = asyncio.ensure_future(self._pass())
+        since, self._since = self._since, 0.0  # until this pass has ended: sums that one leaves behind are mended by a full one only
+        task = asyncio.ensure_future(self._pass(since))
         renewal = asyncio.ensure_future(self._renew_lease())
         try:
             await asyncio.wait({task, renewal}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,12 +102,12 @@ class Maintainer:
             for future in (task, renewal):
                 future.cancel()
             await asyncio.gather(task, renewal, return_exceptions=True)
-        self._swept = self._swept if self._since else report["began"]
+        self._swept = self._swept if since else report["began"]
         self._since = report["began"] if report["began"] - self._swept < SWEEP_SECONDS else 0.0
         return report
 
-    async def _pass(self) -> Report:
-        report = await self._work(self._since)
+    async def _pass(self, since: float) -> Report:
+        report = await self._work(since)
         pruned = await self._prune()
         await self._purge()
         return {**report, "pruned": pruned}

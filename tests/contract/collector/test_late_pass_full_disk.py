@@ -1,0 +1,58 @@
+"""A pass whose copies fill the disk: the next one writes those that are missing, once, and the sums over them are whole again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agl_otel.cli.maintain import Maintainer
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.clickhouse_server import ServerEngine
+from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.schema import create_schema
+from tests.clickhouse_server import ClickHouseServer
+from tests.contract.collector.test_late_pass import Keeper, span
+from tests.local_queue import LocalQueue, ManualClock
+from tests.small_disk import fill, on_small_disk
+
+pytestmark = pytest.mark.full
+LATE = 20
+MIB = 1 << 20
+SMALL = ("max_block_size", "min_insert_block_size_rows", "min_insert_block_size_bytes", "max_insert_threads")
+"""With 1 for these a statement writes each copy by itself, as it does with those of 256 MiB and more."""
+
+
+@pytest.fixture
+async def queue(tmp_path: Path) -> AsyncIterator[LocalQueue]:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}") as running:
+        yield running
+
+
+@pytest.mark.parametrize("leave", [3 * MIB, 6 * MIB, 12 * MIB])
+async def test_copies_that_a_full_disk_cuts_off_are_completed_once(leave: int, queue: LocalQueue, tmp_path: Path) -> None:
+    server = ClickHouseServer(tmp_path / "server")
+    data = tmp_path / "server" / "data"
+    server.before, server.profile = on_small_disk(data, "256m"), dict.fromkeys(SMALL, "1")
+    with server:
+        engine = ServerEngine(ServerAddress.parse(server.url()))
+        create_schema(engine, where="the test")
+        keeper = Keeper(engine, queue, ManualClock(), adopt=False)
+        maintainer = Maintainer(queue.client, keeper.maintenance.run, clock=keeper.clock)
+        await keeper.store([span(1, 0, "ro-1", "at-1")])
+        await maintainer.once()
+        await keeper.store([span(n, 1, attributes={"large": os.urandom(MIB // 2).hex()}) for n in range(2, LATE + 2)])
+        ballast = fill(server.pid, data, leave=leave)
+        with pytest.raises(ClickHouseError, match=r"not enough space|No space left"):
+            await maintainer.once()
+        ballast.unlink()
+        cut_off = len(keeper.copies())
+        assert cut_off < LATE
+        report = await maintainer.once()
+        assert report is not None and report["spans"] == LATE - cut_off
+        assert [row["spanId"] for row in keeper.copies()] == [f"{n:016x}" for n in range(2, LATE + 2)]
+        assert engine.select("SELECT RolloutId, Spans FROM otel.rollout_summary") == [["ro-1", LATE + 1]]
+        await keeper.maintenance.close()
+        engine.close()
