@@ -84,6 +84,37 @@ async def test_readers_see_one_database(shards: list[ServerEngine]) -> None:
     endpoint.close()
 
 
+SECRET = "s3cret"
+DESCRIBING = (
+    "SELECT DISTINCT name FROM otel.otel_traces AS t JOIN system.databases AS d ON 1 = 1",
+    "SELECT DISTINCT SpanName, (SELECT groupArray(comment) FROM system.tables) FROM otel.otel_traces",
+    "SELECT DISTINCT partition FROM system.parts AS p CROSS JOIN otel.otel_traces AS t",
+    "SELECT DISTINCT create_query FROM otel.otel_traces, system.functions",
+    f"SELECT if(count() > 0, '{SECRET}', '') FROM otel.otel_traces WHERE '{SECRET}' IN (SELECT partition FROM system.parts)",
+    f"SELECT if(count() > 0, '{SECRET}', '') FROM otel.otel_traces WHERE '{SECRET}' GLOBAL IN (SELECT partition FROM system.parts)",
+    f"SELECT if(count() > 0, '', '{SECRET}') FROM otel.otel_traces WHERE 'zz_theirs' NOT IN (SELECT database FROM system.tables)",
+)
+
+
+def test_what_describes_a_node_is_filtered_in_queries_of_all_nodes(shards: list[ServerEngine]) -> None:
+    for engine in shards:
+        engine.command("CREATE DATABASE zz_theirs")
+        table = f"(name String DEFAULT '{SECRET}') ENGINE = MergeTree PARTITION BY name ORDER BY () COMMENT '{SECRET}'"
+        engine.command(f"CREATE TABLE zz_theirs.wages {table}")
+        engine.command("INSERT INTO zz_theirs.wages VALUES (DEFAULT)")
+        engine.command(f"CREATE OR REPLACE FUNCTION canary AS (x) -> concat(x, '{SECRET}')")
+    endpoint = SqlEndpoint(shards[1], shared=True)
+    try:
+        for sql in DESCRIBING:
+            answer = endpoint.run(sql, {}, {}, "TSV")[0].decode()
+            assert not [word for word in (SECRET, "zz_theirs") if word in answer], sql
+    finally:
+        endpoint.close()
+        for engine in shards:
+            engine.command("DROP DATABASE zz_theirs SYNC")
+            engine.command("DROP FUNCTION canary")
+
+
 def test_retention_is_set_on_the_local_tables(shards: list[ServerEngine]) -> None:
     cluster = Cluster("agl", replicated=False, everywhere=False)
     assert "otel_traces_local" in apply_retention(shards[0], 30, cluster)
