@@ -299,10 +299,12 @@ def _merge_rows(
 
 
 def _stored(calls: CallColumns, rows: list[int]) -> list[StoredCall]:
-    numbers = (column[rows].tolist() for column in (calls.call, calls.choice, calls.prefix_call, calls.prefix_choice))
     prompt: Any = calls.prompt
     response: Any = calls.response
-    return [StoredCall(*places, prompt[row], response[row]) for row, *places in zip(rows, *numbers, strict=True)]
+    return [
+        StoredCall(int(calls.call[r]), int(calls.choice[r]), int(calls.prefix_call[r]), int(calls.prefix_choice[r]), prompt[r], response[r])
+        for r in rows
+    ]
 
 
 def _ready_calls(

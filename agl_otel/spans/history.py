@@ -318,9 +318,14 @@ class _Grown:
 
 
 def _stored(span: Span) -> StoredCall:
-    names = (conventions.LLM_CALL, conventions.LLM_CHOICE, conventions.LLM_PREFIX_CALL, conventions.LLM_PREFIX_CHOICE)
-    prompt, response = (span.attributes.get(name) for name in (conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TOKEN_IDS))
-    return StoredCall(*(_number(span, name) for name in names), _ids(prompt), _ids(response))
+    return StoredCall(
+        call=_number(span, conventions.LLM_CALL),
+        choice=_number(span, conventions.LLM_CHOICE),
+        prefix_call=_number(span, conventions.LLM_PREFIX_CALL),
+        prefix_choice=_number(span, conventions.LLM_PREFIX_CHOICE),
+        prompt=_ids(span.attributes.get(conventions.LLM_PROMPT_TOKEN_IDS)),
+        response=_ids(span.attributes.get(conventions.LLM_RESPONSE_TOKEN_IDS)),
+    )
 
 
 def _ids(value: Any) -> TokenIds:

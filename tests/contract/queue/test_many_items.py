@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import message_factory
 
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue import bounds
@@ -57,7 +58,7 @@ async def test_every_list_of_every_request_has_an_end(queue: LocalQueue, monkeyp
     monkeypatch.setattr(bounds, "MAX_IDS", 10)
     assert {("Enqueue", ("rollouts",)), ("Wait", ("rollout_ids",)), ("StreamWorkers", ("filter", "id_in"))} < set(places())
     for method, path in places():
-        request = METHODS[method].input_type._concrete_class()
+        request: Any = message_factory.GetMessageClass(METHODS[method].input_type)()
         *outer, name = path
         holder = getattr(request, outer[0]) if outer else request
         fill(holder, holder.DESCRIPTOR.fields_by_name[name], 11)

@@ -153,9 +153,10 @@ def talk(web: Web, calls: int) -> str:
             "gen_ai.request.model": "m",
             **prefix,
         }
-        times = {"start_time_unix_nano": start + call * 10**6, "end_time_unix_nano": start + call * 10**6 + 1}
-        span = Span(trace_id=os.urandom(16), span_id=os.urandom(8), name=conventions.SPAN_LLM, attributes=attributes(content), **times)
-        group.scope_spans.add().spans.append(span)
+        span = group.scope_spans.add().spans.add(name=conventions.SPAN_LLM, attributes=attributes(content))
+        span.trace_id, span.span_id = os.urandom(16), os.urandom(8)
+        span.start_time_unix_nano = start + call * 10**6
+        span.end_time_unix_nano = span.start_time_unix_nano + 1
     headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
     assert web.call("POST", "/v1/traces", request.SerializeToString(), headers).status == 200
     return begun["rollout_id"]

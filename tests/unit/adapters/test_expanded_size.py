@@ -47,6 +47,7 @@ def spans_of(rows: list[CallRow]) -> list[Span]:
             f"s{row.process}{row.call}",
             row.call,
             row.call + 0.5,
+            None,
             **{
                 conventions.LLM_CALL: row.call,
                 conventions.PROCESS: row.process,
@@ -139,6 +140,7 @@ def test_many_small_messages_are_counted_too() -> None:
             f"s{call}",
             call,
             call + 0.5,
+            None,
             **{conventions.LLM_CALL: call, INPUT: many if call == 1 else "[0]"},
             **({conventions.LLM_MESSAGES_CALL: 1, conventions.LLM_MESSAGES_BEFORE: LARGE} if call > 1 else {}),
         )

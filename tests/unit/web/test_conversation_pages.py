@@ -21,7 +21,7 @@ def said(*texts: str) -> str:
 
 def call(number: int, asked: str, *, after: int = 0) -> Span:
     prefix = {conventions.LLM_MESSAGES_CALL: after, conventions.LLM_MESSAGES_BEFORE: 1} if after else {}
-    return proxy_call(f"s{number}", number, number + 0.5, **{conventions.LLM_CALL: number, INPUT: asked, **prefix})
+    return proxy_call(f"s{number}", number, number + 0.5, None, **{conventions.LLM_CALL: number, INPUT: asked, **prefix})
 
 
 def pages_of(spans: list[Span], limit: int) -> list[Conversation]:
