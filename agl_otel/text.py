@@ -47,11 +47,12 @@ _PLAIN_TOKENS: Final = frozenset({"pad", "eos", "bos", "unk", "stop", "mask", "s
 """Words that make a following `token` a tokenizer's, not a secret."""
 _PLACES: Final = frozenset({"env", "file", "path", "name", "header", "env_var"})
 """Last words of names that locate a secret without being one."""
+_ENDS: Final = "|".join(f"(?<={word})" for word in ("api-key", "token", "password", "secret"))  # at a flag's end: one check each
 _SHAPES: Final = (
     (re.compile(r"(?<=://)[^/\s@\"']+(?=@)"), LEFT_OUT),  # user:password@host
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {LEFT_OUT}"),
     (re.compile(r"(?i)([?&](?:api[-_]?key|key|token|access[-_]?token|password|secret|sig|signature)=)[^&\s\"']+"), rf"\1{LEFT_OUT}"),
-    (re.compile(r"(?i)(--?[a-z-]*(?:api-key|token|password|secret)=)\S+"), rf"\1{LEFT_OUT}"),
+    (re.compile(rf"(?i)(?<![a-z-])([a-z]*+-[a-z-]*+(?:{_ENDS})=)\S+"), rf"\1{LEFT_OUT}"),  # --db-password=…
     (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{8,}"), LEFT_OUT),
     (re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|nvapi-|gsk_|AKIA|AIza)[A-Za-z0-9_-]{12,}"), LEFT_OUT),
 )

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agl_otel.text import LEFT_OUT, is_secret, without_secrets
 
@@ -59,3 +61,19 @@ def test_names_of_tokens_of_text_are_no_secrets() -> None:
         "token",
         "authToken",
     ]
+
+
+@given(st.lists(st.sampled_from(["-", "--", "a", "B", "1", "_", "=", " ", "api-", "key", "token", "\n"])).map("".join))
+def test_a_secret_after_a_flag_is_left_out_whatever_stands_before_it(before: str) -> None:
+    for flag in ("--api-key", "-X-Token", "--db-password", "-secret", "--my-API-KEY"):
+        assert SECRET not in without_secrets(f'{before}{flag}={SECRET}" {flag}={SECRET}')
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["-", "-a", "-token", "--api-key", "sk- ", "token-", "a-token ", "bearer ", "bearer  ", "://a", "?key", "https://a:b", "&token= "],
+)
+def test_a_long_text_is_looked_through_once(piece: str) -> None:
+    """Not all that follows once more from each of its pieces: such a test would not end."""
+    assert without_secrets(piece * 500_000) == piece * 500_000
+    assert SECRET not in without_secrets(f"{piece * 500_000} --token={SECRET}")
