@@ -36,6 +36,7 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 # --- without secrets -------------------------------------------------------------------------------------------------
 
+MAX_ERROR: Final = 500
 LEFT_OUT: Final = "(secret-left-out)"
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET_WORDS: Final = frozenset(
@@ -78,6 +79,13 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return _listed(cast("Sequence[Any]", value))
     return _text(value) if isinstance(value, str) else value
+
+
+def error_text(error: BaseException) -> str:
+    """An error's name and what it says, without secrets, at most MAX_ERROR characters; its repr may hold all headers of a request."""
+    said = printable(without_secrets(str(error)))
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} …"
 
 
 def _hides(name: str, value: object) -> bool:

@@ -40,7 +40,7 @@ from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
-from agl_otel.text import without_secrets
+from agl_otel.text import error_text, without_secrets
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
@@ -451,8 +451,8 @@ def _failure(error: Exception, upstream: Upstream) -> web.Response:
         return error_response(502, f"the model server {_shown(upstream)} {error}", error.code)
     if isinstance(error, TimeoutError):
         return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
-    why = without_secrets(repr(error))
-    return error_response(502, f"the model server {_shown(upstream)} cannot be reached or broke off: {why}", "upstream_error")
+    why = f"cannot be reached or broke off: {error_text(error)}"
+    return error_response(502, f"the model server {_shown(upstream)} {why}", "upstream_error")
 
 
 def _shown(upstream: Upstream) -> str:

@@ -10,6 +10,7 @@ import aiohttp
 from agl_otel.errors import ModelServerError, UnavailableError
 from agl_otel.net.tls import connector
 from agl_otel.proxy.outgoing import RedirectedError, ask
+from agl_otel.text import error_text
 
 TIMEOUT_SECONDS: Final = 30.0
 
@@ -31,4 +32,4 @@ async def hand_over(proxy: str, models: Sequence[Mapping[str, Any]], *, token: s
     except RedirectedError as error:
         raise ModelServerError(f"what is said to be the proxy is none: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise UnavailableError(f"the proxy {proxy} cannot be reached: {error!r}") from error
+        raise UnavailableError(f"the proxy {proxy} cannot be reached: {error_text(error)}") from error

@@ -32,6 +32,7 @@ from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, Reply, parse_object, with_fields
 from agl_otel.proxy.steering import for_litellm
 from agl_otel.proxy.upstream import Upstream
+from agl_otel.text import error_text
 
 AGENT: Final = web.RequestKey("agent", web.Request)
 """Set on a request of litellm's: the agent's request that it stands for."""
@@ -133,7 +134,7 @@ class Translation:
             raise
         except (aiohttp.ClientError, RedirectedError) as error:
             above.status = 503
-            raise self._litellm.absent(f"broke off ({error!r})") from None
+            raise self._litellm.absent(f"broke off ({error_text(error)})") from None
         finally:
             del self._held[name]
             for task in held.tasks:

@@ -23,6 +23,7 @@ from agl_otel.runner.job import Job
 from agl_otel.runner.output import AttemptOutput, LogExporter
 from agl_otel.service.retry import Backoff, retry
 from agl_otel.telemetry.setup import Telemetry
+from agl_otel.text import error_text
 from agl_otel.types import AttemptLedger, AttemptStatus
 
 CLOSE_TIMEOUT_SECONDS: Final = 10.0  # a proxy flushes to the collector before it answers
@@ -157,7 +158,7 @@ class Completion:
                         if counts is not None:  # None: spans in the journal of a dead proxy are not stored yet
                             closed[key] = {str(marker): int(spans) for marker, spans in counts.items()}
             except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError, AttributeError) as error:
-                raise UnavailableError(f"proxy {proxy} did not close {len(left)} attempts: {error!r}") from error
+                raise UnavailableError(f"proxy {proxy} did not close {len(left)} attempts: {error_text(error)}") from error
             if len(closed) < len(keys):
                 raise UnavailableError(f"proxy {proxy} could not store all of {len(keys) - len(closed)} attempts yet")
 

@@ -15,6 +15,7 @@ from agl_otel.errors import DataError, UnavailableError
 from agl_otel.net.tls import connector
 from agl_otel.queue.client import QueueClient
 from agl_otel.service.retry import retry
+from agl_otel.text import error_text
 from agl_otel_hook import conventions
 
 TRACES_PATH: Final = "/v1/traces"
@@ -82,7 +83,7 @@ class SpanWriter:
                 code, answer = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             self._url = None
-            raise UnavailableError(f"the collector at {url} does not answer: {error!r}") from None
+            raise UnavailableError(f"the collector at {url} does not answer: {error_text(error)}") from None
         self._url = url  # kept while the collector answers
         if code == 200:
             return answer

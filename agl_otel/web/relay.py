@@ -19,6 +19,7 @@ from agl_otel.net.http_server import while_connected
 from agl_otel.net.tls import connector
 from agl_otel.telemetry.exposition import CONTENT_TYPE, merged, text_of
 from agl_otel.telemetry.meters import Family, Meters, Sample
+from agl_otel.text import error_text
 from agl_otel.web.alarms import Alarms
 from agl_otel.web.json_errors import RELAYED
 from agl_otel.web.routes import STORE
@@ -101,7 +102,7 @@ async def _collector_page(request: web.Request, url: str) -> str | None:
                 return text if answer.status == 200 else ""
             _log.warning("no metrics of the collector at %s: it answers %d: %.200s", url, answer.status, text)
     except (aiohttp.ClientError, TimeoutError) as error:  # shown as agl.collector_up
-        _log.warning("no metrics of the collector at %s: %r", url, error)
+        _log.warning("no metrics of the collector at %s: %s", url, error_text(error))
     return None
 
 
@@ -113,7 +114,7 @@ async def _passed(method: str, url: str, request: web.Request, headers: dict[str
             request[RELAYED] = True
             return web.Response(status=answer.status, headers=kept, body=body)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnavailableError(f"the collector at {url} does not answer: {error!r}") from None
+        raise UnavailableError(f"the collector at {url} does not answer: {error_text(error)}") from None
 
 
 async def _session(app: web.Application):

@@ -35,6 +35,7 @@ from agl_otel.net.http_server import is_well, listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
+from agl_otel.text import error_text
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
 START_SECONDS: Final = 600.0  # for reading a large model and compiling kernels
@@ -177,7 +178,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     except (UsageError, DataError, UnavailableError) as error:
         return error_response(http_status(error), str(error))
     except (aiohttp.ClientError, TimeoutError) as error:
-        return error_response(502, f"vLLM does not answer: {error!r}")
+        return error_response(502, f"vLLM does not answer: {error_text(error)}")
 
 
 @asynccontextmanager

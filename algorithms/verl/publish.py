@@ -13,6 +13,7 @@ from agl_otel.errors import ModelServerError, UnavailableError
 from agl_otel.net.auth import model_server_key
 from agl_otel.net.tls import connector
 from agl_otel.store import Store
+from agl_otel.text import error_text
 from agl_otel.types import LLM, NamedResources, RolloutMode
 from agl_otel.types.sampling import NEUTRAL, all_parameters
 
@@ -73,7 +74,7 @@ async def _served_model(session: aiohttp.ClientSession, address: str, key: str) 
         async with session.get(url, headers=_authorization(key)) as answer:
             return (await answer.json())["data"][0]["id"]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
-        raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error!r}") from error
+        raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error_text(error)}") from error
 
 
 async def set_proxy_version(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
@@ -83,7 +84,9 @@ async def set_proxy_version(session: aiohttp.ClientSession, proxy: str, version:
             if answer.status != 200:
                 raise ModelServerError(f"the proxy {proxy} did not take weights version {version}: HTTP {answer.status}")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise UnavailableError(f"the proxy {proxy} is unreachable and has not got weights version {version}: {error!r}") from error
+        raise UnavailableError(
+            f"the proxy {proxy} is unreachable and has not got weights version {version}: {error_text(error)}"
+        ) from error
 
 
 def _authorization(key: str) -> dict[str, str]:

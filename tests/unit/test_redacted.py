@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
-from agl_otel.text import LEFT_OUT, is_secret, without_secrets
+from agl_otel.text import LEFT_OUT, error_text, is_secret, without_secrets
 
 SECRET = "zQ81-hunter2-not-to-be-kept"
 
@@ -61,6 +64,18 @@ def test_names_of_tokens_of_text_are_no_secrets() -> None:
         "token",
         "authToken",
     ]
+
+
+async def test_an_error_is_told_without_the_headers_of_its_request_and_in_short() -> None:
+    url, headers = URL("http://127.0.0.1/v1"), CIMultiDict({"x-api-key": SECRET})
+    error = aiohttp.ClientResponseError(
+        aiohttp.RequestInfo(url, "POST", CIMultiDictProxy(headers), url), (), status=400, message="Bad \x1b[2J " + "-" * 10_000
+    )
+    assert SECRET in repr(error)
+    told = error_text(error)
+    assert SECRET not in told and told.startswith("ClientResponseError: 400") and len(told) < 510 and told.isprintable()
+    assert error_text(TimeoutError()) == "TimeoutError"
+    assert SECRET not in error_text(OSError("x" * 480 + f" --token={SECRET}" * 3)), "it is cut within a secret"
 
 
 @given(st.lists(st.sampled_from(["-", "--", "a", "B", "1", "_", "=", " ", "api-", "key", "token", "\n"])).map("".join))

@@ -243,6 +243,27 @@ async def test_headers_with_control_characters_stop_at_the_proxy(receiver: OtlpR
             assert status == 502
 
 
+BROKEN = {
+    "no HTTP": b"-" * 200_000,
+    "a header's name": b"HTTP/1.1 200 OK\r\nA\x00B: " + b"-" * 100_000 + b"\r\n\r\n",
+    "a header's length": b"HTTP/1.1 200 OK\r\nA: " + b"-" * 200_000 + b"\r\n\r\n",
+    "a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"-" * 200_000,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_an_answer_that_is_no_http_is_told_in_short_and_without_the_key(kind: str, receiver: OtlpReceiver) -> None:
+    """aiohttp's error has the headers of the request, and as much of the answer as it has read."""
+    async with Server([BROKEN[kind]]).serving() as url:
+        upstream = Upstream(url, api_key="zQ81hunter2", sampling={"extra_headers": {"x-mine": "zQ82hunter2"}})
+        async with proxy(receiver, FixedUpstreams(upstream)) as stand:
+            status, said, _ = await stand.post(f"{SCOPE}/v1/messages", {"model": "m", "messages": HELLO})
+            assert (status, said["error"]["code"]) == (502, "upstream_error")
+            assert "hunter2" not in str(said) and len(str(said)) < 2000 and url in str(said)
+            (span,) = await stand.calls()
+            assert span.error and "hunter2" not in str(span)
+
+
 async def test_a_server_with_a_polite_answer_is_passed_on(receiver: OtlpReceiver) -> None:
     async with before(Server(sized(json.dumps(REPLY).encode())), receiver) as stand:
         status, body, _ = await asked(stand)
