@@ -118,3 +118,12 @@ def test_last_lines_omit_empty_lines() -> None:
     capture = Capture("stderr")
     capture.feed(b"Traceback:\n\n  File x\n\nValueError: no\n\n")
     assert capture.last_lines(2) == "  File x\nValueError: no"
+
+
+def test_a_line_of_any_length_is_looked_through_once() -> None:
+    """Not once more from each beginning of what an exporter logs: such a test would not end."""
+    capture = Capture("stderr", 1 << 25)
+    capture.feed(b"Transient error " * 500_000)
+    capture.feed(b"\nTransient error StatusCode.UNAVAILABLE encountered while exporting traces, retrying.\nend\n")
+    words = capture.error_lines(characters=1 << 30)
+    assert words.endswith("Transient error\nend") and "UNAVAILABLE" not in words
