@@ -44,7 +44,7 @@ def test_nothing_stays_wrapped_and_nothing_is_wrapped_twice() -> None:
 def test_threads_that_instrument_at_once_wrap_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     listed, entered = threading.Barrier(2), threading.Barrier(2)
     seen: set[int] = set()
-    original = OpenAIInstrumentor._instrument
+    original = OpenAIInstrumentor._instrument  # pyright: ignore[reportPrivateUsage] - after its check that it is not on yet
 
     def entry_points(**given: Any) -> Any:
         found = metadata.entry_points(**given)
