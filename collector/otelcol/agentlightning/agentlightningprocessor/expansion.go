@@ -94,20 +94,43 @@ func sizeOfMap(attributes pcommon.Map) int {
 }
 
 func sizeOfValue(value pcommon.Value) int {
+	if value.Type() == pcommon.ValueTypeStr {
+		return overhead + len(value.Str())
+	}
+	return sizeInJSON(value)
+}
+
+// Of a value that the exporter writes as JSON, or one inside it.
+func sizeInJSON(value pcommon.Value) int {
 	switch value.Type() {
 	case pcommon.ValueTypeStr:
-		return overhead + len(value.Str())
+		return overhead + sizeOfText(value.Str())
 	case pcommon.ValueTypeBytes:
 		return overhead + 2*value.Bytes().Len()
 	case pcommon.ValueTypeMap:
-		return overhead + sizeOfMap(value.Map())
+		size := overhead
+		for key, item := range value.Map().All() {
+			size += overhead + sizeOfText(key) + sizeInJSON(item)
+		}
+		return size
 	case pcommon.ValueTypeSlice:
 		size := overhead
 		for _, item := range value.Slice().All() {
-			size += sizeOfValue(item)
+			size += sizeInJSON(item)
 		}
 		return size
 	default:
 		return 2 * overhead
 	}
+}
+
+// JSON writes a control character in up to six bytes.
+func sizeOfText(text string) int {
+	size := len(text)
+	for at := range len(text) {
+		if text[at] < ' ' {
+			size += 5
+		}
+	}
+	return size
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
@@ -63,5 +64,15 @@ func TestRowsOfEveryKindOfMetricAreBounded(t *testing.T) {
 				t.Errorf("%s, at most %d bytes: %v", name, limit, err)
 			}
 		}
+	}
+}
+
+func TestControlCharactersInJSONCountAsTheyAreWritten(t *testing.T) {
+	value := pcommon.NewValueSlice()
+	item := value.Slice().AppendEmpty().SetEmptyMap()
+	item.PutStr("key\x02", strings.Repeat("\x01", 1000))
+	written := len(value.AsString())
+	if counted := sizeOfValue(value); counted < written || counted > written+200 {
+		t.Errorf("counted as %d bytes, written as %d", counted, written)
 	}
 }
