@@ -64,8 +64,9 @@ def attempt_fields(row: AttemptRow) -> dict[str, Any]:
     return fields
 
 
-_OPTIONAL: Final = ("end_time", "mode", "resources_id", "resources_version", "metadata_json", "not_before", "reason")
-_optional = attrgetter("end_time", "mode", "resources_id", "resources_version", "metadata", "not_before", "reason")
+_OPTIONAL: Final = ("end_time", "mode", "resources_id", "resources_version", "not_before", "reason")
+"""Optional fields that RolloutRow, pb.Rollout and Rollout have under one name."""
+_optional = attrgetter(*_OPTIONAL, "metadata")
 
 
 def rollout_fields(row: RolloutRow, input_json: str, attempt: AttemptRow | None = None, *, with_token: bool = False) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def rollout_fields(row: RolloutRow, input_json: str, attempt: AttemptRow | None 
         "config": _config_fields(row),
         "priority": row.priority,
     }
-    optional = zip(_OPTIONAL, _optional(row), strict=True)
+    optional = zip((*_OPTIONAL, "metadata_json"), _optional(row), strict=True)
     fields |= {name: value for name, value in optional if value is not None}
     if row.labels is not None:
         fields["labels"] = json.loads(row.labels)
@@ -261,7 +262,7 @@ def rollout_from_pb(message: pb.Rollout) -> Rollout | AttemptedRollout:
         "metadata": _loaded(message, "metadata_json"),
         "priority": message.priority,
         "labels": dict(message.labels) or None,
-        **_given(message, "end_time", "mode", "resources_id", "resources_version", "not_before", "reason"),
+        **_given(message, *_OPTIONAL),
     }
     if message.HasField("attempt"):
         return AttemptedRollout(**values, attempt=attempt_from_pb(message.attempt), **_given(message, "token"))

@@ -266,8 +266,13 @@ class SqliteEngine(Instrumented):
                 future.set_result(result)
 
 
-def _unavailable(error: sqlite3.Error, path: Path) -> UnavailableError:
+def _unavailable(error: sqlite3.Error, path: Path) -> AglError:
     code = getattr(error, "sqlite_errorcode", 0)
+    if code == sqlite3.SQLITE_ERROR and "no " in str(error):  # no such table, no such column, has no column
+        return ConflictError(
+            f"the queue's database {path} has other tables than this release of agl-otel ({error}): "
+            "install the release that wrote it, or point AGL_QUEUE_URL or AGL_DATA_DIR elsewhere"
+        )
     if code == sqlite3.SQLITE_FULL:
         return DiskFullError.of(f"the queue's database {path}", error)
     if code & _PRIMARY == sqlite3.SQLITE_IOERR and (why := _no_room(path.parent)) is not None:

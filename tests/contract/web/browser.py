@@ -13,13 +13,18 @@ import pytest
 from agl_otel.web.static import FOLDER
 from tests.environments import AbsentError, installed
 
+SOURCES: Final = FOLDER.parent / "dashboard" / "src"
 PLAYWRIGHT: Final = ("playwright==1.65.2",)
 
 
 def built() -> None:
-    """Skip the test if the dashboard is not built."""
-    if not (FOLDER / "index.html").exists():
+    """Skip the test if the dashboard is not built from its present sources."""
+    page = FOLDER / "index.html"
+    if not page.exists():
         pytest.skip("the dashboard is not built: make web")
+    newest = max(path.stat().st_mtime for path in SOURCES.rglob("*") if path.is_file())
+    if newest > page.stat().st_mtime:
+        pytest.skip("the dashboard's sources are newer than its build: make web")
 
 
 def look(script: str, given: dict[str, Any], *, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -123,3 +124,11 @@ def test_invalid_json_is_refused_before_it_is_stored() -> None:
     with pytest.raises(UsageError, match="no JSON object"):
         enqueue.checked_object("[1]", "metadata")
     assert enqueue.checked_json("", "input") == "null"
+
+
+async def test_tables_of_another_release_are_named_as_the_cause(engine: SqliteEngine, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "queue.db") as connection:
+        connection.execute("ALTER TABLE rollouts RENAME COLUMN reason TO other")
+    connection.close()
+    with pytest.raises(ConflictError, match=r"other tables than this release.*AGL_DATA_DIR"):
+        await engine.write(lambda db: enqueue.enqueue(db, pb.EnqueueRequest(rollouts=[pb.NewRollout(input_json="1")]), 1.0))
