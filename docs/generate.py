@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 import tomllib
@@ -154,6 +155,33 @@ def grpc_page() -> str:
     )
 
 
+def grpo_options_page() -> str:
+    """GRPO's options by group, with their defaults and docstrings."""
+    parts = [
+        NOTE,
+        "# GRPO's options",
+        "",
+        "In Python in their groups (`GRPO(updates=Updates(learning_rate=1e-4))`), in a job file without them.",
+    ]
+    for module in ("options", "objective"):
+        tree = ast.parse((ROOM / "algorithms" / "grpo" / f"{module}.py").read_text())
+        for group in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
+            parts += [
+                "",
+                f"## {group.name}",
+                "",
+                _cell(ast.get_docstring(group) or ""),
+                "",
+                "| option | default | meaning |",
+                "|---|---|---|",
+            ]
+            for node, after in itertools.pairwise([*group.body, ast.Pass()]):
+                if isinstance(node, ast.AnnAssign) and node.value is not None:
+                    about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+                    parts.append(f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {_cell(str(about))} |")
+    return "\n".join(parts) + "\n"
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
@@ -193,6 +221,7 @@ PAGES = {
     "tables.md": tables_page,
     "rest.md": rest_page,
     "grpc.md": grpc_page,
+    "grpo-options.md": grpo_options_page,
 }
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.tree import Tree
 from agl_otel.adapters.own_sampling import own_of
 from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.spans.calls import Outline, pairs
-from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
+from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, read_call, text_of, written
 from agl_otel.spans.dialects.dialect import numbers
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.tolerant import whole_of
@@ -160,11 +160,17 @@ def _outline(span: Span) -> Outline:
         attempt_id=span.attempt_id,
         name=span.name,
         response_id=str(attributes.get(RESPONSE_ID, "")),
-        model=str(attributes.get("gen_ai.request.model") or "?") if _is_model_call(span) else "",
+        model=_model_of(span) or "?" if _is_model_call(span) else "",
         is_http=span.kind == "Client" or span.name.partition(" ")[0] in HTTP_METHODS,
         is_proxied=_is_proxied(span),
         choice=whole_of(attributes.get(conventions.LLM_CHOICE, 0)),
     )
+
+
+def _model_of(span: Span) -> str:
+    """Return the model that a model call's span names; empty for other spans."""
+    call = read_call(span)
+    return call.model if call is not None else str(span.attributes.get("gen_ai.request.model") or "")
 
 
 def _is_proxied(span: Span) -> bool:
@@ -226,7 +232,7 @@ def _with_messages(span: Span, sampling: Mapping[str, Any]) -> Text:
 
 def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]]:
     attributes, parts = span.attributes, list[tuple[str, str]]()
-    if model := attributes.get("gen_ai.request.model"):
+    if model := _model_of(span):
         parts.append(("cyan", plain(model)))
     if conventions.LLM_RESPONSE_TOKEN_IDS in attributes:
         responses: Sequence[int] = attributes.get(CHOICES) or [len(attributes[conventions.LLM_RESPONSE_TOKEN_IDS])]

@@ -1,6 +1,7 @@
 """GRPO's options, in groups: rollouts of a step, sampling, weight updates, length of the run.
 
 The options of the loss are in objective.Objective. Names are unique over all groups, because job files give an option without its group.
+A run that was begun without an option of today cannot be resumed: run.json has no value for it (run_folder.py).
 Each group raises UsageError for invalid numbers and for combinations that exclude each other.
 """
 

@@ -1,4 +1,8 @@
-"""The report of a GRPO step."""
+"""The report of a GRPO step.
+
+A new field needs a default, because a resumed run reads the reports of its earlier steps. A metric passes Update (learner.py), this class,
+its `figures`, and `_report` (algorithm.py).
+"""
 
 from __future__ import annotations
 

@@ -4,10 +4,12 @@ import io
 import json
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from agl_otel.cli.output import plain, table_of
 from agl_otel.cli.render import SHOWN_CHARACTERS, attempt_tree, span_trees
+from agl_otel.spans.conversations import read_call
 from agl_otel.spans.log_records import with_records
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
@@ -64,6 +66,14 @@ def test_sampling_that_deviates_from_the_resources_is_marked_as_own() -> None:
     assert "own temperature 0.2, top_p 1" in rendered([call])
     assert "own temperature 0.2\n" in rendered([call], sampling={"temperature": 1.0, "top_p": 1.0})
     assert "own" not in rendered([call], sampling={"temperature": 0.2, "top_p": 1.0})
+
+
+@pytest.mark.parametrize("recording", sorted(path.stem for path in RECORDED.glob("*.json")))
+def test_the_model_of_every_dialect_is_shown(recording: str) -> None:
+    calls = [(each, call) for each in with_records(*recorded(recording)) if (call := read_call(each)) is not None and call.model]
+    assert calls
+    for each, call in calls:
+        assert call.model in rendered([each]).partition(" ← ")[0].split()
 
 
 def test_agent_output_cannot_control_the_terminal() -> None:
