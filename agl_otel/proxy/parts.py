@@ -24,7 +24,9 @@ def output_message(choice: Choice) -> str:
         parts.append({"type": "reasoning", "content": reasoning})
     if text := "".join(choice.text):
         parts.append(text_part(text))
-    parts += [tool_call_part(call["id"], call["name"], call["arguments"]) for call in choice.tool_calls.values()]
+    for call in choice.tool_calls.values():
+        arguments = "".join(call.arguments) if call.given is None else call.given
+        parts.append(tool_call_part(call.id, "".join(call.name), arguments))
     return dump([{"role": "assistant", "parts": parts, "finish_reason": choice.finish_reason or ""}])
 
 

@@ -27,6 +27,17 @@ _BLANK: Final = b" \t\r\n"  # what JSON calls white space
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call of a tool, in the pieces in which it came: putting each onto a text would copy the text each time."""
+
+    id: Any = None
+    name: list[str] = field(default_factory=list[str])
+    arguments: list[str] = field(default_factory=list[str])
+    given: Any = None
+    """Arguments that came as an object (Messages)."""
+
+
+@dataclass(slots=True)
 class Choice:
     """One of the n replies."""
 
@@ -34,7 +45,7 @@ class Choice:
     logprobs: list[float] = field(default_factory=list[float])
     text: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
-    tool_calls: dict[int, Json] = field(default_factory=dict[int, Json])
+    tool_calls: dict[int, ToolCall] = field(default_factory=dict[int, ToolCall])
     finish_reason: str | None = None
 
     def logprobs_defect(self) -> str | None:

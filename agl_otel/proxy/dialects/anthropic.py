@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import HELLO, TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
-from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, string
+from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, string
 
 _USAGE: Final = ("input_tokens", "output_tokens")
 _FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
@@ -53,8 +53,8 @@ def _message(reply: Reply, message: Json) -> None:
 
 def _block(choice: Choice, index: int, block: Json) -> None:
     if block.get("type") in ("tool_use", "server_tool_use"):
-        arguments: Any = block.get("input") or ""  # a stream starts with {} and sends the text of it in deltas
-        choice.tool_calls[index] = {"id": block.get("id"), "name": string(block.get("name")) or "", "arguments": arguments}
+        given = block.get("input") or None  # a stream starts with {} and sends the text of it in deltas
+        choice.tool_calls[index] = ToolCall(block.get("id"), [string(block.get("name")) or ""], given=given)
     else:
         _delta(choice, index, block)
 
@@ -66,8 +66,8 @@ def _delta(choice: Choice, index: int, delta: Json) -> None:
         choice.reasoning.append(thinking)
     piece = string(delta.get("partial_json"))
     call = choice.tool_calls.get(index)
-    if piece and call is not None and isinstance(call["arguments"], str):
-        call["arguments"] += piece
+    if piece and call is not None:
+        call.arguments.append(piece)
 
 
 def _finish(choice: Choice, part: Json) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.parts import chat_message, text_part
-from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, string
+from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, string
 
 TOKEN_IDS: Final = "return_token_ids"
 _USAGE: Final = ("prompt_tokens", "completion_tokens")
@@ -39,13 +39,13 @@ def _say(choice: Choice, said: Json) -> None:
             (choice.text if kind == "text" else choice.reasoning).append(said[name])
     for place, piece in enumerate(dicts(said.get("tool_calls"))):
         index = integer(piece.get("index"))
-        call = choice.tool_calls.setdefault(place if index is None else index, {"id": None, "name": "", "arguments": ""})
-        call["id"] = piece.get("id") or call["id"]
+        call = choice.tool_calls.setdefault(place if index is None else index, ToolCall())
+        call.id = piece.get("id") or call.id
         function = piece.get("function")
         if isinstance(function, dict):
             named = cast("Json", function)
-            call["name"] += string(named.get("name")) or ""
-            call["arguments"] += string(named.get("arguments")) or ""
+            call.name.append(string(named.get("name")) or "")
+            call.arguments.append(string(named.get("arguments")) or "")
 
 
 def _messages(body: Mapping[str, Any]) -> list[Json]:

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
-from agl_otel.proxy.reply import Choice, Json, Reply, dicts, string
+from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, string
 
 _USAGE: Final = ("input_tokens", "output_tokens")
 _WHOLE: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -66,7 +66,7 @@ def _item(choice: Choice, item: Json) -> None:
             if text:
                 choice.text.append(text)
     elif kind == "function_call":
-        call = {"id": item.get("call_id"), "name": string(item.get("name")) or "", "arguments": string(item.get("arguments")) or ""}
+        call = ToolCall(item.get("call_id"), [string(item.get("name")) or ""], [string(item.get("arguments")) or ""])
         choice.tool_calls[len(choice.tool_calls)] = call
     elif kind == "reasoning":
         parts = dicts(item.get("summary")) + dicts(item.get("content"))

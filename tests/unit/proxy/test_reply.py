@@ -12,7 +12,7 @@ from agl_otel.proxy.parts import dump, output_message
 from agl_otel.proxy.reply import MAX_EVENT_BYTES, MAX_IDS, Events, Reply, parse_object, payload_of, with_fields
 from tests.peak_memory import peak_memory
 
-CHAT = DIALECTS["chat/completions"]
+CHAT, MESSAGES = DIALECTS["chat/completions"], DIALECTS["messages"]
 
 
 @given(st.lists(st.sampled_from([b"data: {}\n\n", b"data: {}\r\n\r\n", b": ping\n\n", b"data: [DONE]\n\n"])), st.lists(st.integers(0, 60)))
@@ -202,3 +202,32 @@ def test_a_stream_goes_on_after_the_end_of_a_choice_only_where_it_has_others(chu
     for each in chunks:
         CHAT.take(reply, each)
     assert reply.mixed_choices is mixed
+
+
+class Text(str):
+    """One that counts the characters of what is copied in front of it."""
+
+    copied = 0
+
+    def __radd__(self, before: str) -> str:
+        Text.copied += len(before)
+        return str.__add__(before, self)
+
+
+@pytest.mark.parametrize("name", ["name", "arguments"])
+def test_a_streamed_tool_call_is_not_copied_again_for_each_of_its_pieces(name: str) -> None:
+    reply, Text.copied = Reply(), 0
+    for _ in range(1000):
+        CHAT.take(reply, {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {name: Text("x")}}]}}]})
+    [part] = json.loads(output_message(reply.choices[0]))[0]["parts"]
+    assert part[name] == "x" * 1000 and Text.copied == 0
+
+
+def test_the_input_of_a_streamed_tool_use_is_not_copied_again_for_each_of_its_pieces() -> None:
+    reply, Text.copied = Reply(), 0
+    block = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    MESSAGES.take(reply, {"type": "content_block_start", "index": 0, "content_block": block})
+    for _ in range(1000):
+        MESSAGES.take(reply, {"type": "content_block_delta", "index": 0, "delta": {"partial_json": Text("x")}})
+    [part] = json.loads(output_message(reply.choices[0]))[0]["parts"]
+    assert part["arguments"] == "x" * 1000 and Text.copied == 0
