@@ -23,7 +23,7 @@ from agl_otel.proxy.reply import MAX_IDS, Choice, Reply, integer
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import pack_doubles, pack_ints
 from agl_otel_hook.context import Key, parse_traceparent
-from agl_otel_hook.guard import never_raises
+from agl_otel_hook.guard import never_raises, note_failure
 from agl_otel_hook.whole import Begun, WholeSpan, WholeSpans
 
 logger = logging.getLogger("agl_otel.proxy")
@@ -178,17 +178,24 @@ class Recorder:
         return bool(self._ended)
 
     def settle(self) -> None:
-        """Export the spans of all calls that have ended, in the order in which they did."""
+        """Export the spans of all calls that have ended, in the order in which they did; what cannot be recorded counts as given up."""
         while self._ended:
-            self.finish(self._ended.popleft())
+            call = self._ended.popleft()
+            try:
+                self.finish(call)
+            except Exception as error:  # noqa: BLE001 - boundary: one call's content must keep neither others nor the next request
+                self.counts["unrecorded"] += 1
+                note_failure("recording a call", error)
+                self._spans.give_up(call.span)
 
     def finish(self, call: Call) -> None:
         """Export the spans of a call that has ended, now."""
+        if call.attempt is not None:
+            call.attempt.active -= 1
         self._write_down(call)
         assert call.seen is not None, "it is written down"
         failed = call.failed
         if call.attempt is not None:
-            call.attempt.active -= 1
             call.attempt.ended(call.number, good=failed is None)
         sampled = any(choice.token_ids for choice in call.reply.choices.values())
         if failed:

@@ -95,3 +95,12 @@ class WholeSpans:
         self._export(ended)
         if idle and span.key is not None:
             self._on_idle(span.key)
+
+    @never_raises
+    def give_up(self, span: Begun) -> None:
+        """A span that cannot be made: it is not exported, and counts as given up."""
+        if span.key is None:
+            return
+        self._ledger.dropped(span.key, span.marker)
+        if self._ledger.ended(span.key, span.context.span_id, marker=None):
+            self._on_idle(span.key)
