@@ -82,7 +82,7 @@ class Parent:
             self._send(op="refused", id=number, why=reason)
             return
         arguments = protocol.read_memory_file(request)
-        learn = os.memfd_create("agl-otel-learn") if self._learning > 0 else None
+        learn = protocol.empty_file() if self._learning > 0 else None
         self._learning -= 1
         parent = os.getpid()
         try:

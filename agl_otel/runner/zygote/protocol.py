@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from typing import Any, Final
 
 MAX_PACKET_BYTES: Final = 32 * 1024
@@ -36,9 +37,18 @@ def decode(packet: bytes) -> dict[str, Any]:
 
 def memory_file(data: object) -> int:
     """Create an anonymous file with `data` as JSON and return its descriptor, which the caller closes."""
-    fd = os.memfd_create("agl-otel")
+    fd = empty_file()
     write_memory_file(fd, data)
     return fd
+
+
+def empty_file() -> int:
+    """Create an anonymous file, in memory where the system allows that, and return its descriptor, which the caller closes."""
+    try:
+        return os.memfd_create("agl-otel")
+    except OSError:  # a kernel or a sandbox (seccomp) without it
+        with tempfile.TemporaryFile(prefix="agl-otel-") as file:
+            return os.dup(file.fileno())
 
 
 def write_memory_file(fd: int, data: object) -> None:

@@ -97,6 +97,10 @@ def unfit(control: socket.socket) -> str | None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "CUDA is initialised in the warm parent"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"the system refuses pidfd_open, by which the warm parent learns that an agent has ended ({error})"
     if sockets := [fd for fd in _sockets() if fd != control.fileno()]:
         return f"the warm parent holds {len(sockets)} open sockets: a module opens them when it is imported"
     return None
