@@ -198,6 +198,13 @@ class Settings(BaseSettings):
     def _upper(cls, value: Any) -> Any:
         return value.upper() if isinstance(value, str) else value
 
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if value == "":  # which would be the current folder
+            raise ValueError("the path is empty: name a folder")
+        return value
+
     @field_validator("upstream_url")
     @classmethod
     def _urls(cls, value: str) -> str:
@@ -289,12 +296,26 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
+def check_host(host: str) -> None:
+    """Raise SettingsError if this machine cannot listen on `host`, whatever the port; [] may stand around an IPv6 address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host.strip("[]"), 0))
+        except OSError as error:
+            raise SettingsError(
+                f"this machine cannot listen on host {host!r} ({error.strerror}): name an address of its own with --host or AGL_HOST, "
+                "127.0.0.1 for this machine alone, 0.0.0.0 for all that reach it"
+            ) from None
+
+
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return distinct free ports below the system's ephemeral range, so that no outgoing connection takes them meanwhile.
 
     On Linux they are reserved for RESERVED_SECONDS, so that no other process finds them free before a server listens there; a server that
-    sets SO_REUSEADDR, as all do, can listen nevertheless. Raises InUseError if there are not enough.
+    sets SO_REUSEADDR, as all do, can listen nevertheless. Raises InUseError if there are not enough, SettingsError for a host of another
+    machine.
     """
+    check_host(host)
     _give_back(time.monotonic())
     ports: list[int] = []
     for port in random.SystemRandom().sample(_OWN_PORTS, len(_OWN_PORTS)):  # forks of one process, or two with one seed, must differ

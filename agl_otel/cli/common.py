@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from agl_otel.net.auth import is_loopback
 from agl_otel.service import logs as logformat
 from agl_otel.service.main import on_stop_signals
 from agl_otel.service.processes import kill_all
@@ -28,7 +29,7 @@ INTERRUPTED: Final = 130
 
 
 class Folder(click.Path):
-    """The path of a folder; an empty one, of a variable that is not set, is refused and not taken for the current folder."""
+    """The path of a folder. A file is refused, and an empty path, of a variable that is not set: it is not the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -37,6 +38,8 @@ class Folder(click.Path):
         """Return the path."""
         if value == "":
             self.fail("the path is empty: name a folder", param, ctx)
+        if Path(value).is_file():
+            self.fail(f"{value} is a file: name a folder, or a path where one can be made", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -110,6 +113,19 @@ def warn_of_passwords(flags: Mapping[str, Any]) -> None:
             name = flag.removesuffix("_url").replace("_", "-")
             text = f"--{name} holds a password, which other users of this machine can see in `ps`: set AGL_{flag.upper()} instead"
             click.echo(f"warning: {text}", err=True)
+
+
+def warn_of_open_host(settings: Settings) -> None:
+    """Warn of a stack that other machines reach without a token, or with one that travels in the clear."""
+    if is_loopback(settings.host):
+        return
+    if not settings.token.get_secret_value():
+        text = "there is no token: whoever reaches it may read and change everything. Set AGL_TOKEN, or listen on 127.0.0.1"
+    elif not settings.tls_cert:
+        text = "there is no TLS: the token can be read on the way. Set AGL_TLS_CERT and AGL_TLS_KEY, unless a proxy before it has them"
+    else:
+        return
+    click.echo(f"warning: host {settings.host} lets other machines in, and {text} (docs/security.md)", err=True)
 
 
 def setup_logging(level: str = "WARNING") -> None:

@@ -17,6 +17,7 @@ from agl_otel.cli.common import (
     print_json,
     run_async,
     setup_logging,
+    warn_of_open_host,
     warn_of_passwords,
 )
 from agl_otel.cli.output import open_console
@@ -40,6 +41,7 @@ def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
     settings = Settings.load(data_dir=data_dir, **flags)
     setup_logging(settings.log_level)
     warn_of_passwords(flags)
+    warn_of_open_host(settings)
 
     async def main() -> None:
         async with Stack(settings) as stack:

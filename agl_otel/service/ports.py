@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from agl_otel.errors import InUseError
+from agl_otel.settings import check_host
 
 
 def trouble(host: str, port: int) -> OSError | OverflowError | None:
@@ -24,7 +25,11 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_free(host: str, port: int, setting: str) -> None:
-    """Raise InUseError if this process cannot listen there; the message names the port, the reason and the `setting` to change."""
+    """Raise InUseError if this process cannot listen there; the message names the port, the reason and the `setting` to change.
+
+    Raises SettingsError for a host that is not of this machine.
+    """
+    check_host(host)
     if (why := trouble(host, port)) is not None:
         raise InUseError.of_port(host, port, why if isinstance(why, OSError) else str(why), setting) from why
 

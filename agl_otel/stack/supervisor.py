@@ -333,6 +333,8 @@ def claim_data_dir(path: Path) -> FileLock:
         services = "".join(f", {name} {service['pid']}" for name, service in read_stack_file(path).items()) or ", still starting"
         return f"data directory {path} is in use by a running stack (process {pid}{services}). Stop it, or use --data-dir"
 
+    if path.is_file():
+        raise SettingsError(f"data directory {path} is a file: choose a folder with --data-dir or AGL_DATA_DIR")
     lock = FileLock.hold(path / "stack.lock", what=f"data directory {path}", taken=taken)
     version_file = path / "VERSION"
     written = version_file.read_text().strip() if version_file.exists() else str(LAYOUT_VERSION)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.errors import SettingsError
-from agl_otel.service.ports import is_free
+from agl_otel.service.ports import check_free, is_free
 from agl_otel.settings import PORTS, Settings, free_port
+from agl_otel.stack.supervisor import claim_data_dir
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +122,31 @@ def test_an_empty_data_dir_flag_is_refused_by_commands(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main(["rollouts", "ls", "--data-dir", ""])
     assert ended.value.code == 2 and "path is empty: name a folder" in capsys.readouterr().err
+
+
+def test_a_data_dir_flag_that_is_a_file_is_refused_by_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--data-dir", "notes"])
+    assert ended.value.code == 2 and "notes is a file: name a folder" in capsys.readouterr().err
+
+
+def test_a_data_dir_variable_that_is_a_file_is_refused_by_the_stack() -> None:
+    Path("notes").touch()
+    with pytest.raises(SettingsError, match="notes is a file: choose a folder with --data-dir or AGL_DATA_DIR"):
+        claim_data_dir(Path("notes"))
+
+
+def test_an_empty_data_dir_in_the_file_is_refused() -> None:
+    Path("agl.toml").write_text('data_dir = ""\n')
+    with pytest.raises(SettingsError, match=r"data_dir in agl\.toml: .*the path is empty: name a folder"):
+        Settings.load()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.55", "nosuchhost.invalid"])
+def test_a_host_of_another_machine_is_named_with_the_remedy(host: str) -> None:
+    remedy = rf"cannot listen on host '{re.escape(host)}' .*--host or AGL_HOST"
+    with pytest.raises(SettingsError, match=remedy):
+        Settings.load(host=host, **dict.fromkeys(PORTS, 0)).with_ports()
+    with pytest.raises(SettingsError, match=remedy):
+        check_free(host, 4747, "AGL_QUEUE_PORT")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from agl_otel.cli import main
-from agl_otel.cli.common import settings_for
+from agl_otel.cli.common import settings_for, warn_of_open_host
+from agl_otel.settings import Settings
 
 FOLDER = Path("elsewhere")
 
@@ -32,3 +34,19 @@ def test_a_command_with_data_dir_does_not_use_agl_store(
     with pytest.raises(SystemExit):
         main(["queue", "stats", "--data-dir", str(tmp_path)])
     assert f"there is no stack and no data in {tmp_path}" in "".join(capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        ({"host": "0.0.0.0"}, "0.0.0.0 lets other machines in, and there is no token.* Set AGL_TOKEN"),
+        ({"host": "0.0.0.0", "token": "t"}, "there is no TLS.* Set AGL_TLS_CERT"),
+        ({"host": "0.0.0.0", "token": "t", "tls_cert": "c.pem", "tls_key": "k.pem"}, "^$"),
+        ({"host": "127.0.0.1"}, "^$"),
+    ],
+)
+def test_a_host_that_others_reach_without_token_or_tls_is_warned_of(
+    flags: dict[str, str], warned: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_of_open_host(Settings.load(**flags))
+    assert re.search(warned, capsys.readouterr().err)

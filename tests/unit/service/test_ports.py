@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from agl_otel.errors import InUseError
+from agl_otel.errors import InUseError, SettingsError
 from agl_otel.service.ports import check_free, is_free, port_beside
 from agl_otel.settings import free_port
 
@@ -43,5 +43,5 @@ def test_an_invalid_port_is_not_free() -> None:
 
 
 def test_a_foreign_host_is_named_with_the_reason() -> None:
-    with pytest.raises(InUseError, match=r"192.0.2.1:80 \(.*(assign|denied).*\)"):
+    with pytest.raises(SettingsError, match=r"'192.0.2.1' \(.*assign.*\).* --host or AGL_HOST"):
         check_free("192.0.2.1", 80, "--port")
