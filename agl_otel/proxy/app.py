@@ -283,7 +283,8 @@ class Proxy:
     async def _close(self, keys: Sequence[Key]) -> list[list[_Closed] | None]:
         """Seal and flush attempts, which are over: what this process, and those before it on this disk, did for each of them.
 
-        None for one of which something that a dead one left could not be stored yet. Raises UnavailableError.
+        A call that is still under way counts: it is missing until it is stored. None for one of which something that a dead one left could
+        not be stored yet. Raises UnavailableError.
         """
         settle = self._running().settle
         settle()
@@ -301,7 +302,11 @@ class Proxy:
             before = await self._inheritance.counts(keys, timeout_seconds=self._flush_seconds)
         own = [[count] if (count := counts.get(key)) is not None else [] for key in keys]
         return [
-            [_Closed(c.marker, c.spans, c.dropped, before=earlier) for each, earlier in ((mine, False), (theirs, True)) for c in each]
+            [
+                _Closed(c.marker, c.spans + c.open, c.dropped, before=earlier)
+                for each, earlier in ((mine, False), (theirs, True))
+                for c in each
+            ]
             if theirs is not None
             else None
             for mine, theirs in zip(own, before, strict=True)

@@ -186,10 +186,12 @@ def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) ->
     if lost > 0:
         given_up = f", {min(dropped, lost)} of them given up by its exporter" if dropped else ""
         found.lost(lost, f"{name}: {lost} of {record.ended} spans are missing{given_up}")
-    elif lost < 0:
+    elif lost < -record.abandoned:
         found.lost(0, f"{name}: {seen.spans} spans are stored, and it counts {record.ended}")
     elif dropped:
         found.lost(0, f"{name}: its exporter gave up {_spans(dropped, verb=False)}")
+    if lost < 0:
+        found.notes.append(f"{name}: {_spans(-lost)} stored after it had ended")
     if not record.closed and in_flight == lost == dropped == 0:
         found.notes.append(f"{name} did not end in order; nothing of it was lost")
     if record.abandoned:

@@ -254,6 +254,7 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         "in flight",
     ),
     "more stored than it counts": (seen(ledger(process(1, 1)), p=MarkerFacts(spans=2)), 0, "it counts 1"),
+    "more stored than it counts and had open": (seen(ledger(process(2, 1, abandoned=1)), p=MarkerFacts(spans=3)), 0, "it counts 1"),
     "known by an announcement only": (seen(ledger(reach="elsewhere", over=ENDED_AT), p=MarkerFacts()), 0, "sent no seal"),
     "a function agent whose runner died in its next span, after a seal": (
         seen(
@@ -414,3 +415,10 @@ def test_an_attempt_with_losses_is_incomplete(name: str) -> None:
 def test_a_loaded_hook_alone_proves_no_spans() -> None:
     assert decide(seen(ledger(LOADED))).kind == "empty"
     assert decide(replace(seen(ledger(LOADED)), unmarked=2)).kind == "unproven"
+
+
+def test_a_span_that_was_open_at_the_end_and_is_stored_all_the_same_is_a_note() -> None:
+    """As of a thread that a function agent has left in a model call."""
+    verdict = decide(seen(ledger(process(3, 2, abandoned=1)), p=MarkerFacts(spans=3)))
+    assert (verdict.kind, verdict.reasons) == ("complete", [])
+    assert any("1 span was stored after it had ended" in note for note in verdict.notes)

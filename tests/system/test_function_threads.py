@@ -1,0 +1,73 @@
+"""Function agents that leave something behind: a thread in a model call, or no process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agl_otel.settings import Settings
+from agl_otel.stack.supervisor import Stack
+from agl_otel.store import LightningStore
+from agl_otel.types import LLM
+from tests.model_server import ModelServer
+from tests.system.test_runner import World, eventually
+
+pytestmark = [pytest.mark.full, pytest.mark.asyncio]
+
+AGENT = """
+import os, threading, time
+from openai import OpenAI
+
+client = OpenAI(max_retries=0)
+
+def ask(question):
+    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
+
+def leaves_a_call(question):
+    if question == "leave":
+        threading.Thread(target=ask, args=("held",), daemon=True).start()
+        while not os.path.exists("asked"): time.sleep(0.01)
+    else:
+        ask(question)
+    return 1.0
+"""
+
+
+async def test_a_call_that_a_thread_has_left_open_is_named_and_the_next_rollout_runs(tmp_path: Path) -> None:
+    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
+    model = ModelServer()
+    await model.start()
+    async with (
+        Stack(Settings.load(data_dir=tmp_path / "stack", **ports), only=("queue", "collector", "proxy")) as stack,
+        await LightningStore.connect(stack.address) as store,
+    ):
+
+        async def announced() -> bool:
+            store.description = await store.queue.describe()
+            return bool(store.description.proxies and store.description.collectors)
+
+        await eventually(announced)
+        await store.publish({"main": LLM(endpoint=model.url, model="m", api_key="sk")})
+        world = World(store, tmp_path)
+        (tmp_path / "leaves.py").write_text(AGENT)
+        [first] = await world.enqueue("leave")
+        [second] = await world.enqueue("plain")
+        model.hold = asyncio.Event()
+        process = await world.runner("--function", f"{tmp_path}/leaves.py:leaves_a_call", "--max-rollouts", "2", "--concurrency", "1")
+        await model.asked.wait()
+        (tmp_path / "asked").touch()
+        await world.store.wait([first.rollout_id], timeout_seconds=60)
+        open_call = await world.store.traces([first], deadline_seconds=0)
+        [verdict] = open_call.verdicts.values()
+        assert (verdict.kind, verdict.missing) == ("incomplete", 1) and "proxy" in verdict.reasons[0]
+        model.hold.set()
+        traces = await world.finished([first, second])
+        assert {verdict.kind for verdict in traces.verdicts.values()} == {"complete"}, traces.verdicts
+        notes = [note for verdict in traces.verdicts.values() for note in verdict.notes]
+        assert any("still open when it ended" in note for note in notes) and any("stored after it had ended" in note for note in notes)
+        assert sorted(traces.calls.rollout_id) == sorted([first.rollout_id, second.rollout_id])
+        assert await process.wait() == 0
+        await world.end()
+    await model.stop()
