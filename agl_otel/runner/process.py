@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.net.tls import ambient
 from agl_otel.queue.client import QueueClient
-from agl_otel.runner import groups
+from agl_otel.runner import groups, threads
 from agl_otel.runner.certificates import certificates
 from agl_otel.runner.completion import retry_unavailable
 from agl_otel.runner.environment import Addresses, shared_environment
@@ -86,6 +86,7 @@ async def run_runner(
             otlp_endpoint=addresses.collector_grpc, otlp_http=addresses.collector_http, token=token,
             service_name=SERVICE_NAME, instrument=agent.instrument,
         )  # fmt: skip
+        threads.keep_process()
         meters = RunnerMeters(on_event)
         runner = Runner(
             connected.queue, telemetry, agent, concurrency=concurrency, worker_id=worker_id, heartbeat_seconds=heartbeat_seconds,

@@ -9,28 +9,57 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import logging
+import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from agl_otel.errors import AgentError
 
 _log = logging.getLogger(__name__)
+_inside: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar("agl_otel_agent", default=False)
+"""Whether the code that runs is a user's function, or what it has started."""
+
+
+class ExitedError(BaseException):
+    """A user's function called os._exit."""
+
+
+def keep_process() -> None:
+    """Have os._exit end only the call of the user's function that it comes from, in this process; in forks it ends them as before."""
+    exit_now, process = os._exit, os.getpid()  # pyright: ignore[reportPrivateUsage]  # a public function of os, despite its name
+
+    @functools.wraps(exit_now)
+    def exit_function(status: int) -> NoReturn:
+        if os.getpid() == process and _inside.get():
+            raise ExitedError(f"os._exit({status})")
+        exit_now(status)
+
+    os._exit = exit_function
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function` in the caller's context and return its result; sync functions run in a thread and may use `asyncio.run`.
 
-    Cancelling this abandons the thread and discards its result. Raises what the function raises; SystemExit becomes AgentError.
+    Cancelling this abandons the thread and discards its result. Raises what the function raises; the end of the process becomes AgentError.
     """
+    token = _inside.set(True)
+    try:
+        return await _call(function, *args, **kwargs)
+    finally:
+        _inside.reset(token)
+
+
+async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not is_async(function):
         result = await in_thread(lambda: function(*args, **kwargs))
         return await result if inspect.isawaitable(result) else result
     try:
         return await function(*args, **kwargs)
-    except SystemExit as error:
+    except (SystemExit, ExitedError) as error:
         raise _ended(error) from error
 
 
@@ -76,4 +105,6 @@ async def in_thread(function: Callable[[], Any]) -> Any:
 
 
 def _ended(error: BaseException) -> AgentError:
+    if isinstance(error, ExitedError):
+        return AgentError(f"the function called {error}, which would end the runner with all its attempts: return, or raise an exception")
     return AgentError(f"the function raised {type(error).__name__}({error})")

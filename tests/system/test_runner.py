@@ -62,6 +62,18 @@ def forks(question):
         assert child.exitcode == 0
     return 1.0
 
+def exits(question):
+    if question == "sync":
+        os._exit(3)
+    if os.fork() == 0:
+        os._exit(0)
+    return 1.0
+
+async def exits_async(question):
+    if question == "async":
+        os._exit(4)
+    return 1.0
+
 if __name__ == "__main__":
     print(ask_by_environment(sys.argv[1]))
     print("thinking", file=sys.stderr)
@@ -183,6 +195,20 @@ async def test_what_a_function_agent_forks_is_stored_and_counted(world: World) -
     for rollout in rollouts:
         spans = [span for span in await world.store.query_spans(rollout.rollout_id) if span.name == "in a fork"]
         assert len(spans) == len({span.attributes[conventions.PROCESS] for span in spans}) == 2
+    assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(("function", "question", "status"), [("exits", "sync", 3), ("exits_async", "async", 4)])
+async def test_os_exit_in_a_function_fails_its_attempt_and_the_runner_goes_on(
+    world: World, function: str, question: str, status: int
+) -> None:
+    [first, second] = await world.enqueue(question, "plain")
+    process = await world.runner("--function", f"{world.agents}:{function}", "--max-rollouts", "2", "--concurrency", "1")
+    await world.finished([first, second])
+    [ended, other] = await world.store.queue.query_attempts([first.rollout_id, second.rollout_id])
+    by_rollout = {attempt.rollout_id: attempt for attempt in (ended, other)}
+    assert by_rollout[second.rollout_id].status == "succeeded" and by_rollout[first.rollout_id].status == "failed"
+    assert f"the function called os._exit({status})" in (by_rollout[first.rollout_id].error or "")
     assert await process.wait() == 0
 
 
