@@ -215,7 +215,7 @@ class Hook:
             self._ending = "finishing"
 
             def end() -> None:
-                self.close(lives_on=callable(self._previous_sigterm))
+                self.close(lives_on=True)  # the interrupted code goes on until the process is gone: what it ends is exported, or missing
                 self._ending, pause = "finished", PAUSE_SECONDS[0]
                 while self._ending == "finished":  # a signal that comes just before the main thread blocks does not wake it
                     os.kill(os.getpid(), number)

@@ -239,6 +239,26 @@ tracer.start_span('work').end()
     assert slot.abandoned <= 1 and len(receiver.ours()) == slot.ended
 
 
+def test_what_the_main_thread_ends_after_a_sigterm_is_exported_or_missing(receiver: OtlpReceiver, agent: Agent, tmp_path: Path) -> None:
+    folder_of(tmp_path, *KEY).mkdir()
+    notes = tmp_path / "ended"
+    code = f"""
+with open({str(notes)!r}, 'w', buffering=1) as notes:
+    for number in range(10**9):
+        span = tracer.start_span('busy')
+        if number == 9: os.kill(os.getpid(), signal.SIGTERM)
+        span.end()
+        print(format(span.get_span_context().span_id, '016x'), file=notes)
+"""
+    status, _, _ = agent.run(code, {**IDS, conventions.ENV_LEDGER: str(tmp_path)})
+    assert status == -signal.SIGTERM
+    (process,) = read(folder_of(tmp_path, *KEY), key_of(*KEY))
+    ended, received = set(notes.read_text().split()), {span.span_id for span in receiver.ours()}
+    assert len(ended) > 9 and process.slot is not None
+    whole = process.slot.begun - process.slot.abandoned == process.slot.ended == len(received)
+    assert not whole or ended <= received
+
+
 LATE_ENDS = {
     "a global of the script": "left = Left()",
     "a global of a module": "import types\nsys.modules['holds'] = types.ModuleType('holds')\nsys.modules['holds'].left = Left()",
