@@ -127,8 +127,16 @@ async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: S
             "export a form of ours, or mask in the collector (AGL_MASK)"
         )
     traces, spans = await _observed(store, ids, with_spans=needs_spans(reading))
+    _check_reward(reading, traces)
     found = rows_of(reading, traces, spans, functions_of(reading))
     return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
+
+
+def _check_reward(reading: Reading, traces: Traces) -> None:
+    """Raise UsageError where no attempt has the reward that is asked for, and others have rewards of other names."""
+    names = {reward.name for found in traces.rewards.values() for reward in found}
+    if reading.reward is not None and names and reading.reward not in names:
+        raise UsageError(f"no attempt has a reward {reading.reward!r}: there are {', '.join(sorted(names))}")
 
 
 def functions_of(reading: Reading) -> Functions:
