@@ -174,7 +174,7 @@ class Ledger:
                 except OSError as error:
                     failed = error
             entry.open.add(span_id)
-            slot, late = entry.slot, self._over
+            slot, late = entry.slot, self._over and threading.get_ident() != threading.main_thread().ident
             if late:
                 entry.late.add(span_id)
             elif slot is not None:
@@ -197,7 +197,10 @@ class Ledger:
                 entry.close(ending)
 
     def close_for_good(self) -> None:
-        """Close every attempt for the last time: spans that no exporter has taken are neither counted nor exported; new ones are late."""
+        """Close every attempt for the last time: spans that no exporter has taken are neither counted nor exported.
+
+        Spans that other threads begin from now on are late. What the main thread begins, in a destructor at teardown, counts: it is lost.
+        """
         with self._held():
             self._over = True
             for entry in self._entries.values():

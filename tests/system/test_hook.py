@@ -291,7 +291,7 @@ for _ in range(999 if {begins} else 1): tracer.start_span('work').end()
     slot = process.slot
     assert slot is not None and slot.marker == receiver.spans("work")[0].marker
     counted = slot.begun, slot.ended, slot.abandoned, slot.dropped, slot.closed
-    assert counted == ((1000, 999, 1, 0, True) if begins else (2, 1, 1, 0, True))
+    assert counted == ((1001, 999, 1, 0, False) if begins else (2, 1, 1, 0, True))
     assert len(receiver.ours()) == slot.ended
 
 
