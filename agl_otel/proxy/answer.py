@@ -1,6 +1,6 @@
-"""A model server's answer on its way to the agent: its bytes, less what the agent did not ask for; what was seen goes to the call.
+"""Pass a model server's answer to the agent, without the fields that the agent did not request, and record it in the call.
 
-A client that does not read is waited for, not for ever: then its connection is cut, and what was sampled stays recorded.
+The connection of a client that does not read is closed after CLIENT_SECONDS; what was sampled stays recorded.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from agl_otel.proxy.reply import (
 from agl_otel.spans.tolerant import whole_of
 from agl_otel_hook import conventions
 
-CLIENT_SECONDS: Final = 120.0  # how long a client may read nothing of what is waiting for it
+CLIENT_SECONDS: Final = 120.0  # the longest that a client may read nothing of a pending answer
 ANSWER_BYTES: Final = 256 << 20  # 32,000 tokens with twenty log-probs each are some 50 MB
-EVENTS_AT_ONCE: Final = 256  # then other calls get their turn: a few milliseconds
-_BUFFERED_BYTES: Final = 32 << 10  # below it a write never waits: half of asyncio's high-water mark
+EVENTS_AT_ONCE: Final = 256  # then control is yielded to other calls: a few milliseconds
+_BUFFERED_BYTES: Final = 32 << 10  # below this a write never blocks: half of asyncio's high-water mark
 NOT_PASSED: Final = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
         *("host", "content-length", "content-encoding", "accept-encoding"),
     }
 )
-"""Headers that belong to one connection, or that this proxy sets itself."""
+"""Hop-by-hop headers, and those that this proxy sets itself."""
 _LAST: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
-"""In the last event of a stream, after which its reader may look no further."""
+"""Markers of the last event of a stream; clients may stop reading there."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _MOST_VALUES: Final = f"{MAX_BRACKETS} JSON objects and lists or {MAX_COMMAS} commas"
 _LITELLMS: Final = ("x-litellm-", "llm_provider-")
@@ -63,11 +63,14 @@ async def pass_on(
     write_down: Callable[[Call], None] | None = None,
     translated: Edit | None = None,
 ) -> web.StreamResponse:
-    """Hand the answer to the agent and take it into `call`. `added` is what the agent did not ask for, `translated` edits litellm's words.
+    """Pass the answer to the agent and record it in `call`. Raises RefusedAnswerError, aiohttp.ClientError, OSError.
 
-    `body` is the answer, where it was read already; `most` bytes of it are taken. Raises RefusedAnswerError, aiohttp.ClientError, OSError.
-
-    `write_down` is called with the call as it was sampled, before the last byte goes out: whoever has the whole answer can rely on it.
+    Args:
+        added: fields that the agent did not request.
+        most: the largest answer accepted, in bytes.
+        body: the answer, if it was read already.
+        write_down: called with the call before its last byte is sent, so that an answer that arrived in full is on disk.
+        translated: edits an answer of litellm's.
     """
     call.status = response.status
     call.first_byte = time.time_ns()
@@ -137,7 +140,7 @@ async def _stream(
             ready = translated(ready)
         if ready and not await _write(request, out, ready, call, client_seconds):
             return out
-        call.handed = call.handed or (last and _is_whole(call))  # a client may close at the last event, before the server ends the stream
+        call.handed = call.handed or (last and _is_whole(call))  # clients may close after the last event
         if not piece:
             break
     _check_end(call)
@@ -146,19 +149,19 @@ async def _stream(
 
 
 def _check_end(call: Call) -> None:
-    """A stream has come to its end."""
+    """Mark the call as incomplete if its stream ended too early."""
     if not call.reply.error and not _is_whole(call):
         call.incomplete = "upstream_ended_early"
 
 
 def _is_whole(call: Call) -> bool:
-    """Whether every choice has come to its end."""
+    """Whether every choice has a finish reason."""
     choices = call.reply.choices.values()
     return bool(choices) and all(choice.finish_reason for choice in choices)
 
 
 async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> bytes | None:
-    """Record events; them as the agent shall see them. None where one is too much to be read."""
+    """Record events; return them as the agent sees them, or None if one is too large to be read."""
     shown: list[bytes] = []
     for number, event in enumerate(events, 1):
         if number % EVENTS_AT_ONCE == 0:
@@ -173,7 +176,7 @@ async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> b
 
 
 async def _write(request: web.Request, out: web.StreamResponse, data: bytes, call: Call, client_seconds: float) -> bool:
-    """Write; False where the client does not read, whose connection is then cut."""
+    """Write; if the client does not read, close its connection and return False."""
     transport = request.transport
     if transport is not None and transport.get_write_buffer_size() + len(data) < _BUFFERED_BYTES:
         await out.write(data)
@@ -190,16 +193,16 @@ async def _write(request: web.Request, out: web.StreamResponse, data: bytes, cal
 
 
 def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResponse:
-    """End the agent's connection without the end of the body, so that its client sees that something is missing."""
+    """Close the agent's connection before the body ends, so that its client detects the truncation."""
     if request.transport is not None:
         request.transport.close()
     return out
 
 
 def passed(response: aiohttp.ClientResponse, *, own: bool = True) -> Mapping[str, str]:
-    """The headers of a model server that the agent gets; where they are not its `own`, none of those that litellm adds.
+    """The model server's headers that the agent receives; litellm's additions are removed unless they are the server's `own`.
 
-    One with control characters, which no answer may hold, is left out.
+    Headers with control characters, which are invalid in an answer, are left out.
     """
     headers = ((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
     held = CIMultiDict((name, value) for name, value in headers if not _CONTROL.search(name + value))
@@ -210,6 +213,6 @@ def passed(response: aiohttp.ClientResponse, *, own: bool = True) -> Mapping[str
 
 
 def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An error in the shape that OpenAI's and Anthropic's clients show."""
+    """An error in the form that OpenAI's and Anthropic's clients display."""
     error = {"message": message, "type": "agl_otel_proxy", "param": None, "code": code}
     return web.json_response({"type": "error", "error": error}, status=status, headers=headers)

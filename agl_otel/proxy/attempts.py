@@ -1,8 +1,8 @@
-"""Call numbers, budgets, retries, and what was said before (prefixes.py). Pure; the clock is handed in.
+"""Per-attempt state: call numbers, budgets, retries, message history (prefixes.py). Pure; the clock is injected.
 
-Bounded by forgetting attempts without a call under way: soon where they are over, earlier where there are too many. What was said is
-bounded by itself: an attempt that says very much makes nobody else's be forgotten. After a day without a call only that is forgotten: an
-attempt that comes back goes on counting, or it would have its whole budget again, and its earlier calls a process that nobody closed.
+Attempts without a call in flight are evicted: ten minutes after they are closed, earlier when there are too many. The history has a limit
+of its own, and the attempts with the longest histories lose theirs first. After a day without a call only the history is dropped: the
+counts stay, because a resumed attempt must neither get its whole budget again nor leave the process of its earlier calls without a seal.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from agl_otel.proxy.prefixes import MessagePrefixes, Prefix, TokenPrefixes
 from agl_otel_hook.context import Key
 
 MAX_ATTEMPTS: Final = 50_000
-MAX_HELD: Final = 2_000_000  # and messages: some 300 MB
-MAX_CLOSED: Final = 200_000  # attempts that are over and remembered as such: some 40 MB
-CLOSED_SECONDS: Final = 600.0  # then nobody asks for the counts of an attempt that is over again
+MAX_HELD: Final = 2_000_000  # replies and messages: some 300 MB
+MAX_CLOSED: Final = 200_000  # closed attempts that are remembered: some 40 MB
+CLOSED_SECONDS: Final = 600.0  # the counts of a closed attempt are not requested again after that
 IDLE_SECONDS: Final = 86_400.0
-MAX_TRIES: Final = 256  # the latest calls of an attempt, among which a retry's first try is looked for
+MAX_TRIES: Final = 256  # latest calls of an attempt, searched for the one that a retry repeats
 
 
 class Try(NamedTuple):
-    """A call's request, as it is remembered to tell what a retry repeats."""
+    """The fingerprint of a call's request, to find which call a retry repeats."""
 
     fingerprint: bytes
     wish: int
@@ -35,27 +35,27 @@ class Try(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """What the proxy remembers of one attempt."""
+    """State of one attempt."""
 
     calls: int = 0
     active: int = 0
     held: int = 0
-    """Replies and messages that are remembered."""
+    """Number of remembered replies and messages."""
     tokens: int = 0
-    """Tokens that the model wrote."""
+    """Tokens sampled."""
     latest: float = 0.0
-    """When its latest call began; infinite once it is idle."""
+    """Start time of the latest call; infinite once the attempt is idle."""
     said: TokenPrefixes = field(default_factory=TokenPrefixes)
     messages: MessagePrefixes = field(default_factory=MessagePrefixes)
     wishes: int = 0
-    """Calls that the agent wanted: those that are no retries of others."""
+    """Logical calls: those that are not retries of others."""
     _tries: OrderedDict[int, Try] = field(default_factory=OrderedDict[int, "Try"])
 
     def tried(self, call: int, fingerprint: bytes, *, retry: bool) -> tuple[int | None, int]:
-        """Note a call's request: (for a retry, the earlier call of the same request that it repeats, the number of the agent's wish).
+        """Record a call's request; return (the earlier call that a retry repeats, if any, the logical call number).
 
-        The earlier call is one that failed, else the only one there is: of several that went well nobody knows which is repeated. A retry
-        is the same wish as what it repeats.
+        The earlier call has the same request; it is the latest that failed, else the only one. Among several that succeeded the repeated
+        one is unknown (None). A retry has the logical call number of the call that it repeats.
         """
         earlier = [(number, one) for number, one in self._tries.items() if one.fingerprint == fingerprint] if retry else []
         failed = [number for number, one in earlier if one.good is False]
@@ -68,25 +68,25 @@ class Attempt:
         return found, wish
 
     def forget_said(self) -> int:
-        """Later calls are stored whole; how much was remembered."""
+        """Drop the history, so that later calls are stored in full; return how many items were dropped."""
         held = self.held
         self.said, self.messages, self.held = TokenPrefixes(), MessagePrefixes(), 0
         return held
 
     def rest(self) -> int:
-        """Keep its numbers alone; how much was remembered of what it said."""
+        """Keep the counts only; return how many items of the history were dropped."""
         self.latest = math.inf
         self._tries.clear()
         return self.forget_said()
 
     def ended(self, call: int, *, good: bool) -> None:
-        """How the call went."""
+        """Record whether the call succeeded."""
         if call in self._tries:
             self._tries[call] = self._tries[call]._replace(good=good)
 
 
 class Attempts:
-    """All attempts that the proxy remembers; `forgotten` is called with one that it drops, `idle` with one that had no call for a day."""
+    """All known attempts; `forgotten` is called for each that is evicted, `idle` for each that had no call for a day."""
 
     def __init__(
         self,
@@ -104,15 +104,15 @@ class Attempts:
         self._max_held = max_held
         self._attempts: OrderedDict[Key, Attempt] = OrderedDict()
         self._closed: OrderedDict[Key, float] = OrderedDict()
-        """When each was closed; the earliest first."""
+        """Closing times, earliest first."""
         self._held = 0
 
     def get(self, key: Key) -> Attempt | None:
-        """The attempt, where it is remembered."""
+        """Return the attempt, or None if it is unknown."""
         return self._attempts.get(key)
 
     def begin(self, key: Key, *, numbered: bool = True) -> tuple[Attempt, int]:
-        """A call of the attempt starts; the attempt and the call's number, counted from 1, or 0 for one that takes none."""
+        """Start a call; return the attempt and the call's number, counted from 1, or 0 for a call without a number."""
         attempt = self._attempts.get(key)
         if attempt is None:
             self._make_room()
@@ -124,40 +124,40 @@ class Attempts:
         return attempt, attempt.calls if numbered else 0
 
     def continued(self, attempt: Attempt, call: int, prompt: Sequence[int] | None, replies: Mapping[int, Sequence[int]]) -> Prefix | None:
-        """Which earlier call the call's prompt continues (None also where token ids are missing); later ones may continue its replies."""
+        """Return the earlier call that the prompt continues (None also if token ids are missing), and index this call's replies."""
         if not prompt or not replies:
             return None
         self._hold(attempt, len(replies))
         return attempt.said.continued(call, prompt, replies)
 
     def remember(self, attempt: Attempt, call: int, digests: Sequence[bytes]) -> None:
-        """Later calls may go on from the messages of this one, whose digests are given."""
+        """Index the messages of a call, given by their digests, so that later calls can refer to them."""
         self._hold(attempt, attempt.messages.remember(call, digests))
 
     def _hold(self, attempt: Attempt, count: int) -> None:
-        """Count what is remembered; where it is too much, those that said most lose it: their later calls are stored whole."""
+        """Count remembered items; beyond the limit drop the longest histories, so that later calls of those attempts are stored in full."""
         attempt.held += count
         self._held += count
         if self._held > self._max_held:
             for each in sorted(self._attempts.values(), key=lambda each: each.held, reverse=True):
                 self._held -= each.forget_said()
-                if self._held <= self._max_held * 7 // 8:  # not the same again with the next call
+                if self._held <= self._max_held * 7 // 8:  # some slack, so that the next call does not sort again
                     break
 
     def active(self, key: Key) -> int:
-        """How many calls of the attempt are under way."""
+        """Number of calls of the attempt in flight."""
         attempt = self._attempts.get(key)
         return attempt.active if attempt is not None else 0
 
     def close(self, key: Key) -> None:
-        """The attempt is over."""
+        """Mark the attempt as closed."""
         self._closed[key] = self._clock()
         self._closed.move_to_end(key)
         if len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
 
     def expire(self) -> None:
-        """Forget attempts that have been over for long enough (the queue knows them, too), and of idle ones what was said."""
+        """Evict attempts closed long enough ago (the queue knows them, too), and drop the history of idle ones."""
         now = self._clock()
         while self._closed and next(iter(self._closed.values())) + CLOSED_SECONDS <= now:
             key, _ = self._closed.popitem(last=False)

@@ -1,6 +1,6 @@
-"""Reads an agent's request, and refuses one of very many next to empty values: each costs what it costs, however few bytes it takes. Pure.
+"""Parse an agent's request, and refuse one with too many JSON values: each costs time and memory, however few bytes it has. Pure.
 
-Ten kilobytes of gzip can unfold to millions of empty messages, which would hold up everybody else's calls for seconds.
+Ten kilobytes of gzip can unfold to millions of empty messages, which would block all other calls for seconds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from agl_otel.proxy.reply import Json, parse_object
 
 MAX_OBJECTS: Final = 100_000  # a message takes a few, a tool some fifty
 MAX_VALUES: Final = 500_000  # objects, lists, texts and numbers: a prompt may be token ids
-MAX_MODEL: Final = 1024  # characters of a model's name, which errors repeat, and each event of a translated answer
+MAX_MODEL: Final = 1024  # characters of a model's name, which is repeated in errors and in each event of a translated answer
 
 
 def read(raw: bytes, path: str) -> Json:
-    """The JSON object that a body is. Raises UsageError where it is none or its model's name is too long, RefusedError (413) where it holds
-    too many values."""
+    """Parse a body as a JSON object.
+
+    Raises UsageError if it is not one or its model's name is too long, RefusedError (413) if it has too many values.
+    """
     if len(raw) > MAX_OBJECTS:
         objects, values = _count(raw)
-        if (objects > MAX_OBJECTS or values > MAX_VALUES) and b"\0" not in raw[:4]:  # else in UTF-16 or 32
+        if (objects > MAX_OBJECTS or values > MAX_VALUES) and b"\0" not in raw[:4]:  # not UTF-16 or UTF-32
             objects, values = _count(_without_texts(raw))
         if objects > MAX_OBJECTS or values > MAX_VALUES:
             raise RefusedError(
@@ -38,13 +40,13 @@ def read(raw: bytes, path: str) -> Json:
 
 
 def _count(raw: bytes) -> tuple[int, int]:
-    """At most how many objects and values there are; so many, where no string has such characters."""
+    """Upper bounds of the numbers of objects and values; exact if no string contains brackets or commas."""
     objects = raw.count(b"{")
     return objects, objects + raw.count(b"[") + raw.count(b",")
 
 
 def _without_texts(raw: bytes) -> bytes:
-    """What of a JSON text stands between its strings; all of it where these alone are too many."""
+    """Strip the strings from a JSON text; return it unchanged if there are too many of them."""
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') > 4 * MAX_VALUES:  # a key and a text for each value
         return raw

@@ -1,6 +1,6 @@
-"""The gate before the model servers: while weights are replaced it lets no call through, and says when those under way have ended.
+"""The gate before the model servers: stops new calls while weights are replaced, and waits for the calls in flight.
 
-Closed, it holds calls back (they go on when it opens) or refuses them with 429 and Retry-After, which every SDK understands.
+A closed gate either holds calls until it opens or refuses them with 429 and Retry-After, which every SDK understands.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final, Literal
 from agl_otel.errors import RefusedError
 
 Mode = Literal["hold", "refuse"]
-HOLD_SECONDS: Final = 120.0  # a held call is refused after that: its client would soon give up
+HOLD_SECONDS: Final = 120.0  # a held call is refused after that, before its client times out
 RETRY_SECONDS: Final = 1
 
 
 class Gate:
-    """Counts the calls that are through. Use it in one event loop."""
+    """Counts the calls that have passed. Use it in one event loop."""
 
     def __init__(self, *, hold_seconds: float = HOLD_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._hold_seconds = hold_seconds
@@ -32,22 +32,22 @@ class Gate:
 
     @property
     def mode(self) -> Mode | None:
-        """How it is closed; None where it is open."""
+        """How the gate is closed; None while it is open."""
         return self._mode
 
     async def enter(self) -> None:
-        """Return when the call may go on; every return is followed by `leave`. Raises RefusedError."""
+        """Wait until the call may proceed; each `enter` that returns needs a `leave`. Raises RefusedError."""
         if self._mode is not None:
             await self._wait()
         self.under_way += 1
 
     def leave(self) -> None:
-        """The call has ended."""
+        """Count a call as ended."""
         self.under_way -= 1
         self._changed.set()
 
     async def close(self, mode: Mode, *, wait_seconds: float) -> int:
-        """Let no more calls through and wait for those under way; how many are left after `wait_seconds`."""
+        """Stop new calls and wait for those in flight; return how many are left after `wait_seconds`."""
         self._change(mode)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
@@ -57,7 +57,7 @@ class Gate:
         return self.under_way
 
     def open(self) -> None:
-        """Let calls through again, those that are held first."""
+        """Open the gate; held calls proceed first."""
         self._change(None)
 
     def _change(self, mode: Mode | None) -> None:

@@ -1,12 +1,12 @@
-"""What model servers take, learnt from answers to questions of the proxy's own; one to an agent is only the occasion to ask.
+"""Detect what model servers support, by probe requests of the proxy's own; an answer to an agent only triggers a probe.
 
-What is learnt decides what is recorded of all calls that follow, and an agent has a say in every answer to it: a server's error repeats
-its words, and may be of a parameter, header or model that it chose. So a question holds nothing of an agent's but what makes a Place (a
-model that the resource leaves to agents, and a key of their own), and what is learnt holds for calls of that place alone.
+The result decides what is recorded of all later calls, and agents influence the answers to their own requests: a server's error quotes
+them, and may be caused by a parameter, header or model that the agent chose. So a probe contains nothing of an agent's except what
+identifies a Place (a model that the resource leaves to agents, and a key of their own), and its result holds for that Place only.
 
-A server may refuse the fields that bring token ids; then calls go without them. It may have no route for Messages or Responses, or answer
-them without token ids where its chat/completions has them; then calls are translated, and can be trained on. The answers that were the
-occasion are refused as samples, and counted.
+A server may refuse the fields that request token ids; then calls are sent without them. It may have no route for Messages or Responses, or
+answer there without token ids although its chat/completions returns them; then calls are translated, and can be trained on. The answers
+that triggered a probe are not usable as samples, and are counted.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Json, Reply, parse_object
 from agl_otel.proxy.upstream import Upstream
 
-AGAIN_SECONDS: Final = 60.0  # after an answer from which nothing could be learnt
-MAX_PLACES: Final = 10_000  # that are remembered: those that were called last
-MAX_MODEL: Final = 256  # characters of a name that an agent gives
+AGAIN_SECONDS: Final = 60.0  # after an inconclusive probe
+MAX_PLACES: Final = 10_000  # remembered places; the least recently called is dropped
+MAX_MODEL: Final = 256  # characters of a model's name given by an agent
 NO_ROUTE: Final = frozenset({404, 405, 501})
 REFUSED: Final = frozenset({400, 422})
 logger = logging.getLogger("agl_otel.proxy")
 Translate = Literal["auto", "missing", "always"]
 Ask = Callable[[Dialect, Json], Awaitable[tuple[int, bytes]]]
-"""Posts a body of the proxy's own to a route of a server: status and body of the answer; status 0 where there was none."""
+"""Sends a probe to a route of a server; returns status and body of the answer, status 0 without an answer."""
 
 
 class Place(NamedTuple):
-    """A model behind a route of a server, as it is reached with one key."""
+    """A model at a route of a server, called with one key."""
 
     base_url: str
     path: str
     model: str
     key: bytes
-    """A digest of what is shown to the server."""
+    """A digest of the credentials that are sent to the server."""
 
 
 @dataclass(slots=True)
 class _Learnt:
     again: float = 0.0
-    """When a question may be asked (again)."""
+    """The earliest time of the next probe."""
     plain: bool = False
-    """Whether the fields that bring token ids are refused."""
+    """Whether the server refuses the fields that request token ids."""
     by_chat: bool = False
     """Whether calls go to chat/completions."""
 
 
 class Native:
-    """What each model server speaks by itself. Use it in one event loop; `close` it.
+    """Detected capabilities of each model server. Use it in one event loop; `close` it.
 
     Args:
-        translate: `missing`: calls are translated where the server has no route; `auto`: also where only its chat/completions gives
-            token ids; `always`: wherever the dialect allows it.
+        translate: `missing`: calls are translated if the server has no route; `auto`: also if only its chat/completions returns
+            token ids; `always`: whenever the dialect allows it.
         can_translate: whether litellm is set up.
     """
 
@@ -70,21 +70,21 @@ class Native:
         self._can_translate = can_translate
         self._clock = clock
         self._learnt: OrderedDict[Place, _Learnt] = OrderedDict()
-        """The one called longest ago first."""
+        """The least recently called first."""
         self._asking: set[asyncio.Task[None]] = set()
 
     def is_asked_by_chat(self, dialect: Dialect, upstream: Upstream, place: Place) -> bool:
-        """Whether a call goes to chat/completions."""
+        """Whether calls are sent to chat/completions."""
         if not dialect.via_chat or upstream.provider != "openai":
             return False
         return (self._translate == "always" and self._can_translate) or self._known(place).by_chat
 
     def is_plain(self, place: Place) -> bool:
-        """Whether a call goes without the fields that bring token ids."""
+        """Whether calls are sent without the fields that request token ids."""
         return self._known(place).plain
 
     async def lacks_route(self, place: Place, dialect: Dialect, ask: Ask) -> bool:
-        """Whether a server that answered "not found" knows chat/completions and not this route: both are asked with an empty object."""
+        """Whether a server that answered "not found" has chat/completions but not this route; both are probed with an empty object."""
         learnt = self._known(place)
         if not learnt.by_chat:
             own, _ = await ask(dialect, {})
@@ -94,7 +94,7 @@ class Native:
         return learnt.by_chat
 
     def look(self, place: Place, dialect: Dialect, ask: Ask) -> None:
-        """Ask the server what it takes, unless that was done or is under way."""
+        """Start a probe of the server, unless one was conclusive, recent or is running."""
         learnt, now = self._known(place), self._clock()
         if now >= learnt.again and len(place.model) <= MAX_MODEL:
             learnt.again = now + AGAIN_SECONDS
@@ -104,13 +104,13 @@ class Native:
             task.add_done_callback(self._asking.discard)
 
     def answered(self, place: Place, call: Call, upstream: Upstream, ask: Ask) -> None:
-        """A call was answered."""
+        """Start a probe if a call was answered without token ids."""
         useful = self._translate == "auto" or not self._can_translate
         if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_ids(call.reply):
             self.look(place, call.dialect, ask)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel running probes."""
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
@@ -135,7 +135,7 @@ class Native:
             status, answer = await _answer(dialect, place, ask, capture=False)
         reply = _reply(dialect, answer) if status == 200 else Reply()
         if not reply.choices:
-            return  # nothing is known yet
+            return  # inconclusive
         learnt.again, learnt.plain = float("inf"), refused
         if learnt.plain:
             logger.warning("%s refuses in /%s what brings token ids: such calls cannot be trained on", place.base_url, place.path)
@@ -160,20 +160,20 @@ class Native:
             else "%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on"
         )
         logger.warning(message, place.base_url, place.path)
-        if status != 200 and status not in REFUSED:  # a server that is away or busy has not said no
+        if status != 200 and status not in REFUSED:  # unreachable or busy is no refusal
             learnt.again = self._clock() + AGAIN_SECONDS
 
 
 def names_any(body: bytes, fields: frozenset[str]) -> bool:
-    """Whether an answer names one of these fields."""
+    """Whether an answer mentions one of these fields."""
     return any(name.encode() in body for name in fields)
 
 
 async def _answer(dialect: Dialect, place: Place, ask: Ask, *, capture: bool = True) -> tuple[int, bytes]:
-    """What the smallest request is answered, with the fields that bring token ids or without."""
+    """Send the smallest request, with the fields that request token ids or without; return status and body."""
     body = dialect.least | prepare(dialect, dialect.least, model=place.model, sampling={}, capture=capture).fields
     status, answer = await ask(dialect, body)
-    if status in REFUSED and b"max_completion_tokens" in answer:  # newer models of OpenAI's know no other limit, and think before one word
+    if status in REFUSED and b"max_completion_tokens" in answer:  # newer models of OpenAI's take no other limit, and reason first
         status, answer = await ask(dialect, {name: value for name, value in body.items() if name != "max_tokens"})
     return status, answer
 
@@ -186,6 +186,6 @@ def _reply(dialect: Dialect, answer: bytes) -> Reply:
 
 
 def _lacks_ids(reply: Reply) -> bool:
-    """Whether something was sampled as a whole, and no token id was given."""
+    """Whether a complete reply has no token ids."""
     sampled = any(choice.finish_reason for choice in reply.choices.values())
     return sampled and not (reply.bad_ids or reply.too_many_ids) and not any(choice.token_ids for choice in reply.choices.values())

@@ -1,7 +1,7 @@
-"""Several endpoints of one model: which one a rollout's calls go to, and which ones are down. Pure; the clock is handed in.
+"""Load balancing over the endpoints of one model: sticky choice by rollout, and health. Pure; the clock is injected.
 
-A rollout keeps its endpoint, because that is where its conversation's prefix is cached; rendezvous hashing moves only the rollouts of
-an endpoint that comes or goes. One that cannot be reached is left alone for a while, longer each time, and tried again.
+A rollout keeps its endpoint, which has the prefix of its conversation cached; rendezvous hashing moves only the rollouts of an endpoint
+that is added or removed. An unreachable endpoint is skipped for a while, longer after each failure, and tried again.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from agl_otel.service.retry import Backoff
 from agl_otel.text import without_secrets
 
 DOWN: Final = Backoff(1.0, 30.0, jitter=0.0)
-"""How long an endpoint is left alone."""
+"""How long an endpoint is skipped after failures."""
 MAX_ENDPOINTS: Final = 10_000
 
 
 class Health:
-    """What is known of endpoints, by base URL."""
+    """Health of endpoints, by base URL."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._down: dict[str, tuple[float, int]] = {}
-        """{base URL: (until when, failures in a row)}."""
+        """{base URL: (skipped until, consecutive failures)}."""
 
     def failed(self, base_url: str) -> None:
-        """It could not be reached, or said that it cannot serve."""
+        """Record that an endpoint was unreachable or answered that it cannot serve."""
         _, failures = self._down.get(base_url, (0.0, 0))
         if len(self._down) < MAX_ENDPOINTS:
             self._down[base_url] = (self._clock() + DOWN.seconds(failures + 1), failures + 1)
 
     def answered(self, base_url: str) -> None:
-        """It serves."""
+        """Record that an endpoint answered."""
         if self._down:
             self._down.pop(base_url, None)
 
     def is_up(self, base_url: str) -> bool:
-        """Whether it may be asked."""
+        """Whether an endpoint may be called now."""
         held = self._down.get(base_url)
         return held is None or held[0] <= self._clock()
 
     def down(self) -> list[str]:
-        """The endpoints that are left alone now, without the passwords in their addresses."""
+        """The endpoints that are skipped now, without the passwords in their addresses."""
         return [without_secrets(url) for url in self._down if not self.is_up(url)]
 
     def order(self, endpoints: Sequence[Upstream], rollout_id: str | None) -> Sequence[Upstream]:
-        """The endpoints in the order in which to try them: the rollout's own first, those that are down last."""
+        """The endpoints in the order to try: the rollout's own first, those that are down last."""
         if len(endpoints) == 1:
             return endpoints
         return sorted(endpoints, key=lambda each: (not self.is_up(each.base_url), _distance(rollout_id or "", each.base_url)))

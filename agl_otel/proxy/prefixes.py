@@ -1,7 +1,7 @@
-"""What was said in an attempt so far, as hashes: which earlier call a prompt's tokens, and a request's messages, go on from. Pure.
+"""Prefix index of an attempt: which earlier call a prompt's tokens, and a request's messages, continue. Pure.
 
-A conversation's call repeats all that came before it. Naming the earlier call instead makes n calls cost n, not n². Kept is a digest of
-16 bytes for each end of a reply and for each message, whatever their length, so that a process remembers very many attempts.
+Each call of a conversation repeats all that came before it. Storing a reference to the earlier call instead makes the storage of n calls
+O(n), not O(n²). The index holds a 16-byte digest for each reply and for each message, whatever its length.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from hashlib import blake2b
 from typing import Any, Final
 
 DIGEST_BYTES: Final = 16
-TRIED_FIRST: Final = 2  # of the longest: in a conversation the first of them is it
-_MARSHAL_VERSION: Final = 2  # without references between objects, which depend on more than the values
+TRIED_FIRST: Final = 2  # longest candidates; in a conversation the first one matches
+_MARSHAL_VERSION: Final = 2  # no references between objects, which depend on more than the values
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The prompt starts with all of this (call, choice)'s prompt and reply: `length` tokens."""
+    """A prompt's prefix: the prompt and reply of this (call, choice), `length` tokens."""
 
     call: int
     choice: int
@@ -29,15 +29,15 @@ class Prefix:
 
 
 class TokenPrefixes:
-    """The ends of all replies, by length and digest of the tokens from the start of the prompt to there."""
+    """Index of all replies: by the length and the digest of prompt and reply together."""
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[bytes, tuple[int, int]]] = {}
         self._lengths: list[int] = []
-        """The keys of `_seen`, in order."""
+        """The keys of `_seen`, sorted."""
 
     def continued(self, call: int, prompt: Sequence[int], replies: Mapping[int, Sequence[int]]) -> Prefix | None:
-        """The longest earlier (call, choice) that `prompt` goes on from; remembers this call's `replies` ({choice: token ids})."""
+        """Return the longest earlier (call, choice) that `prompt` continues, and index this call's `replies` ({choice: token ids})."""
         ids = memoryview(array("i", prompt)).cast("B")
         best = self._longest(ids, len(prompt))
         whole = blake2b(ids, digest_size=DIGEST_BYTES)
@@ -52,7 +52,7 @@ class TokenPrefixes:
         return best
 
     def _longest(self, ids: memoryview, length: int) -> Prefix | None:
-        """Each candidate is hashed by itself at first; where that does not find it, all lengths are gone through in one pass."""
+        """Find the longest match: hash the longest candidates one by one, then all other lengths in one pass."""
         fitting = self._lengths[: bisect_right(self._lengths, length)]
         for candidate in fitting[: -TRIED_FIRST - 1 : -1]:
             if (found := self._seen[candidate].get(blake2b(ids[: 4 * candidate], digest_size=DIGEST_BYTES).digest())) is not None:
@@ -69,13 +69,14 @@ class TokenPrefixes:
 
 @dataclass(slots=True)
 class MessagePrefixes:
-    """Which call was the first whose messages began so, by the digest of the messages from the first to there."""
+    """Index of message prefixes: the first call that had each, by the digest of its messages."""
 
     _seen: dict[bytes, tuple[int, int]] = field(default_factory=dict[bytes, tuple[int, int]])
 
     def continued(self, kind: str, messages: Sequence[Any]) -> tuple[tuple[int, int] | None, list[bytes]]:
-        """The earlier call of that kind that shares most with these messages (JSON values), and how many it shares; and the digests that
-        `remember` takes. It is never all of them: the last message is stored with every call.
+        """Return ((call, count) of the earlier call of that kind with the longest common prefix of `messages`, digests for `remember`).
+
+        `messages` are JSON values. The prefix never includes the last message, which is stored with every call.
         """
         running = blake2b(kind.encode(), digest_size=DIGEST_BYTES)
         digests: list[bytes] = []
@@ -85,7 +86,7 @@ class MessagePrefixes:
         return next((found for digest in reversed(digests[:-1]) if (found := self._seen.get(digest)) is not None), None), digests
 
     def remember(self, call: int, digests: Sequence[bytes]) -> int:
-        """The call's messages can be gone on from; how many of them nobody had said before."""
+        """Index the call's messages; return how many prefixes are new."""
         before = len(self._seen)
         for count, digest in enumerate(digests, 1):
             self._seen.setdefault(digest, (call, count))

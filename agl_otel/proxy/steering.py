@@ -1,11 +1,11 @@
-"""What an agent may write into a request that litellm reads: what samples a reply, and nothing that says who gives it. Pure.
+"""Restrict the fields of an agent's request to litellm: those that affect sampling, none that affect which model answers. Pure.
 
-litellm takes the fields of a body as arguments of its own, beside those of the protocol: other models in place of the one asked for, other
-addresses and keys, answers made up, retries. By any of them what is recorded would not be what the resource's model sampled. So a body
-holds what the dialect names, and what the resource's sampling parameters hold with the same value, because agents are told those.
+litellm reads fields of the body, beyond those of the protocol, as its own arguments: fallback models, other addresses and keys, mock
+answers, retries. With any of them the recorded reply might not come from the resource's model. So a body may contain only the fields of
+the dialect, and the resource's sampling parameters with unchanged values, because agents receive those.
 
-`metadata` is of the protocols (Claude Code sends it with every call, Codex `client_metadata`), and litellm chooses deployments and traces
-by what is in it. No model server samples by it, so it is left out.
+`metadata` belongs to the protocols (Claude Code sends it with every call, Codex `client_metadata`), but litellm chooses deployments and
+traces by it. It does not affect sampling, so it is removed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from agl_otel.proxy.upstream import Upstream
 from agl_otel.types.sampling import EXTRA_BODY
 
 HEADERS: Final = ("x-litellm", "litellm")
-"""How the names begin of headers that litellm takes orders from."""
+"""Prefixes of the headers that control litellm."""
 LEFT_OUT: Final = frozenset({"metadata", "client_metadata"})
 
 
 def for_litellm(asked: Json, fields: Collection[str], upstream: Upstream, path: str) -> tuple[bytes, Json]:
-    """An agent's request to a route as litellm may read it, as text and as read here.
+    """Return an agent's request without anything that could redirect litellm, as (JSON text, parsed).
 
     Args:
-        fields: that requests to this route have.
-        upstream: whose sampling parameters the agent was told.
+        fields: the fields of requests to this route.
+        upstream: the source of the sampling parameters that the agent received.
 
-    Raises RefusedError that names what may not be asked.
+    Raises RefusedError that names the field that is not allowed.
     """
     told = {**upstream.sampling, **_object(upstream.sampling.get(EXTRA_BODY))}
     kept = {name: value for name, value in asked.items() if name not in LEFT_OUT}
@@ -49,7 +49,7 @@ def for_litellm(asked: Json, fields: Collection[str], upstream: Upstream, path: 
             status=400,
             code="model_name",
         )
-    return encoded(kept), kept  # as it was read here: text that two readers read in two ways is passed on to none
+    return encoded(kept), kept  # encoded again: litellm must not parse the agent's text differently
 
 
 def _is_one_model(name: Any) -> bool:

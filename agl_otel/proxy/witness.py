@@ -1,8 +1,8 @@
-"""Before this process forwards the first call of an attempt, the queue knows of it: so a proxy that dies is missed.
+"""Announce each attempt to the queue before its first call is forwarded, so that the death of a proxy is noticed.
 
-Announcements that come together go in one message. A queue that is away holds a call up for a while only: then it is forwarded, the
-announcement follows when the queue is back, and until then the journal alone knows of the call. One that refuses is asked again with the
-next call of the attempt.
+Concurrent announcements are batched. If the queue is unreachable, a call waits for at most WAIT_SECONDS and is then forwarded; the
+announcement is retried, and until it succeeds only the journal has a record of the call. After a refusal the next call of the attempt
+announces it again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _logger = logging.getLogger("agl_otel.proxy")
 
 
 class Queue(Protocol):
-    """What of the queue's client is needed here."""
+    """The part of the queue's client that is used here."""
 
     async def witness(self, witnesses: Sequence[Witness]) -> None:
-        """Note who forwards calls of attempts."""
+        """Record which processes forward calls of attempts."""
         ...
 
 
 class Witnesses:
     """Announces attempts to the queue, for the proxy at `address`. Use it in one event loop; `close` it.
 
-    `counts["unwitnessed"]` says how often a call was forwarded that the queue was not told of in time, or did not take note of.
+    `counts["unwitnessed"]` counts calls that were forwarded although the announcement was late or refused.
     """
 
     def __init__(self, queue: Queue, address: str, counts: Counter[str], *, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -46,10 +46,10 @@ class Witnesses:
         self._waiting: list[tuple[Key, str, asyncio.Future[bool]]] = []
         self._task: asyncio.Task[None] | None = None
         self._refused = False
-        """Whether it was said that the queue refuses."""
+        """Whether a refusal of the queue was logged."""
 
     async def announce(self, key: Key, marker: str) -> None:
-        """Return when the queue knows that this process forwards calls of the attempt under `marker`, refuses, or is away for too long."""
+        """Announce that this process forwards calls of the attempt under `marker`; return on success, refusal or timeout."""
         known, told = self._known.get(key, ("", None))
         if told is None or known != marker:
             told = asyncio.get_running_loop().create_future()
@@ -69,13 +69,13 @@ class Witnesses:
             self._counts["unwitnessed"] += 1
 
     async def close(self) -> None:
-        """Stop."""
+        """Cancel pending announcements."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def forget(self, key: Key) -> None:
-        """Announce the attempt again, should it come back."""
+        """Forget the attempt; its next call announces it again."""
         self._known.pop(key, None)
 
     async def _tell(self) -> None:
