@@ -1,4 +1,4 @@
-"""`python -m agl_otel.collector`: the collector as a service. SIGTERM and SIGINT drain it, with exit code 0."""
+"""`python -m agl_otel.collector`: run the collector as a service. SIGTERM and SIGINT drain it, with exit code 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agl_otel.settings import Settings
 
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[Serving]:
-    """The collector while it serves. Raises AglError where it cannot start, and what ends its writer."""
+    """Run the collector within the context. Raises AglError if it cannot start, and the error that ends its writer."""
     collector = Collector(settings)
     await collector.start()
     try:
@@ -23,7 +23,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
 
 
 def main() -> int:
-    """Run the service; the exit code."""
+    """Run the service; return the exit code."""
     return run_service("collector", serving)
 
 

@@ -1,11 +1,11 @@
-"""Adoption: a whole trace that nobody identified, once it is quiet, becomes a rollout of its own, of mode `production`.
+"""Adoption: turn a quiet trace in which no span was identified into a rollout of its own, with mode `production`.
 
-So traces of a running product can be trained on. The rollout id is made from the trace id, and the attempt is the one that the queue
-holds for it: two passes agree, and one that died is finished by the next. In this order: the rollout is started at the queue (an id that
-exists is answered as it is), the spans and log records are copied, the attempt is ended. Who waits for production rollouts to finish
-finds their spans. Spans that come later are found by the late pass, and change nothing at the queue.
+This makes traces of a running product usable for training. The rollout id is derived from the trace id, and the queue holds one attempt
+for it; two passes therefore agree, and a pass that died is finished by the next. Order: start the rollout at the queue (an existing id is
+returned unchanged), copy the spans and log records, end the attempt. A client that waits for a production rollout to finish therefore
+finds its spans. Later spans are copied by the late pass and change nothing at the queue.
 
-The input is what the root span says went in (see INPUTS); None where it says nothing. A root span with an error is a failed attempt.
+The input is read from the root span (see INPUTS); None if it has none. A root span with an error makes a failed attempt.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest
 from agl_otel_hook import conventions
 
 QUIET_SECONDS: Final = 60.0
-TRACES: Final = 100  # started together
+TRACES: Final = 100  # per request to the queue
 INPUTS: Final = ("gen_ai.input.messages", "input.value", conventions.OPERATION_INPUT, "traceloop.entity.input")
-"""Attributes of a root span that say what went in, the first that is there counts: OpenTelemetry, OpenInference, ours, OpenLLMetry."""
+"""Root span attributes that may hold the input, in order of precedence: OpenTelemetry, OpenInference, ours, OpenLLMetry."""
 
 
 class Root(NamedTuple):
@@ -39,11 +39,11 @@ class Root(NamedTuple):
     message: str
     inputs: Mapping[str, str]
     first: float
-    """When the trace began, Unix seconds."""
+    """Start of the trace, in Unix seconds."""
     last: float
 
     def request(self) -> EnqueueRolloutRequest:
-        """The rollout that this trace becomes."""
+        """Build the request for the rollout that this trace becomes."""
         error = self.message or "the root span ended with an error"
         metadata: dict[str, Any] = {
             "trace_id": self.trace_id,
@@ -57,7 +57,7 @@ class Root(NamedTuple):
 
 
 def input_of(attributes: Mapping[str, str]) -> Any:
-    """What went in, as JSON where it is JSON; None where no attribute says so."""
+    """Return the input, parsed if it is a JSON list or object; None if no attribute holds one."""
     text = next((attributes[key] for key in INPUTS if attributes.get(key)), None)
     if text is None or text[:1] not in ("[", "{"):
         return text
@@ -68,19 +68,19 @@ def input_of(attributes: Mapping[str, str]) -> Any:
 
 
 class Adoption:
-    """Makes rollouts of quiet traces. Errors of ClickHouse and of the queue end a pass; the next one goes on."""
+    """Makes rollouts of quiet traces. Errors of ClickHouse and of the queue end a pass; the next one continues."""
 
     def __init__(self, late: LatePass, queue: QueueClient, *, quiet_seconds: float = QUIET_SECONDS) -> None:
         self._late = late
         self._queue = queue
         self._quiet_ms = int(quiet_seconds * 1000)
         self.counts: Counter[str] = Counter()
-        """adopted: rollouts that were ended, ever."""
+        """adopted: number of rollouts ended since the start."""
 
     async def run(self, since_ms: int, now_ms: int, *, unidentified: bool) -> None:
         """Adopt the traces that went quiet since the pass at `since_ms` (0: all), and finish what an earlier pass left unfinished.
 
-        `unidentified` is what this pass's LatePass.run said: spans that came since then are not quiet.
+        `unidentified`: whether this pass's LatePass.run found spans without ids; spans received since then are not quiet yet.
         """
         await self._finish(await self._unfinished())
         if not unidentified:
@@ -100,14 +100,14 @@ class Adoption:
         return started
 
     async def _unfinished(self) -> list[AttemptedRollout]:
-        """What a pass that died has started."""
+        """Find the rollouts that an earlier pass started and did not end."""
         found = await self._queue.query_rollouts(
             rollout_id_contains=ADOPTED, mode_in=["production"], status_in=["preparing", "running"], limit=1000
         )
         return [rollout for rollout in found.items if isinstance(rollout, AttemptedRollout) and rollout.rollout_id.startswith(ADOPTED)]
 
     async def _finish(self, rollouts: Sequence[AttemptedRollout]) -> None:
-        """Give the spans of these traces their ids, and end the attempts that are open."""
+        """Copy the spans and logs of these traces with their ids, and end the open attempts."""
         if not rollouts:
             return
         ids = {r.rollout_id.removeprefix(ADOPTED): (r.rollout_id, r.attempt.attempt_id) for r in rollouts}

@@ -1,6 +1,6 @@
-"""Group commit: all requests that wait share one write and one fsync, in a thread of its own.
+"""Group commit: all waiting requests share one write and one fsync, in a dedicated thread.
 
-Delivery is in log order, on the event loop; whoever waits on a place knows that everything before it is on disk too.
+Futures complete in log order, on the event loop: when a record is on disk, so is every record before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agl_otel.collector.wal import Log, Place
 from agl_otel.errors import UnavailableError
 
 MAX_WAITING_BYTES: Final = 256 << 20  # received, not yet on disk
-TRY_SECONDS: Final = 1.0  # between two tries of a disk that refused: nothing but a write tells whether a quota has room again
+TRY_SECONDS: Final = 1.0  # between tries of a disk that refused a write: only a write shows whether a quota has room again
 
 T = TypeVar("T")
 _Item = tuple[int, bytes, "asyncio.Future[Place]"]
@@ -25,7 +25,7 @@ _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class GroupCommit:
-    """The asynchronous face of a Log."""
+    """The asynchronous interface of a Log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -34,20 +34,20 @@ class GroupCommit:
         self._closed = False
         self.waiting_bytes = 0
         self.groups = 0
-        """How many fsyncs were made."""
+        """Number of fsyncs."""
         self.bytes_held = log.bytes_held
         """Size of the log, as of the last group or release."""
         self.trouble = ""
-        """Why the disk did not take the last group; empty where it did, or would by now."""
+        """Why the disk refused the last group; empty if it did not, or has room again."""
         self._refused_bytes = 0
         self._next_try: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="wal", daemon=True)
         self._thread.start()
 
     def append(self, kind: int, payload: bytes) -> asyncio.Future[Place]:
-        """Log one record; the future is done when it is on disk.
+        """Log one record; the future completes when it is on disk.
 
-        Raises UnavailableError, here or from the future, where it cannot be kept.
+        Raises UnavailableError, here or from the future, if it cannot be written.
         """
         if self._closed:
             raise UnavailableError("the collector is stopping: send it again")
@@ -60,24 +60,24 @@ class GroupCommit:
 
     @property
     def directory(self) -> Path:
-        """Where the log's files are."""
+        """Folder of the log's files."""
         return self._log.directory
 
     def turn_over(self) -> asyncio.Future[int]:
-        """Go on in a new segment after what was appended before; the position at which it begins.
+        """Start a new segment after everything appended so far; the future returns its first position.
 
-        By then, all that is logged before it was delivered. Raises UnavailableError, here or from the future.
+        All earlier records have been delivered by then. Raises UnavailableError, here or from the future.
         """
         if self._closed:
             raise UnavailableError("the collector is stopping: ask again")
         return self._do(self._log.turn_over)
 
     def release(self, position: int) -> asyncio.Future[None]:
-        """Everything before `position` is stored: its segments may go, and have gone when the future is done. It may hold an OSError."""
+        """Delete segments of which every record lies before `position`. The future completes when they are gone; it may raise OSError."""
         return self._do(functools.partial(self._log.release, position))
 
     async def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write the waiting records and end the thread."""
         self._closed = True
         if self._next_try is not None:
             self._next_try.cancel()

@@ -1,7 +1,8 @@
-"""`POST /copy`: all traces of the embedded ClickHouse as they are at this moment, for a backup while the stack runs.
+"""`POST /copy`: stream a snapshot of all traces of the embedded ClickHouse, for a backup while the stack runs.
 
-Only the collector has the embedded ClickHouse open, so it reads; who asks, with the token, writes the files. The answer is a stream of
-frames: a line of JSON, then as many bytes as it says. Ingest goes on meanwhile, merges (and with them deletions) wait.
+Only the collector has the embedded ClickHouse open, so it reads; the client, which needs the token, writes the files. The response is a
+stream of frames: a line of JSON, then the number of bytes that it names. Ingest continues meanwhile; merges, and deletions with them,
+wait.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Copying:
     def __init__(self, engine: TraceStore) -> None:
         self._engine = engine
         self._turn = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")  # a reading connection belongs to its thread
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")  # a reading connection is bound to its thread
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """POST /copy. Raises InUseError where a copy is being made."""
+        """POST /copy. Raises InUseError while another copy is made."""
         if self._turn.locked():
             raise InUseError("a copy is being made already: wait for its end")
         async with self._turn:
@@ -43,7 +44,7 @@ class Copying:
             answer = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
             await answer.prepare(request)
             try:
-                with contextlib.suppress(ConnectionError):  # who asked has gone
+                with contextlib.suppress(ConnectionError):  # the client has disconnected
                     async with asyncio.timeout(COPY_SECONDS):
                         while (frame := await self._in_thread(next, frames, None)) is not None:
                             await answer.write(frame)
@@ -57,7 +58,7 @@ class Copying:
 
 
 def _frames(engine: TraceStore) -> Any:
-    """Bytes to send: for each table its name, then its chunks; an end, without which a copy is not whole."""
+    """Yield the bytes to send: for each table its name, then its chunks; last an end frame, without which a copy is incomplete."""
 
     def frames() -> Iterator[bytes]:
         for table in tables(engine):

@@ -1,6 +1,6 @@
-"""Refuses a request of very many next to empty parts: each costs the collector what it costs, however few bytes it takes. Pure.
+"""Refuse requests of very many nearly empty parts: each part has a fixed cost in the collector, however few bytes it takes. Pure.
 
-A kilobyte of gzip can unfold to a million empty spans, which would hold everybody else's up for minutes. Real ones have ids at least.
+A kilobyte of gzip can expand to a million empty spans, which would delay all other requests for minutes. Real spans have at least ids.
 The Go collector has the same bounds (internal/wire/crowded.go).
 """
 
@@ -16,22 +16,22 @@ from agl_otel.errors import DataError
 from agl_otel_hook.varint import read_varint
 
 MAX_PARTS: Final = 65_536
-"""Resources, scopes, spans, log records, metrics and data points of one request."""
+"""Limit on resources, scopes, spans, log records, metrics and data points of one request."""
 FEW_PARTS: Final = 1024
 LEAST_BYTES: Final = 16
-"""Of a part, on average, where there are more than a few."""
+"""Least average size of a part, for requests above FEW_PARTS."""
 MAX_OTHERS: Final = 4 * MAX_PARTS
-"""Other fields of the messages that parts are in: a scope has two, a metric four."""
+"""Limit on other fields of the messages that contain parts: a scope has two, a metric four."""
 MAX_MESSAGES: Final = 1 << 21
-"""Attributes, events, links, exemplars and all others, outside of lists; an attribute is two."""
+"""Limit on attributes, events, links, exemplars and other messages, without values in lists; an attribute counts as two."""
 LEAST_MESSAGE_BYTES: Final = 4
-"""Of a message, likewise: an attribute with a name of one letter has nine."""
+"""Least average size of a message: an attribute with a one-letter key has nine bytes."""
 MAX_VALUES: Final = 1 << 23
-"""Of lists (token ids, log-probs)."""
+"""Limit on values in lists (token ids, log-probs)."""
 LEAST_JSON_BYTES: Final = 8
-"""Of a JSON object, likewise: `{"intValue":"1"}` has twice as many."""
+"""Least average size of a JSON object: `{"intValue":"1"}` has twice as many bytes."""
 _Level = tuple[frozenset[int], bool]
-"""Tags of the fields that are looked into, and whether they are parts."""
+"""Tags of the fields to descend into, and whether they are parts."""
 
 
 def _level(*fields: int, parts: bool = True) -> _Level:
@@ -44,25 +44,25 @@ _LEVELS: Final[dict[Signal, tuple[_Level, ...]]] = {"traces": _ITEMS, "logs": _I
 
 
 def check(signal: Signal, raw: bytes) -> int:
-    """How many messages a request in protobuf holds, about; 0 where they are few.
+    """Return the approximate number of messages in a protobuf request; 0 for a small request.
 
-    Raises DataError where it is too crowded, and DecodeError where it cannot be read.
+    Raises DataError if it is too crowded, DecodeError if it cannot be parsed.
     """
     if len(raw) <= FEW_PARTS * LEAST_BYTES:
         return 0
     found = merged.messages(signal, raw)
-    if found > MAX_PARTS - merged.UNSURE or found * LEAST_BYTES > len(raw):  # else its parts, too, are few enough
+    if found > MAX_PARTS - merged.UNSURE or found * LEAST_BYTES > len(raw):  # otherwise the number of parts is within bounds, too
         check_parts(signal, raw)
     return _bounded(signal, raw, found, min(MAX_MESSAGES, len(raw) // LEAST_MESSAGE_BYTES))
 
 
 def check_piece(signal: Signal, raw: bytes) -> None:
-    """Raise DataError where a piece of a request takes too much to be parsed, and DecodeError where it cannot be read."""
+    """Raise DataError if a piece of a request costs too much to parse, DecodeError if it cannot be parsed."""
     _bounded(signal, raw, merged.messages(signal, raw), MAX_MESSAGES)
 
 
 def check_parts(signal: Signal, raw: bytes) -> None:
-    """Raise DataError where a request has too many parts, or other fields beside them. What cannot be read is left to its reader."""
+    """Raise DataError if a request has too many parts, or too many other fields beside them. Unparsable bytes are left to the parser."""
     if len(raw) <= FEW_PARTS * LEAST_BYTES:
         return
     parts = _parts(signal, raw)
@@ -72,8 +72,8 @@ def check_parts(signal: Signal, raw: bytes) -> None:
 
 
 def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
-    """`found`, the messages in it. Raises DataError where more than `most` of them are outside of lists, or too many values in lists."""
-    if found > most + MAX_VALUES:  # too many of the one or of the other: which of them is not worth a second count
+    """Return `found`, the number of messages. Raises DataError for more than `most` outside lists, or for too many values in lists."""
+    if found > most + MAX_VALUES:  # one of the two limits is exceeded: a second count to tell which is not worth its cost
         raise DataError(f"it has {found} attributes, events, points, values and the like in {len(raw)} bytes: send smaller batches")
     outside = merged.messages(signal, raw, lists=False) if found > most else found
     if outside > most:
@@ -84,14 +84,14 @@ def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
 
 
 def check_json(body: bytes) -> None:
-    """Raise DataError where a request in JSON is too crowded, which is looked at again as protobuf."""
+    """Raise DataError if a JSON request is too crowded; its protobuf form is checked again."""
     objects = body.count(b"{")
     if objects > FEW_PARTS and objects * LEAST_JSON_BYTES > len(body):
         raise DataError(f"it has {objects} objects in {len(body)} bytes: send smaller batches")
 
 
 def _parts(signal: Signal, raw: bytes) -> int:
-    """How many there are; MAX_PARTS + 1 where there are more than that."""
+    """Count the parts, up to MAX_PARTS + 1."""
     levels = _LEVELS[signal]
     found = others = 0
     todo = [(0, len(raw), 0)]

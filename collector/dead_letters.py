@@ -1,8 +1,8 @@
-"""The dead letters of a collector: requests that ClickHouse refuses (refused/), and damaged pieces of its log (*.damaged).
+"""The dead letters of a collector: requests that ClickHouse refused (refused/), and damaged pieces of its log (*.damaged).
 
-They are for a person to look at; nothing reads them again. So a deletion reaches them here: a request that names a deleted rollout, or
-has a row of no known rollout, which may belong to it; and every damaged piece, whose content is unknown. Retention (expiry.py) removes
-them by age.
+They are kept for inspection and never read back, so deletion handles them here. It removes each request that names a deleted rollout
+or has a row without a known rollout, which may belong to it, and every damaged piece, whose content is unknown. Retention (expiry.py)
+removes them by age.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ NAMED: Final = 5
 
 
 def write(folder: Path, position: int, request: Request, reason: str) -> Path:
-    """Write a request and why it is refused; the file with its bytes."""
+    """Write a request and the reason for its refusal; return the path of the file with its bytes."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = folder / f"{request.received_ms}-{position}-{request.signal}"
     of = sorted({each.rollout_id for each in request.identities if not each.reason})
     about = {"reason": reason, "signal": request.signal, "received_ms": request.received_ms, "rollouts": of}
-    write_private(stem.with_suffix(".json"), json.dumps(about).encode())  # the first one: where it is missing, a deletion takes the bytes
+    write_private(stem.with_suffix(".json"), json.dumps(about).encode())  # written first: without it, a deletion removes the bytes
     write_private(stem.with_suffix(".otlp"), request.raw)
-    sync_folder(folder)  # soon the log forgets it
+    sync_folder(folder)  # the log deletes the request soon
     return stem.with_suffix(".otlp")
 
 
 class DeadLetters(NamedTuple):
-    """Requests that were refused."""
+    """Summary of the refused requests."""
 
     requests: int
     latest: list[dict[str, Any]]
-    """Of the last NAMED of them, the latest first: file, reason, signal, received_ms, rollouts."""
+    """The latest NAMED of them, newest first: file, reason, signal, received_ms, rollouts."""
 
 
 def listed(folder: Path) -> DeadLetters:
-    """What `write` has written and nothing has removed since."""
+    """List the requests that `write` has written and that still exist."""
     found = sorted(folder.glob("*.otlp"), key=_received_ms, reverse=True)
     return DeadLetters(len(found), [{"file": str(path), **_about(path)} for path in found[:NAMED]])
 
@@ -52,7 +52,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def forget(refused: Path, log: Path, rollout_ids: Collection[str]) -> int:
-    """Remove what holds, or may hold, something of these rollouts; how many files. Raises OSError."""
+    """Remove files that hold, or may hold, data of these rollouts; return their number. Raises OSError."""
     if not rollout_ids:
         return 0
     gone = [path for path in refused.glob("*.otlp") if _may_hold(path, set(rollout_ids))]
@@ -63,7 +63,7 @@ def forget(refused: Path, log: Path, rollout_ids: Collection[str]) -> int:
 
 
 def expire(refused: Path, log: Path, before: float) -> int:
-    """Remove what was received, or found damaged, before a time (Unix seconds); how many files. Raises OSError."""
+    """Remove files received, or found damaged, before a time (Unix seconds); return their number. Raises OSError."""
     old = [path for path in refused.glob("*") if _received_ms(path) < before * 1000]
     old += [path for path in log.glob(f"*{DAMAGED}") if path.stat().st_mtime < before]
     for path in old:
@@ -72,7 +72,7 @@ def expire(refused: Path, log: Path, before: float) -> int:
 
 
 def _received_ms(path: Path) -> float:
-    """By its name, else when it was written."""
+    """Return the time of receipt from the file's name, else its modification time."""
     told = path.name.partition("-")[0]
     return int(told) if told.isdecimal() else path.stat().st_mtime * 1000
 

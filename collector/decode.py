@@ -1,7 +1,8 @@
 """OTLP protobuf → rows of otel_traces and otel_logs, exact for every value (values.py says how).
 
-This is the road that understands everything; what is plain takes the fast one (raw.py), to the same rows. Token ids and log-probs of a
-model call go straight into their columns where they fit exactly, and their long text is left out of the map (AttrTypes: `column`).
+This is the general path, which handles everything; plain spans take the fast path (raw.py), which makes the same rows. Token ids and
+log-probs of a model call go directly into their columns if they fit exactly; their long text is then left out of the map (AttrTypes:
+`column`).
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def span_rows(
     only: Container[int] | None = None,
     counts: Counter[str] | None = None,
 ) -> list[str]:
-    """The rows (JSON texts) of the spans that were taken, or of those whose BatchPos is in `only`.
+    """Return the rows (JSON texts) of the accepted spans, or of those whose BatchPos is in `only`.
 
-    `identities` has one entry for each span of the request; `numbers` gives the sequence number of each taken span in turn;
-    `first` is the BatchPos of the first of them. `counts`: see values.to_map;
-    keys of resources are left to whoever makes the other rows, where there are any.
+    `identities` has one entry per span of the request; `numbers` yields the sequence number of each accepted span in turn;
+    `first` is the BatchPos of the first accepted span. `counts`: see values.to_map; repeated keys of resources are left to the caller
+    that makes the other rows, if there are any.
     """
     rows: list[str] = []
     resources: Counter[str] = Counter()
@@ -128,7 +129,7 @@ def _span(span: Span, types: dict[str, str], counts: Counter[str] | None) -> dic
 
 
 def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """(token columns, attribute texts). A list that does not fit its column exactly stays in the map, and the column takes what it can."""
+    """Return (token columns, attribute texts). A list that does not fit its column exactly stays in the map; its column gets what fits."""
     columns: dict[str, Any] = {}
     rest: list[KeyValue] = []
     for attribute in span.attributes:
@@ -140,7 +141,7 @@ def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None 
         if name in columns:
             if counts is not None:
                 counts[REPEATED] += 1
-            continue  # of a key given twice the first counts
+            continue  # the first of repeated keys counts
         numbers = read(attribute.value)
         if numbers is None:
             rest.append(attribute)
@@ -152,7 +153,7 @@ def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None 
 
 
 def nearest(value: Value) -> list[float]:
-    """Log-probs that float32 does not hold exactly: the nearest ones; none at all where one is not finite (ClickHouse would read 0.0)."""
+    """Round log-probs that float32 cannot hold exactly; return none at all if one is not finite (ClickHouse would read 0.0)."""
     numbers = [item.double_value for item in value.array_value.values if item.WhichOneof("value") == "double_value"]
     with np.errstate(over="ignore"):
         small = np.asarray(numbers, dtype=np.float64).astype(np.float32)
@@ -162,7 +163,7 @@ def nearest(value: Value) -> list[float]:
 def log_rows(
     raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: int, counts: Counter[str] | None = None
 ) -> list[str]:
-    """The rows (JSON texts) of the log records that were taken; see span_rows."""
+    """Return the rows (JSON texts) of the accepted log records; see span_rows."""
     counts = Counter() if counts is None else counts
     rows: list[str] = []
     index = 0
@@ -217,7 +218,7 @@ def log_rows(
 
 
 def _nanoseconds(stamp: int) -> str | int:
-    # ClickHouse takes "seconds.fraction" only where the seconds have nine or ten digits; 0 (an event without a time) goes as a number.
+    # ClickHouse parses "seconds.fraction" only if the seconds have nine or ten digits; 0 (an event without a time) is sent as a number.
     return f"{stamp // 10**9}.{stamp % 10**9:09d}" if stamp >= 10**17 else 0
 
 

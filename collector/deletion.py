@@ -1,12 +1,12 @@
-"""Deletes rollouts from ClickHouse: spans, log records, metrics, sums (orphans.py). The queue forgets them first; this is the second half.
+"""Delete rollouts from ClickHouse: spans, log records, metrics, sums (orphans.py). The queue deletes them first; this is the second half.
 
-Rows without ids that were copied to a rollout later (late_pass.py) go with it. They are found by its copies, so they go before these:
-a deletion that dies anywhere is finished by asking for the same rollouts again. What arrives for a rollout afterwards is stored
-(contracts.md §2.6). Deleted rows are invisible to queries at once (ClickHouse's lightweight DELETE, which is answered when it is done);
-`purge` clears them from the files.
+Rows without ids that were copied to a rollout later (late_pass.py) are deleted with it. They are found by its copies, so they are deleted
+before these: an interrupted deletion is finished by repeating the request. Data that arrives for a rollout afterwards is stored
+(contracts.md §2.6). Deleted rows are invisible to queries at once (ClickHouse's lightweight DELETE, awaited); `purge` clears them from
+the files.
 
-The process that has the engine open does it, as with maintenance.py: the collector for the embedded one (`POST /delete`, body
-{"rollouts": [ids]}; an empty list asks whether a deletion is possible), `agl-otel` itself for a server.
+As with maintenance.py, the process that has the engine open does the work: the collector for the embedded one (`POST /delete`, body
+{"rollouts": [ids]}; an empty list asks whether deletion is possible), `agl-otel` itself for a server.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from agl_otel.traces.cluster import on_cluster, on_every_node, stored_as
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.sql import named_query
 
-PURGE_SECONDS: Final = 240.0  # woken, ClickHouse removes old files within seconds, unless somebody reads them
-SOURCES: Final = 1_000  # rows without ids that go in one statement
+PURGE_SECONDS: Final = 240.0  # once woken, ClickHouse removes old files within seconds, unless they are being read
+SOURCES: Final = 1_000  # rows without ids per statement
 TABLES: Final = (
     "otel_metrics_gauge",
     "otel_metrics_sum",
@@ -36,18 +36,18 @@ TABLES: Final = (
     "otel_metrics_summary",
     "otel_logs",
     "rollout_summary_states",
-    "otel_traces",  # the last one: what it holds says which rows without ids belong to a rollout
+    "otel_traces",  # last, because its rows identify the rows without ids that belong to a rollout
 )
-"""Every table that is keyed by rollout."""
+"""Every table keyed by rollout."""
 TRACE_TIMES: Final = "otel_traces_trace_id_ts"
 PURGED: Final = (*TABLES, orphans.SERVICES.table, TRACE_TIMES)
-"""Every table with rows that go when a rollout does."""
+"""Every table from which rows are deleted with a rollout."""
 _TO_PURGE: Final = (
     "SELECT DISTINCT table FROM system.parts WHERE database = 'otel' AND table IN {tables:Array(String)} AND active "
     "AND has_lightweight_delete UNION DISTINCT SELECT table FROM system.mutations WHERE database = 'otel' "
     "AND table IN {tables:Array(String)} AND position(command, 'DELETED MASK') = 0"
 )
-"""Tables with deleted rows, or with texts of deletions."""
+"""Tables with deleted rows, or with stored texts of deletions."""
 _OLD_PARTS: Final = (
     "SELECT table, name FROM system.parts WHERE database = 'otel' AND table IN {tables:Array(String)} AND NOT active UNION ALL "
     "SELECT table, max(mutation_id) FROM system.mutations WHERE database = 'otel' AND table IN {tables:Array(String)} GROUP BY table "
@@ -65,22 +65,22 @@ _SAME_LOG: Final = (
 _OF_ROLLOUTS: Final = "RolloutId IN {rollouts:Array(String)}"
 _OF_TRACES: Final = "TraceId IN {traces:Array(String)}"
 _SOON: Final = {"old_parts_lifetime": 0, "finished_mutations_to_keep": 1}
-"""Settings of a table that is purged: its old files go at once, and the texts of deletions (a file for each of the last hundred)."""
+"""Table settings for a purge: old files are removed at once, and so are the texts of the last hundred deletions (a file for each)."""
 _EVERYWHERE: Final = f"mutations_sync = 2, distributed_ddl_output_mode = 'none', distributed_ddl_task_timeout = {PURGE_SECONDS:.0f}"
-"""For a statement that is done when each replica and each node has done it; one that is away is an error."""
+"""Settings for a statement that returns when every replica and every node has run it; an unreachable one is an error."""
 
 
 class Deletion:
-    """Deletes over one engine, one request at a time."""
+    """Deletes through one engine, one request at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._turn = asyncio.Lock()
 
     async def run(self, rollout_ids: Sequence[str]) -> dict[str, int]:
-        """Remove what is stored of these rollouts; answers how many rows with ids went, by table, where any did.
+        """Delete the data of these rollouts; return the numbers of deleted rows with ids, by table, if any.
 
-        Raises UnavailableError or ClickHouseError where ClickHouse cannot do it now; then the same request finishes the work.
+        Raises UnavailableError or ClickHouseError if ClickHouse cannot do it now; repeating the request then finishes the work.
         """
         async with self._turn:
             return await asyncio.to_thread(self._run, sorted({name for name in rollout_ids if name}))
@@ -88,9 +88,8 @@ class Deletion:
     async def purge(self) -> None:
         """Clear deleted rows from the disk: when this returns, no file of ClickHouse holds one.
 
-        Parts that hold deleted rows are rewritten, all of them, and the old ones removed; without deletions nothing is done. Raises
-        UnavailableError where that takes too long (a query reads them), ClickHouseError where it cannot be done; then it can be asked for
-        again.
+        Every part with deleted rows is rewritten, and the old parts are removed; none, if nothing was deleted. Raises UnavailableError if
+        that takes too long (a query reads them), ClickHouseError if it fails; it may be repeated then.
         """
         async with self._turn:
             await asyncio.to_thread(self._purge)
@@ -110,7 +109,7 @@ class Deletion:
             while tables and (old := self._engine.select(on_every_node(_OLD_PARTS, cluster), {"tables": tables})):
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): try again")
-                for table in tables:  # wake what removes them: it rests for up to five minutes
+                for table in tables:  # wake the removal thread, which otherwise sleeps for up to five minutes
                     run(f"SYSTEM START CLEANUP{on} otel.{table}")
                 time.sleep(0.5)
         finally:
@@ -136,7 +135,7 @@ class Deletion:
             if count := self._remove(table, params):
                 removed[table] = count
         self._remove(TRACE_TIMES, params)
-        refill = named_query("refill_trace_id_ts")  # a span that came meanwhile is found by its trace
+        refill = named_query("refill_trace_id_ts")  # a span that arrived meanwhile is found by its trace
         self._engine.command(refill.replace(orphans.ONE_BATCH, _OF_ROLLOUTS), params)
         for start in range(0, len(traces), SOURCES):
             self._engine.command(refill.replace(orphans.ONE_BATCH, _OF_TRACES), {"traces": traces[start : start + SOURCES]})
@@ -144,14 +143,14 @@ class Deletion:
         return removed
 
     def _remove(self, table: str, of_rollouts: dict[str, list[str]]) -> int:
-        """Remove their rows, and answer how many there were: where there are none no part is written."""
+        """Delete the matching rows and return their number; without a match no part is written."""
         [[count]] = self._engine.select(f"SELECT count() FROM otel.{table} WHERE {_OF_ROLLOUTS}", of_rollouts)
         if count:
             self._engine.delete(table, _OF_ROLLOUTS, of_rollouts)
         return int(str(count))
 
     def _forget_traces(self, ids: list[str]) -> list[object]:
-        """Remove the times of traces that go with these rollouts, while their spans say which; those traces."""
+        """Delete the times of traces that belong to these rollouts, while their spans still name them; return those traces."""
         traces: list[object] = []
         after: object = ""
         while rows := self._engine.select(named_query("delete_traces"), {"rollouts": ids, "after": after, "limit": SOURCES}):

@@ -1,6 +1,6 @@
-"""The disk budget: the log may grow to a bound while ClickHouse does not keep up, and some disk stays free. A warning comes long before.
+"""The disk budget: bounds the log while ClickHouse is too slow or down, keeps some disk space free, and warns well before either limit.
 
-`level` is pure; DiskBudget measures, and says it once per change.
+`level` is pure; DiskBudget measures, and logs each change once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Final, Literal
 from agl_otel.errors import UnavailableError
 
 WARN_SHARE: Final = 0.7
-"""Of the budget, from where on it warns."""
+"""Share of the budget above which it warns."""
 WARN_RESERVES: Final = 4
-"""It warns when less than this many times the reserve is free."""
-MEASURE_SECONDS: Final = 1.0  # between two looks at the file system
+"""It warns when the free space is below this multiple of the reserve."""
+MEASURE_SECONDS: Final = 1.0  # between two measurements of the free space
 Level = Literal["ok", "warning", "full"]
 _logger = logging.getLogger(__name__)
 
 
 def level(held: int, budget: int, free: int, reserve: int, directory: Path) -> tuple[Level, str]:
-    """How bad it is for the log in `directory`, and in words; all in bytes."""
+    """Return the level for the log in `directory` and a message; sizes in bytes."""
     if held >= budget:
         return (
             "full",
@@ -49,10 +49,10 @@ class DiskBudget:
 
     Args:
         directory: on the file system whose free space counts.
-        budget_bytes: how large the log may grow.
-        reserve_bytes: how much disk stays free.
-        free: free bytes of a directory's file system; tests pass their own.
-        refusal: says why the disk did not take what was written last, empty where it did: a quota is seen by nothing else.
+        budget_bytes: limit on the size of the log.
+        reserve_bytes: disk space to keep free.
+        free: returns the free bytes of a directory's file system; tests pass their own.
+        refusal: returns why the disk refused the last write, or an empty string: the only way to detect a quota.
     """
 
     def __init__(
@@ -71,26 +71,26 @@ class DiskBudget:
         self._refusal = refusal
         self._measured_at = float("-inf")
         self.free_bytes = 0
-        """As of the last look, at most a second old while requests come."""
+        """As of the last measurement, which is at most a second old while requests arrive."""
         self.level: Level = "ok"
         self.refused = 0
-        """Requests that were refused."""
+        """Number of refused requests."""
 
     def check(self, held: int) -> None:
-        """Before something is logged; `held` is the size of the log. Raises UnavailableError where nothing more is taken."""
+        """Check before logging; `held` is the size of the log. Raises UnavailableError at level full."""
         found, message = self._measure(held)
         if found == "full":
             self.refused += 1
             raise UnavailableError(message)
 
     def look(self, held: int) -> tuple[Level, str]:
-        """The level now: full also where the disk has refused to take what nothing here forbids, until a try (commit.py) succeeds."""
+        """Return the current level. It is also full after the disk itself refused a write, until a try (commit.py) succeeds."""
         found, message = self._measure(held)
         refusal = self._refusal()
         return ("full", refusal) if refusal and found != "full" else (found, message)
 
     def _measure(self, held: int) -> tuple[Level, str]:
-        """The level by what was measured; a change is logged once."""
+        """Measure the level; log a change once."""
         now = time.monotonic()
         if now - self._measured_at >= MEASURE_SECONDS:
             self._measured_at = now

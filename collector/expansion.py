@@ -1,8 +1,8 @@
-"""How large the rows of a request are. Pure.
+"""Estimate the size of a request's rows. Pure.
 
-OTLP gives a resource, a scope and a metric's name once for many spans, log records or points; each of their rows has all of it. So a
-request of a megabyte can become gigabytes of rows. What is shared is measured once for each resource and scope, from its bytes: no step
-for each span, and no look at a value. A row also has names of columns, and separators for whatever it holds.
+OTLP holds a resource, a scope and a metric's name once for many spans, log records or points; each of their rows repeats them. A
+request of a megabyte can therefore become gigabytes of rows. Shared parts are measured once per resource and scope, from their bytes:
+no step per span, and no value is inspected. A row also has column names, and separators between its contents.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ MESSAGES: Final[dict[Signal, type[Parsed]]] = {
     "metrics": ExportMetricsServiceRequest,
 }
 ROW_BYTES: Final = 512
-"""Of an empty row in JSON: 375 (a gauge's) to 544 (an exponential histogram's)."""
+"""Size of an empty row in JSON: 375 (a gauge's) to 544 (an exponential histogram's)."""
 MESSAGE_BYTES: Final = 16
-"""Of a message in a row, beside what it holds: 7 (an event) to 15 (an exemplar), two of an attribute up to 26."""
+"""Overhead of a message in a row: 7 (an event) to 15 (an exemplar), up to 26 for the two of an attribute."""
 _LONGER: Final = bytes(range(0x20)) + b'"\\'
-"""Bytes that may take six in a row's JSON. Tags and lengths are among them, and make up for short values, whose texts are longer."""
+"""Bytes that may take six in a row's JSON. Tags and lengths also match, which offsets short values whose text is longer."""
 
 
 _CONTROL: Final = bytes(set(range(0x20)) - set(b"\b\t\n\f\r"))
-"""Bytes that take six in JSON as characters, and seven in a list or an object, whose text is JSON in JSON."""
+"""Bytes that take six in JSON as characters, and seven inside a list or an object, whose text is JSON within JSON."""
 _OF_A_MESSAGE: Final = 6
-"""At most so many of them are no characters but tags, lengths and numbers: a double that is a short fraction has as many zeros."""
+"""Maximum per message of these bytes that are tags, lengths and numbers, not characters: a double may end in as many zeros."""
 
 
 def check(request: Parsed, raw: bytes, messages: int, limit: int) -> int:
-    """How large the rows of a request of these bytes and so many messages are, about, in bytes.
+    """Return the approximate size in bytes of the rows of a request with `messages` messages.
 
-    Raises DataError where that is more than `limit`.
+    Raises DataError if it exceeds `limit`.
     """
     found = _own(raw, messages) + _rows(request)
     if found > limit:
@@ -51,18 +51,18 @@ def check(request: Parsed, raw: bytes, messages: int, limit: int) -> int:
 
 
 def size_of(request: Request) -> int:
-    """The same of a request in the log, where one was not noted at receipt."""
+    """Return the size of a logged request's rows, as noted at receipt or else computed now."""
     return request.expanded or _own(request.raw) + _rows(MESSAGES[request.signal].FromString(request.raw))
 
 
 def _own(raw: bytes, messages: int = 0) -> int:
-    """What the rows have of their own values."""
+    """Estimate the part of the rows that comes from their own values."""
     escaped = len(raw) - len(raw.translate(None, _CONTROL)) - messages * _OF_A_MESSAGE
     return len(raw) + 6 * max(0, escaped) + messages * MESSAGE_BYTES
 
 
 def _rows(request: Parsed) -> int:
-    """What the rows have without their own values."""
+    """Estimate the part of the rows that is shared or fixed: resource, scope, column names."""
     if isinstance(request, ExportTraceServiceRequest):
         found = 0
         for group in request.resource_spans:

@@ -1,7 +1,7 @@
-"""What is past the setting retention_days leaves the collector's files, too; ClickHouse drops rows by itself.
+"""Apply the setting retention_days to the collector's files; ClickHouse drops its rows by itself.
 
-A quiet collector's log keeps what is stored until its segment is full; dead letters (dead_letters.py) stay for a person to look at. With
-a retention both end with it: once an hour the log goes on in a new segment, and what was received before the retention is removed.
+A quiet collector's log keeps stored requests until its segment is full, and dead letters (dead_letters.py) stay for inspection. With a
+retention both are bounded: once an hour the log starts a new segment, and everything received before the retention is removed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final, NoReturn, Protocol
 from agl_otel.errors import AglError
 from agl_otel.settings import DAY_SECONDS
 
-INTERVAL_SECONDS: Final = 3600.0  # days are kept: an hour more is no matter
+INTERVAL_SECONDS: Final = 3600.0  # retention is in days: an hour more does not matter
 _logger = logging.getLogger(__name__)
 
 
 class Files(Protocol):
-    """What holds them; the writer."""
+    """The files to expire; the writer implements it."""
 
     async def expire(self, before: float) -> int:
         """See Writer.expire."""
@@ -36,11 +36,11 @@ class Expiry:
         self._clock = clock
 
     async def once(self) -> int:
-        """Remove it now; how many dead letters. Raises UnavailableError, OSError."""
+        """Remove it now; return the number of dead letters. Raises UnavailableError, OSError."""
         return await self._files.expire(self._clock() - self._days * DAY_SECONDS)
 
     async def run(self) -> NoReturn:
-        """Every hour, until cancelled; what cannot be done now is tried with the next."""
+        """Remove it every hour, until cancelled; failures are retried an hour later."""
         while True:
             try:
                 if gone := await self.once():

@@ -1,7 +1,7 @@
-"""A copy of every accepted request to the user's own OTLP endpoint, which may be slow or away without harm.
+"""Forward a copy of every accepted request to the user's own OTLP endpoint, which may be slow or down without affecting ingest.
 
-The copy is the request's own protobuf bytes, so ids that we add are not in it. It waits in memory, bounded; what finds no room, is
-refused there or grows too old is counted and dropped. Nothing here is awaited by an ack.
+The copy is the original protobuf bytes, without the ids that we add. Copies wait in bounded memory; a copy that finds no room, is refused
+by the endpoint or grows too old is counted and dropped. No acknowledgement waits for forwarding.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from agl_otel.errors import SettingsError
 from agl_otel.service.retry import Backoff, Tries
 from agl_otel.settings import parse_headers
 
-WORKERS: Final = 4  # requests under way at a time
+WORKERS: Final = 4  # requests in flight at a time
 BACKOFF: Final = Backoff(0.5, 30.0)
-QUEUE_BYTES: Final = 64 << 20  # of copies that wait; what finds no room is counted and dropped, never the original
-MAX_AGE_SECONDS: Final = 300.0  # a copy that is older helps nobody; the original is in our own store
+QUEUE_BYTES: Final = 64 << 20  # limit on waiting copies; beyond it copies are dropped and counted, never originals
+MAX_AGE_SECONDS: Final = 300.0  # an older copy is of no use; the original is in our own store
 GRPC_SCHEMES: Final = {"grpc": False, "grpcs": True}
 _logger = logging.getLogger(__name__)
 
 
 class Target(Protocol):
-    """Where copies go."""
+    """The destination of copies."""
 
     async def send(self, signal: Signal, raw: bytes) -> None:
-        """Deliver one. Raises TryAgainError or RefusedError."""
+        """Deliver one copy. Raises TryAgainError or RefusedError."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
@@ -59,12 +59,12 @@ class Forwarder:
         self._idle = asyncio.Event()
         self._idle.set()
         self.queued_bytes = 0
-        """Copies that wait or are under way."""
+        """Size of the copies that wait or are in flight."""
         self.counts: Counter[str] = Counter()
         """Requests: sent, retries, dropped_full, dropped_refused, dropped_expired, dropped_stopped."""
 
     def offer(self, signal: Signal, raw: bytes) -> None:
-        """Take a copy, or count it as dropped. Never waits."""
+        """Queue a copy, or drop and count it. Never blocks."""
         if self.queued_bytes + len(raw) > self._max_bytes:
             self._drop("full", "it does not keep up")
             return
@@ -81,7 +81,7 @@ class Forwarder:
                 group.create_task(self._work())
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Give what waits a last chance; the rest is counted as dropped."""
+        """Wait up to `timeout_seconds` for the queue to empty; the rest is counted as dropped."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_seconds)
         if self._unfinished:
@@ -89,7 +89,7 @@ class Forwarder:
             _logger.warning("stopping with %d requests that were not forwarded to %s", self._unfinished, self._name)
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         await self._target.close()
 
     async def _work(self) -> None:
@@ -130,7 +130,7 @@ class Forwarder:
 
 
 def make_target(endpoint: str, headers: str) -> Target:
-    """The target that the settings `forward_otlp` and `forward_headers` name. Raises SettingsError."""
+    """Make the target that the settings `forward_otlp` and `forward_headers` name. Raises SettingsError."""
     parts = urlsplit(endpoint if "://" in endpoint else f"grpc://{endpoint}")
     pairs = parse_headers(headers, "AGL_FORWARD_HEADERS")
     if parts.scheme in GRPC_SCHEMES and parts.hostname and parts.port:

@@ -1,4 +1,4 @@
-"""The two ways to a second OTLP endpoint, HTTP and gRPC: one request out, and what its answer means."""
+"""Forward over OTLP/HTTP or OTLP/gRPC: send one request, and classify the response."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agl_otel.collector.journal import Signal
 from agl_otel.collector.signals import PROTOCOLS
 
 SEND_SECONDS: Final = 30.0
-GZIP_BYTES: Final = 1024  # bodies from here on are compressed
+GZIP_BYTES: Final = 1024  # bodies of at least this size are compressed
 _THREAD_BYTES: Final = 64 << 10
 _RETRY_HTTP: Final = frozenset({429, 502, 503, 504})
 _RETRY_GRPC: Final = frozenset(
@@ -28,12 +28,12 @@ _RETRY_GRPC: Final = frozenset(
         grpc.StatusCode.DATA_LOSS,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
-)  # as the OTLP specification lists them
+)  # retryable codes of the OTLP specification
 _BY_SIGNAL: Final = {protocol.signal: protocol for protocol in PROTOCOLS}
 
 
 class TryAgainError(Exception):
-    """The same request may succeed later; not before `wait_seconds`."""
+    """The same request may succeed later, after at least `wait_seconds`."""
 
     def __init__(self, message: str, wait_seconds: float = 0.0) -> None:
         self.wait_seconds = wait_seconds
@@ -41,7 +41,7 @@ class TryAgainError(Exception):
 
 
 class RefusedError(Exception):
-    """Sending this again cannot help."""
+    """Sending this again cannot succeed."""
 
 
 class HttpTarget:
@@ -53,7 +53,7 @@ class HttpTarget:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, signal: Signal, raw: bytes) -> None:
-        """Deliver one. Raises TryAgainError or RefusedError."""
+        """Deliver one copy. Raises TryAgainError or RefusedError."""
         session = self._session
         if session is None:
             session = self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SEND_SECONDS))
@@ -74,7 +74,7 @@ class HttpTarget:
             raise RefusedError(f"{url} answers {status}: {text}")
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -89,7 +89,7 @@ class GrpcTarget:
         self._channel: grpc.aio.Channel | None = None
 
     async def send(self, signal: Signal, raw: bytes) -> None:
-        """Deliver one. Raises TryAgainError or RefusedError."""
+        """Deliver one copy. Raises TryAgainError or RefusedError."""
         channel = self._channel
         if channel is None:
             options = [("grpc.max_send_message_length", -1)]
@@ -106,6 +106,6 @@ class GrpcTarget:
             raise (TryAgainError(message) if error.code() in _RETRY_GRPC else RefusedError(message)) from None
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._channel is not None:
             await self._channel.close(None)

@@ -1,4 +1,4 @@
-"""OTLP over gRPC, on raw bytes: translates between the wire and `Intake`, and nothing more."""
+"""OTLP over gRPC, on raw bytes: only translates between the wire and `Intake`."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _Handle = Callable[[bytes, _Context, Admission], Awaitable[bytes]]
 IDLE_SECONDS: Final = 600.0
 AGE_SECONDS: Final = 3600.0
 GRACE_SECONDS: Final = 120.0
-"""A request that has not come whole so long after its connection grew old is ended: its sender has stalled."""
+"""Grace period of a connection past its maximum age; a request still incomplete then is ended, because its sender has stalled."""
 
 
 def grpc_options(
     max_message_bytes: int, *, idle_seconds: float = IDLE_SECONDS, age_seconds: float = AGE_SECONDS, grace_seconds: float = GRACE_SECONDS
 ) -> list[tuple[str, int]]:
-    """Options of the server: limits, one process for each port, keepalive behind idle balancers, an end to idle and stalled clients.
+    """Return the server's options: limits, one process per port, keepalive behind idle balancers, an end to idle and stalled clients.
 
-    A connection ends politely (GOAWAY): clients open another one without an error.
+    A connection ends with GOAWAY: clients open a new one without an error.
     """
     return [
-        ("grpc.so_reuseport", 0),  # gRPC would otherwise share a port silently with another process
+        ("grpc.so_reuseport", 0),  # otherwise gRPC silently shares a port with another process
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", 60_000),  # a client that is gone is noticed within 80 s
+        ("grpc.keepalive_time_ms", 60_000),  # detects a dead client within 80 s
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_connection_idle_ms", round(idle_seconds * 1000)),
@@ -50,14 +50,14 @@ def grpc_options(
 
 
 def grpc_server(receiver: Receiver, max_message_bytes: int) -> grpc.aio.Server:
-    """A server with the handlers below, which does not listen yet."""
+    """Make a server with the handlers below; it does not listen yet."""
     server = grpc.aio.server(options=grpc_options(max_message_bytes))
     server.add_generic_rpc_handlers((GrpcHandlers(receiver),))
     return server
 
 
 class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
-    """The services of the three signals, the barrier, and words for any other method."""
+    """Handlers of the three signals and of the barrier, and an error message for every other method."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -65,7 +65,7 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         self._calls = {method: _answering(handler) for method, handler in handlers.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """The handler of a call; of one that may not come in nothing is read."""
+        """Return the handler of a call; that of an unauthorised call reads no request."""
         method = handler_call_details.method
         if (call := self._calls.get(method)) is not None:
             authorization = authorization_of(handler_call_details.invocation_metadata)
@@ -77,7 +77,7 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         async def unknown(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this port has no method {method}; it has {', '.join(METHODS)}")
 
-        return grpc.stream_stream_rpc_method_handler(unknown)  # the most general shape: right for any client
+        return grpc.stream_stream_rpc_method_handler(unknown)  # the most general form, which suits any client
 
     def _export(self, protocol: Protocol) -> _Handle:
         async def handle(raw: bytes, context: _Context, admitted: Admission) -> bytes:

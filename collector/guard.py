@@ -1,14 +1,14 @@
-"""Which SQL may run on the read-only endpoint. Pure: text in, a plan or QueryError out; ClickHouse's own parser does the reading.
+"""Decide which SQL may run on the read-only endpoint. Pure: text in, a plan or QueryError out; ClickHouse's own parser does the parsing.
 
 chdb's `readonly=1` is not enough: it still runs INTO OUTFILE, and reads files and URLs. So, in this order:
 
 1. `split` refuses the word OUTFILE anywhere, and recognises SHOW, DESCRIBE, EXPLAIN and EXISTS by fixed patterns.
 2. ClickHouse formats the text as data (`formatQuery({q:String})`): one statement, without comments, in canonical form.
-3. `inner` takes the trailing FORMAT and SETTINGS off the canonical text; `check_tree` looks at what EXPLAIN AST says of the rest:
-   a SELECT, and neither settings, nor table functions, nor scalar functions that reach outside, nor tables about other people.
+3. `inner` takes the trailing FORMAT and SETTINGS off the canonical text; `check_tree` checks the EXPLAIN AST output of the rest:
+   a SELECT without settings, table functions, scalar functions with outside access, or system tables about other users.
 4. It runs as `SELECT * FROM (…)`, in which INTO OUTFILE is a syntax error.
 
-What one query may cost (memory, time, rows) is set on the reading connections (traces/chdb.py).
+The cost of a query (memory, time, rows) is limited on the reading connections (traces/chdb.py).
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from agl_otel.errors import QueryError
 
 MAX_QUERY_BYTES: Final = 256 << 10
 
-# Table functions that only make rows. All others (file, url, s3, remote, executable, python, …) are refused, as are unknown ones.
+# Table functions that only generate rows. All others (file, url, s3, remote, executable, python, …), unknown ones too, are refused.
 SAFE_TABLE_FUNCTIONS: Final = frozenset(
     {"numbers", "numbers_mt", "zeros", "zeros_mt", "generateseries", "generate_series", "values", "format", "view", "null", "primes"}
 )
-# Scalar functions that reach outside, write (counters in Keeper, the server's log), show what clients send, or burn time: no limit
-# interrupts a function within a block of rows, and those whose time grows with the square of what they are given can keep a thread for
-# days. Refused as a name, too: a function can be handed to another (arrayMap(file, …)).
+# Scalar functions that access the outside, write (counters in Keeper, the server's log), reveal what clients send, or burn time: no
+# limit interrupts a function within a block of rows, and those whose time is quadratic in their input can occupy a thread for days.
+# Their names are refused as identifiers, too: a function can be passed to another (arrayMap(file, …)).
 REFUSED_FUNCTIONS: Final = re.compile(
     r"(?i:file|sleep|sleepeachrow|dict\w+|dictionary|joinget\w*|catboost\w*|eval|addressto\w+|showcertificate"
     r"|generateserialid|logtrace|hascolumnintable|getclienthttpheader|currentrequesturl|editdistance\w*|\w*levenshtein\w*|jaro\w*|seriesdecomposestl)"
     r"|(?:ai|AI)[A-Z]\w*"
 )
-# Tables of ClickHouse's own that describe it, of which readers see what is ours (`READERS_SEE` in traces/engine.py). All others show what
-# others ask, who they are, or stop every thread.
+# ClickHouse's system tables that describe it, in which readers see only our rows (`READERS_SEE` in traces/engine.py). All others
+# reveal other users and their queries, or block every thread.
 DESCRIBING_TABLES: Final = frozenset(
     {"one", "numbers", "numbers_mt", "zeros", "zeros_mt", "primes", "databases", "tables", "columns", "parts", "functions",
      "table_functions", "settings", "formats", "data_type_families", "table_engines", "build_options", "time_zones", "keywords",
      "contributors", "aggregate_function_combinators", "collations", "merge_tree_settings"}
 )  # fmt: skip
-# And those that report on its work, which are nobody else's where it is embedded. None of them holds statements or errors, which quote what
-# others ask and what is deleted: `errors`, `mutations` and `view_refreshes` do.
+# System tables that report on ClickHouse's work, which is all ours if it is embedded. Tables with statements or errors are left out,
+# because those quote queries and deleted data: `errors`, `mutations`, `view_refreshes`.
 REPORTING_TABLES: Final = frozenset(
     {"merges", "metrics", "events", "asynchronous_metrics", "disks", "parts_columns", "detached_parts", "data_skipping_indices",
      "projections", "licenses", "codecs"}
 )  # fmt: skip
-# Settings that a client may send: how the answer looks, and lower limits. Everything else is dropped (URL) or refused (in the SQL).
+# Settings that a client may send: output format, and lower limits. Others are dropped (in a URL) or refused (in the SQL).
 ALLOWED_SETTINGS: Final = re.compile(
     r"output_format_(?!schema)\w+|date_time_output_format|format_\w*null\w*|max_block_size|limit|offset|join_use_nulls|"
     r"aggregate_functions_null_for_empty|transform_null_in|use_hive_partitioning|session_timezone|wait_end_of_query|extremes|"
     r"final|optimize_read_in_order|prefer_column_name_to_alias|cast_keep_nullable|allow_experimental_analyzer|enable_analyzer"
 )
-ONE_THREAD: Final = ("max_threads", "1")  # a limit of ours that may be lowered
+ONE_THREAD: Final = ("max_threads", "1")  # a limit of ours, which may be lowered
 FORMATS: Final = re.compile(
     r"JSON\w*|CSV\w*|TSV\w*|TabSeparated\w*|Native|RowBinary\w*|Arrow|ArrowStream|Parquet|Pretty\w*|Values|Vertical|XML|Null|Markdown|RawBLOB|LineAsString"
 )
@@ -92,7 +92,7 @@ _SETTINGS: Final = re.compile(
 )
 _IDENTIFIER_NODE: Final = re.compile(r"^ *(?:Table)?Identifier (\S+)", re.M)
 _SYSTEM_TABLE: Final = re.compile(r"`?system`?\.`?(\w+)`?.*", re.I)
-_SYSTEM_ALIAS: Final = re.compile(r"\(alias `?system`?\.", re.I)  # the filter of another table would count
+_SYSTEM_ALIAS: Final = re.compile(r"\(alias `?system`?\.", re.I)  # such an alias would apply the filter of another table
 _FUNCTION_NODE: Final = re.compile(r"^ *Function (\S+)", re.M)
 _APPLY_NODE: Final = re.compile(r"^ *ColumnsApplyTransformer", re.M)  # EXPLAIN AST does not show what it applies
 _SETTINGS_NODE: Final = re.compile(r"^ *Set\b", re.M)
@@ -100,19 +100,19 @@ _SETTINGS_NODE: Final = re.compile(r"^ *Set\b", re.M)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A text that may go on."""
+    """A statement that may proceed."""
 
     kind: Literal["select", "fixed"]
-    """`fixed`: run `text` as it stands; `select`: format, check, wrap."""
+    """`fixed`: run `text` unchanged; `select`: format, check, wrap."""
     text: str
     format_name: str = ""
-    """The FORMAT that the text asked for; empty where it did not."""
+    """The FORMAT in the text; empty if there is none."""
     prefix: str = ""
-    """What to put before the wrapped query: `EXPLAIN PLAN`, `DESCRIBE`."""
+    """Prefix of the wrapped query: `EXPLAIN PLAN`, `DESCRIBE`."""
 
 
 def split(sql: str) -> Statement:
-    """Step 1. Raises QueryError."""
+    """Step 1: classify the text. Raises QueryError."""
     if len(sql.encode()) > MAX_QUERY_BYTES:
         raise QueryError(f"the query is longer than {MAX_QUERY_BYTES >> 10} KiB; pass long lists as parameters, {{name:Array(String)}}")
     if re.search("outfile", sql, re.I):
@@ -136,7 +136,7 @@ def split(sql: str) -> Statement:
 
 
 def inner(canonical: str) -> tuple[str, dict[str, str], str]:
-    """Of a canonical text: (the query alone, its allowed settings, its FORMAT). Raises QueryError for other settings."""
+    """Split a canonical text into (query, allowed settings, FORMAT). Raises QueryError for other settings."""
     text, before = take_format(canonical.strip())
     text, settings = take_settings(text)
     text, after = take_format(text)
@@ -144,25 +144,25 @@ def inner(canonical: str) -> tuple[str, dict[str, str], str]:
 
 
 def check_format(name: str) -> str:
-    """`name`, if it is a format that only writes the answer (some others read or write schema files). Raises QueryError."""
+    """Return `name` if that format only writes output (some others access schema files). Raises QueryError."""
     if not FORMATS.fullmatch(name):
         raise QueryError(f"the format {name!r} is not available here")
     return name
 
 
 def parameter_text(text: str) -> str:
-    """`text` as the value of a {name:String} parameter."""
+    """Encode `text` as the value of a {name:String} parameter."""
     return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
 
 
 def take_format(text: str) -> tuple[str, str]:
-    """(text without a trailing FORMAT, its name or an empty string)."""
+    """Split off a trailing FORMAT: (rest of the text, format name or an empty string)."""
     found = _FORMAT.search(text)
     return (text[: found.start()].rstrip(), found.group(1)) if found else (text, "")
 
 
 def take_settings(text: str) -> tuple[str, dict[str, str]]:
-    """(text without a trailing SETTINGS clause, those of its settings that are allowed). Raises QueryError for others."""
+    """Split off a trailing SETTINGS clause: (rest of the text, its allowed settings). Raises QueryError for others."""
     found = _SETTINGS.search(text)
     if found is None:
         return text, {}
@@ -175,7 +175,7 @@ def take_settings(text: str) -> tuple[str, dict[str, str]]:
 
 
 def filter_settings(sent: Mapping[str, str]) -> dict[str, str]:
-    """Of the settings in a URL those that are allowed, as SQL literals; the others are dropped (clients send many)."""
+    """Return the allowed settings of a URL as SQL literals; others are dropped (clients send many)."""
     kept: dict[str, str] = {}
     for name, value in sent.items():
         literal = value if re.fullmatch(r"-?\d+(\.\d+)?", value) else f"'{value}'"
@@ -189,7 +189,7 @@ def _may_be_set(name: str, literal: str) -> bool:
 
 
 def check_tree(tree: str, table_functions: frozenset[str]) -> None:
-    """Step 3: what EXPLAIN AST says of one statement. `table_functions` are all that this ClickHouse has, in lower case."""
+    """Step 3: check the EXPLAIN AST output of one statement. `table_functions` are all of this ClickHouse's, in lower case."""
     if not tree.startswith("SelectWithUnionQuery"):
         raise QueryError("only a SELECT can run here")
     if _SETTINGS_NODE.search(tree):
@@ -213,12 +213,12 @@ def check_tree(tree: str, table_functions: frozenset[str]) -> None:
 
 
 def is_settled(canonical: str) -> bool:
-    """Whether `check_tree` says the same whatever the parameters are: a value is a literal in the tree, an {x:Identifier} is a name."""
+    """Return whether `check_tree` is independent of parameter values: a value is a literal in the tree, an {x:Identifier} a name."""
     return "identifier" not in canonical.lower()
 
 
 def wrap(text: str, prefix: str, settings: Mapping[str, str]) -> str:
-    """Step 4."""
+    """Step 4: wrap the query."""
     tail = "\nSETTINGS " + ", ".join(f"{name} = {value}" for name, value in settings.items()) if settings else ""
     if prefix.upper().startswith("DESC"):
         return f"DESCRIBE (\n{text}\n)"

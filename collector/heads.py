@@ -1,7 +1,7 @@
-"""What the collector looks at in every span of a request, read once, as columns. Pure.
+"""Span columns: the fields that the collector checks in every span of a request, read once, as columns. Pure.
 
-A Python step for each span is most of what a request costs here, so that what can be asked of a whole column is: are all ids eight
-bytes long, which time is the earliest. Only where such an answer is bad are spans looked at one by one.
+A Python step per span is most of a request's cost here, so checks run on whole columns: are all ids eight bytes long, which time is the
+earliest. Only if such a check fails are spans inspected one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel_hook import conventions
 
-PREFIX: Final = conventions.ROLLOUT_ID.split(".")[0] + "."  # of every key and name of ours
+PREFIX: Final = conventions.ROLLOUT_ID.split(".")[0] + "."  # prefix of all our keys and names
 _PREFIX: Final = PREFIX.encode()
 _ID_KEYS: Final = tuple(
     key.removeprefix(PREFIX).encode() for key in (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID)
@@ -23,24 +23,24 @@ _NAMES: Final = tuple(name.removeprefix(PREFIX).encode() for name in (convention
 
 
 class Heads(NamedTuple):
-    """The columns; one entry for each span, in the order of the request, where nothing else is said."""
+    """The columns; unless noted, one entry per span in the order of the request."""
 
     spans: Sequence[Span]
     groups: Sequence[tuple[int, int]]
-    """First span and the one after the last of each ResourceSpans."""
+    """Index of the first span of each ResourceSpans, and of the one after its last."""
     trace_ids: Sequence[bytes]
     span_ids: Sequence[bytes]
     parent_ids: Sequence[bytes]
     times: Sequence[int]
-    """Start and end of each span and the time of each event, in no order (Unix nanoseconds; 0 of an event is left out)."""
+    """Start and end of each span and the time of each event, unordered (Unix nanoseconds; event times of 0 are left out)."""
     id_keys: int | None
-    """How often the key of an id of ours stands in the bytes, in resources too; None where they were not asked."""
+    """How often one of our id keys occurs in the bytes, including resources; None if the bytes were not given."""
     may_open: bool
     """Whether there may be an attempt span or a seal."""
 
     @classmethod
     def of(cls, request: ExportTraceServiceRequest, raw: bytes = b"") -> Heads:
-        """Read a request; `raw`, its bytes, tells at once what it does not hold."""
+        """Read a request; its bytes, `raw`, allow a fast check for keys and names that it lacks."""
         spans: list[Span] = []
         groups: list[tuple[int, int]] = []
         for resource_spans in request.resource_spans:
@@ -51,7 +51,7 @@ class Heads(NamedTuple):
         times = [span.start_time_unix_nano for span in spans]
         times += [span.end_time_unix_nano for span in spans]
         times += [event.time_unix_nano for span in spans for event in span.events if event.time_unix_nano]
-        ours = [piece[:16] for piece in raw.split(_PREFIX)[1:]]  # as fast as memory is
+        ours = [piece[:16] for piece in raw.split(_PREFIX)[1:]]  # runs at memory speed
         ids = sum(piece.startswith(_ID_KEYS) for piece in ours)
         return cls(
             spans,

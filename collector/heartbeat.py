@@ -1,7 +1,7 @@
-"""Signs of life: after the fsync, each attempt's spans are reported to the queue, at most once a second for an attempt.
+"""Heartbeats: after the fsync, report each attempt's span count to the queue, at most once a second per attempt.
 
-With the time of receipt, so neither a slow ClickHouse nor a replayed log makes or fakes one. Attempt spans and seals count 0 spans:
-they are a heartbeat, but do not make an attempt running.
+Reports carry the time of receipt, so that a slow ClickHouse or a replayed log neither delays nor fakes one. Attempt spans and seals count
+as 0 spans: they are a heartbeat, but do not set an attempt to running.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from agl_otel.errors import AglError
 from agl_otel.queue.updates import Observation
 
 INTERVAL_SECONDS: Final = 1.0
-MAX_ATTEMPTS: Final = 100_000  # that wait while the queue is away
+MAX_ATTEMPTS: Final = 100_000  # limit on attempts that wait while the queue is unavailable
 _logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Who is told."""
+    """Receives the reports; the queue's client implements it."""
 
     async def observe(self, observations: Sequence[Observation], *, sent_at: float | None = None) -> None:
-        """Report; raises UnavailableError while the queue is away."""
+        """Report. Raises UnavailableError while the queue is unavailable."""
         ...
 
 
 class Heartbeats:
-    """Collects beats and sends them; start it with `run()` as a task."""
+    """Collects heartbeats and sends them; start it with `run()` as a task."""
 
     def __init__(self, observer: Observer, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._observer = observer
@@ -40,7 +40,7 @@ class Heartbeats:
         self.failures = 0
 
     def add(self, rollout_id: str, attempt_id: str, spans: int, received_at: float) -> None:
-        """An attempt was heard of: `spans` new ones at `received_at` (Unix seconds)."""
+        """Add `spans` new spans of an attempt, received at `received_at` (Unix seconds)."""
         key = (rollout_id, attempt_id)
         before = self._waiting.get(key)
         if before is None and len(self._waiting) >= MAX_ATTEMPTS:
@@ -56,7 +56,7 @@ class Heartbeats:
             await self._wake.wait()
             self._wake.clear()
             await self.flush()
-            if self._waiting:  # sent a moment ago, or the queue is away
+            if self._waiting:  # reported a moment ago, or the queue is unavailable
                 self._wake.set()
             await asyncio.sleep(self._interval / (4 if self._waiting else 20))
 
@@ -73,7 +73,7 @@ class Heartbeats:
             self._sent_at[key] = now
         try:
             await self._observer.observe(due, sent_at=time.time())
-        except AglError as error:  # a heartbeat is never worth a span: count it, keep it, go on
+        except AglError as error:  # a failed heartbeat must not cost a span: count it, keep it, continue
             self.failures += 1
             if self.failures == 1:
                 _logger.warning("the queue takes no heartbeats; they are kept and sent later: %s", error)

@@ -1,7 +1,4 @@
-"""OTLP over HTTP, protobuf and JSON, compressed or not; beside it /health, /status, /metrics and /barrier.
-
-Only translates between the wire and `Intake`.
-"""
+"""OTLP over HTTP, protobuf and JSON, compressed or not; also /health, /status, /metrics and /barrier."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from agl_otel.net.in_flight import InFlight
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 OPEN: Final = frozenset({"/health"})
-"""Paths that ask for neither token nor client certificate."""
+"""Paths that need neither token nor client certificate."""
 _SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
 _ADMISSION: Final = web.RequestKey("admission", Admission)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,13 +34,13 @@ class HttpPort:
 
     Args:
         receiver: takes the requests.
-        in_flight: bounds what is read but not yet on disk.
-        health: what GET /health answers.
+        in_flight: bounds the bodies that are read but not yet on disk.
+        health: returns the response to GET /health.
         pages: more GET paths, {path: answer}.
-        actions: more POST paths, {path: handler}; they ask for the token as all paths but /health do.
-        client_certificate: whether clients must show one.
+        actions: more POST paths, {path: handler}; like all paths but /health they need the token.
+        client_certificate: whether clients must present one.
         names: see `auth.Visitors`.
-        body_seconds: how long a body may take to come.
+        body_seconds: time limit for receiving a body.
     """
 
     def __init__(
@@ -67,7 +64,7 @@ class HttpPort:
         self._visitors = own_visitors(Visitors(names))
 
     def app(self) -> web.Application:
-        """The aiohttp application."""
+        """Build the aiohttp application."""
         app = web.Application(middlewares=[self._visitors, readable, self._errors(), self._bodies.held])
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
@@ -97,7 +94,7 @@ class HttpPort:
         return handle
 
     async def _read(self, request: web.Request, protocol: Protocol) -> bytes:
-        """The request as protobuf bytes. Only as it comes it is held here: the intake holds it then."""
+        """Read the request as protobuf bytes. The body counts as in flight here only while it arrives; then the intake counts it."""
         convert = partial(otlpjson.to_protobuf, protocol.request) if request.content_type == JSON else None
         try:
             with self._bodies.in_flight.growing() as hold:
@@ -106,13 +103,13 @@ class HttpPort:
             raise TooLargeError(f"{error} (AGL_MAX_MESSAGE_BYTES)") from None
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        """Whether it is well; the rest only with the token, where there is one."""
+        """Return whether the collector is healthy; details need the token, if there is one."""
         health = self._health()
         known = self._admission(request, "metrics").refusal is None
         return web.json_response(health if known else {"status": health["status"]})
 
     async def _post_barrier(self, request: web.Request) -> web.Response:
-        """With the body {"rollouts": [ids]}, dead letters of these rollouts are removed, too."""
+        """Wait for the barrier; with the body {"rollouts": [ids]}, also remove dead letters of these rollouts."""
         body: Any = None
         if request.can_read_body:
             with contextlib.suppress(ValueError):
@@ -173,7 +170,7 @@ def _page(page: Callable[[], web.Response]) -> Handler:
 
 
 def _refusal(request: web.Request, code: int, status: Status, headers: dict[str, str] | None = None) -> web.Response:
-    """A google.rpc.Status in the encoding of the request; text where it is no OTLP request."""
+    """Make the error response: a google.rpc.Status in the encoding of the request, or text for other requests."""
     if not request.path.startswith("/v1/"):
         return web.Response(status=code, text=status.message + "\n", headers=headers)
     if request.content_type == JSON:

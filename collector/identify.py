@@ -1,7 +1,7 @@
-"""Whose span is this? Pure: (request, request metadata, what is known about traces) → ids, explicit sequence, or why it is refused.
+"""Identify spans. Pure: (request, request metadata, known traces) → ids and explicit sequence number, or the reason for a refusal.
 
 The rules are contracts.md §2; conformance/*.json holds golden vectors that every implementation must pass. The order of spans
-within a request does not matter. Of an attribute key given twice, the first counts. No clock, no I/O; the caller keeps the memory.
+within a request does not matter. Of a repeated attribute key, the first counts. No clock, no I/O; the caller keeps the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agl_otel.collector.heads import Heads
 from agl_otel.collector.memory import Ids, Known, TraceMemory
 from agl_otel_hook import conventions
 
-EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would wrap what is far off to another year
+EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would wrap times far outside its range to another year
 AHEAD_NANO: Final = 24 * 3600 * 10**9
 MAX_SEQUENCE: Final = 2**53
 
@@ -38,18 +38,18 @@ GIVEN: Final = "only the runner marks a reward as given: an agent's key does not
 PROXY: Final = "only the proxy sends agentlightning.llm and its attributes: an agent's key does not"
 STEP: Final = "only trainers send agentlightning.train and its attributes: an agent's key does not"
 _OF_THE_STACK: Final = {conventions.SPAN_LLM: PROXY, conventions.TRAIN: STEP, conventions.REWARD_GIVEN: GIVEN}
-"""{name of what only services of the stack say, and the beginning of all below it: the reason why it is refused from others}."""
+"""{name, or prefix of dotted names, that only services of the stack may send: the reason for refusing it from others}."""
 
 
 class Identity(NamedTuple):
-    """What identification says of one span or log record."""
+    """The result of identification for one span or log record."""
 
     rollout_id: str = ""
     attempt_id: str = ""
     sequence: int | None = None
-    """The explicit sequence number, where there is one."""
+    """The explicit sequence number, if any."""
     reason: str = ""
-    """Why it is refused; empty on what is taken."""
+    """Why it is refused; empty if it is accepted."""
 
 
 class _Level(NamedTuple):
@@ -57,15 +57,15 @@ class _Level(NamedTuple):
     attempt_id: str = ""
     sequence: int | None = None
     reason: str = ""  # an id of this level breaks the rule
-    keys: int = 0  # how many attributes named an id
+    keys: int = 0  # number of attributes with an id key
 
 
 LEVELS: Final = ("span", "resource", "metadata")
 _NOTHING: Final = _Level()
 _NO_IDS: Final[Ids] = ("", "")
 _ID_KEYS: Final = frozenset({conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID})
-MAX_LEVELS: Final = 4096  # that are remembered: the spans of an attempt name the same ids again and again
-MAX_REMEMBERED_CHARACTERS: Final = 512  # of ids that are no ids nothing is kept
+MAX_LEVELS: Final = 4096  # cache size: the spans of an attempt repeat the same ids
+MAX_REMEMBERED_CHARACTERS: Final = 512  # longer ids, which are invalid, are not cached
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 
@@ -80,11 +80,11 @@ def identify_spans(
     raw: bytes = b"",
     heads: Heads | None = None,
 ) -> list[Identity]:
-    """One Identity for each span, in the order of the request; spans that share their ids share the object. `metadata` has lower-case keys.
+    """Return one Identity per span, in the order of the request; spans with equal ids share the object. `metadata` has lower-case keys.
 
-    `levels` is told what gave the ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, saves a look at every
-    attribute where they tell that no span has an id of its own; `heads`, what was read of the request before, a second reading.
-    Where `known` is None nothing is inherited, by trace or by parent: of a sender whose key is bound, `bind` says whose the rest is.
+    `levels` counts the sources of ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, avoids inspecting every
+    attribute if they show that no span has ids of its own; `heads`, columns of the request that were read before, avoids a second reading.
+    If `known` is None nothing is inherited, by trace or by parent: for a sender with a bound key, `bind` assigns the rest.
     """
     levels = Counter() if levels is None else levels
     heads = Heads.of(request, raw) if heads is None else heads
@@ -95,7 +95,7 @@ def identify_spans(
     resources = [_level(group.resource.attributes) for group in request.resource_spans]
     one_by_one = heads.id_keys != sum(resource.keys for resource in resources) or not _all_whole(heads, latest)
     for resource, (first, end) in zip(resources, heads.groups, strict=True):
-        shared, giver = _explicit(_NOTHING, resource, lowest)  # of every span that says nothing itself
+        shared, giver = _explicit(_NOTHING, resource, lowest)  # of every span without ids of its own
         if shared is not None and not one_by_one:
             found += [shared] * (end - first)
             if giver:
@@ -123,7 +123,7 @@ def identify_logs(
     now_unix_nano: int,
     levels: Counter[str] | None = None,
 ) -> list[Identity]:
-    """One Identity for each log record: the same rules, with the record's own span in the parent's place."""
+    """Return one Identity per log record: the same rules, with the record's own span in place of the parent."""
     levels = Counter() if levels is None else levels
     lowest = _metadata_level(metadata)
     found: list[Identity] = []
@@ -148,12 +148,12 @@ def identify_logs(
 
 
 def named_by(resource: Iterable[KeyValue]) -> Identity:
-    """What a resource alone says, or why it is refused."""
+    """Return the ids that a resource alone names, or the reason for a refusal."""
     return _explicit(_NOTHING, _level(resource), _NOTHING)[0] or Identity()
 
 
 def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> list[Identity]:
-    """What was named (nothing is inherited), held against the attempt of the sender's key: what names another is refused, the rest its."""
+    """Check named ids (nothing is inherited) against the attempt of the sender's key: refuse other attempts, assign the rest to it."""
     made: dict[Identity, Identity] = {}  # the spans of a request share their identities
     for identity in identities:
         if identity not in made:
@@ -163,7 +163,7 @@ def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> li
 
 
 def bound_identity(identity: Identity, bound: Ids) -> Identity:
-    """What becomes of one that is held against the attempt of the sender's key."""
+    """Check one identity against the attempt of the sender's key; return it as refused or as assigned."""
     if identity.reason or (identity.rollout_id, identity.attempt_id) == bound:
         return identity
     if not identity.rollout_id or (identity.rollout_id, identity.attempt_id) == (bound[0], ""):
@@ -172,7 +172,7 @@ def bound_identity(identity: Identity, bound: Ids) -> Identity:
 
 
 def refuse_forged(identities: Sequence[Identity], spans: Sequence[Span], raw: bytes) -> list[Identity]:
-    """What was found of an agent's spans, without those that say what only services of the stack say; `raw` is the request's bytes."""
+    """Refuse an agent's spans that carry what only services of the stack may send; `raw` is the request's bytes."""
     if not any(name.encode() in raw for name in _OF_THE_STACK):
         return list(identities)
     return [
@@ -182,13 +182,13 @@ def refuse_forged(identities: Sequence[Identity], spans: Sequence[Span], raw: by
 
 
 def _forged(span: Span) -> str:
-    """Why a span is refused from an agent, by its name and the keys of its attributes; empty where it is not."""
+    """Return why a span is refused from an agent, by its name and attribute keys; empty if it is accepted."""
     said = (span.name, *(each.key for each in span.attributes))
     return next((why for text in said for name, why in _OF_THE_STACK.items() if text == name or text.startswith(f"{name}.")), "")
 
 
 def _all_whole(heads: Heads, latest: int) -> bool:
-    """Whether no span is broken, asked of all at once: _check_span says of each what is wrong."""
+    """Return whether all spans are valid, checked by column; _check_span finds the defect of each."""
     if not heads.spans:
         return True
     ids, spans, times = set(heads.trace_ids), heads.span_ids, heads.times
@@ -212,7 +212,7 @@ def learn(
     heads: Heads | None = None,
     by_key: bool = False,
 ) -> None:
-    """Remember what `identify_spans` found out, for the requests that follow; `by_key`: the sender's key is bound to an attempt."""
+    """Remember the results of `identify_spans` for later requests; `by_key`: the sender's key is bound to an attempt."""
     heads = Heads.of(request) if heads is None else heads
     start = 0
     for (trace_id, identity), run in groupby(zip(heads.trace_ids, identities, strict=True)):
@@ -230,7 +230,7 @@ def _opens(span: Span) -> bool:
 
 
 def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity | None, str]:
-    """Rule 1, and the level that gave the ids; (None, "") where no level names a rollout."""
+    """Apply rule 1; return the identity and the level that gave the ids, or (None, "") if no level names a rollout."""
     levels = (own, resource, lowest)
     for position, level in enumerate(levels):
         if level.reason:
@@ -249,7 +249,7 @@ def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity |
 def _inherit_spans(
     spans: Sequence[Span], found: Sequence[Identity | None], sequences: Mapping[int, int | None], known: Known | None, levels: Counter[str]
 ) -> list[Identity]:
-    """Rule 2, for those that are still None: by the trace, else by the parent, in this request or before it."""
+    """Apply rule 2 to entries that are None: inherit by the trace, else by the parent, from this request or earlier ones."""
     if not sequences or known is None:
         return [Identity(sequence=sequences[index]) if identity is None else identity for index, identity in enumerate(found)]
     opened: dict[bytes, Ids | None] = {}
@@ -291,13 +291,13 @@ def _inherited(
     ids = _NO_IDS
     while index is not None:
         identity = found[index]
-        if identity is not None:  # an ancestor that names its rollout, or one that is refused
+        if identity is not None:  # an ancestor that names its rollout, or a refused one
             ids = (identity.rollout_id, identity.attempt_id)
             break
         if index in resolved:
             ids = resolved[index]
             break
-        resolved[index] = _NO_IDS  # what a circle of parents comes to
+        resolved[index] = _NO_IDS  # result for a cycle of parents
         trail.append(index)
         span = spans[index]
         by_trace = opened[span.trace_id] if span.trace_id in opened else known.opened_by(span.trace_id)
@@ -321,7 +321,7 @@ def _level(attributes: Iterable[KeyValue]) -> _Level:
     rollout: AnyValue | None = None
     attempt: AnyValue | None = None
     sequence: AnyValue | None = None
-    ours = [each for each in attributes if each.key in _ID_KEYS]  # most attributes are none of these
+    ours = [each for each in attributes if each.key in _ID_KEYS]  # most attributes are not ids
     for attribute in ours:
         if attribute.key == conventions.ROLLOUT_ID:
             rollout = attribute.value if rollout is None else rollout
@@ -350,7 +350,7 @@ def _check_ids(rollout_id: str, attempt_id: str, sequence: int | None, keys: int
 
 
 def _text(value: AnyValue | None) -> str:
-    """An id as text: strings and integers are ids; anything else becomes a text that no id may have."""
+    """Convert an id to text: strings and integers are ids; other values become a text that is never a valid id."""
     kind = value.WhichOneof("value") if value is not None else None
     if value is None or kind is None:
         return ""

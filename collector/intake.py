@@ -1,7 +1,7 @@
-"""What happens to a request between the socket and the ack, whatever the transport: parse, validate, identify, log, fsync.
+"""Process a request between the socket and the ack, independent of the transport: parse, validate, identify, log, fsync.
 
-A request whose bytes and id metadata equal a recent one's is an SDK's retry: it is not stored again, and gets the first one's outcome
-(resends.py). Transports (receive.py) only translate.
+A request whose bytes and id metadata equal those of a recent one is an SDK's retry: it is not stored again, and gets the first one's
+outcome (resends.py). Transports (receive.py) only translate.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from agl_otel.net.in_flight import InFlight
 from agl_otel_hook import conventions
 
 METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})
-"""What transports hand on of a request's headers: of several of one name the first, as the Go collector has it."""
+"""Headers that transports pass on; of a repeated one the first, like the Go collector."""
 TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
-MAX_SPAN_TOKENS: Final = 1 << 21  # twice the longest context of models that people serve themselves
+MAX_SPAN_TOKENS: Final = 1 << 21  # twice the longest context of self-hosted models
 TOO_MANY_TOKENS: Final = f"more than {MAX_SPAN_TOKENS} token ids or log-probs in a list"
-_NOT_SPANS: Final = frozenset({conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL})  # a heartbeat, but not what makes an attempt running
+_NOT_SPANS: Final = frozenset({conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL})  # a heartbeat, but does not set an attempt to running
 
 
 class Intake:
-    """Takes requests. One for each collector; lives on the event loop.
+    """Accepts requests. One per collector; lives on the event loop.
 
     Args:
-        leftover: what the log held at the start.
-        answered: what was answered before the start, beside what `leftover` holds.
-        disk: says when the log is full.
-        in_flight: bounds what waits for the disk.
+        leftover: the log's contents at the start.
+        answered: requests answered before the start that are not in `leftover`.
+        disk: refuses requests when the log is full.
+        in_flight: bounds the bytes that wait for the disk.
         max_span_attributes: a span with more is refused.
-        max_expanded_bytes: a request whose rows take more is refused (expansion.py).
-        unidentified: what becomes of spans and records that nothing identifies (policy.py).
-        accepted: is given every request that is on disk, once and without a wait (forward.py).
-        masker: takes out what may not be kept (masking.py), before the log and `accepted`.
+        max_expanded_bytes: a request with larger rows is refused (expansion.py).
+        unidentified: policy for spans and records without ids (policy.py).
+        accepted: called once with every request that is on disk; must not block (forward.py).
+        masker: masks secrets (masking.py), before the log and `accepted`.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class Intake:
         """requests, traces (spans), logs (records), metrics (points), rejected, resent, unidentified, dropped (of those), logged, invalid,
         bytes."""
         self.levels: Counter[str] = Counter()
-        """{level that gave the ids: spans and records}."""
+        """{source of ids: number of spans and records}."""
         self.rejected: Counter[tuple[Signal, str]] = Counter()
-        """{(signal, reason): spans, records or points}."""
+        """{(signal, reason): number of spans, records or points}."""
         self._recent = Remembered()
         known = [*answered, *(Answered(r.key, r.received_ms, Outcome.of(r, p)) for p, r in leftover.requests if r.key)]
         for key, received_ms, outcome in sorted(known, key=lambda each: each.received_ms):
             self._recent.put(key, received_ms / 1000, outcome)
 
     async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender = TRUSTED) -> Outcome:
-        """Accept a request; returns when it is at the ack level that its metadata ask for. `metadata` has lower-case keys.
+        """Accept a request; return when it has reached the ack level that its metadata ask for. `metadata` has lower-case keys.
 
-        Raises DataError where nothing can be parsed, and UnavailableError where it should be sent again later.
+        Raises DataError if nothing can be parsed, and UnavailableError if the client should send it again later.
         """
         if not raw:
             return Outcome()
@@ -124,7 +124,7 @@ class Intake:
             known.add_done_callback(functools.partial(self._accepted_one, key))
         else:
             self.counts["resent"] += 1
-        # a client that hangs up does not undo what is on its way to the disk
+        # a disconnected client does not cancel the write
         outcome = known if isinstance(known, Outcome) else await asyncio.shield(known)
         if outcome.position is not None and metadata.get(conventions.HEADER_ACK) == "stored":
             await self._writer.wait(outcome.position)
@@ -133,7 +133,7 @@ class Intake:
         return outcome
 
     async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
-        self._disk.check(0 if self._writer.idle else self._commit.bytes_held)  # what is stored holds nobody up
+        self._disk.check(0 if self._writer.idle else self._commit.bytes_held)  # stored data counts as none: it must not block new requests
         with self._in_flight.hold(len(raw)):
             return await self._log(signal, raw, metadata, sender, key)
 
@@ -166,12 +166,12 @@ class Intake:
             self.counts[signal] -= dropped
         message = reason_text(reasons)
         if rejected + dropped == len(identities) + unreadable:
-            if dropped and self._accepted is not None:  # nobody's here, but whoever gets the copy may want it
+            if dropped and self._accepted is not None:  # not stored here, but the forwarding target may want it
                 self._accepted(signal, raw)
             return Outcome(rejected, message)
         request = Request(signal, int(now * 1000), identities, raw, key, unreadable, expanded)
         future = self._commit.append(REQUEST, pack_request(request))
-        future.add_done_callback(functools.partial(self._logged, request))  # in log order, even where the client has gone
+        future.add_done_callback(functools.partial(self._logged, request))  # in log order, even if the client has disconnected
         place = await future
         faults.reach("logged")
         for (rollout_id, attempt_id), count in spans.items():
@@ -179,7 +179,7 @@ class Intake:
         return Outcome(rejected, message, place.position)
 
     def _parse(self, signal: Signal, raw: bytes) -> tuple[Parsed, bytes, int, int]:
-        """The request, its bytes, how much of it was taken out of them because it cannot be read, and how large its rows are.
+        """Return the parsed request, its bytes, the number of items removed as unreadable, and the size of its rows.
 
         Raises DataError.
         """
@@ -198,7 +198,7 @@ class Intake:
     def _identify(
         self, request: Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float
     ) -> tuple[list[Identity], Counter[tuple[str, str]]]:
-        """The identities, and how many spans were heard of each attempt (attempt spans and seals count 0)."""
+        """Return the identities, and the number of spans of each attempt (attempt spans and seals count 0)."""
         heard: Counter[tuple[str, str]] = Counter()
         now_nano = int(now * 10**9)
         known = None if sender.bound else self.memory
@@ -213,7 +213,7 @@ class Intake:
             identities = bind(identities, sender.bound, self.levels)
         if sender.is_agent:
             identities = refuse_forged(identities, heads.spans, raw)
-        if len(raw) > 2 * self._max_span_attributes:  # the least that so many attributes would take
+        if len(raw) > 2 * self._max_span_attributes:  # the least size of that many attributes
             for index, span in enumerate(heads.spans):
                 if len(span.attributes) > self._max_span_attributes:
                     identities[index] = Identity(reason=TOO_MANY_ATTRIBUTES)
@@ -239,7 +239,7 @@ class Intake:
                 self._accepted(request.signal, request.raw)
 
     def _accepted_one(self, key: str, task: asyncio.Future[Outcome]) -> None:
-        """Keep the outcome; what failed may be sent again as if it were new."""
+        """Keep the outcome; a failed request counts as new if it is sent again."""
         if task.cancelled() or task.exception() is not None:
             self._recent.forget(key)
         else:
@@ -247,13 +247,15 @@ class Intake:
 
 
 def _longest_list(span: Span) -> int:
-    """Of token ids or log-probs."""
+    """Return the length of the longest list of token ids or log-probs."""
     return max((len(each.value.array_value.values) for each in span.attributes if each.key in TOKEN_COLUMNS), default=0)
 
 
 def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> str:
-    digest = hashlib.sha1(raw, usedforsecurity=False)  # half the cost of sha256; whoever finds a collision loses a request of their own
+    digest = hashlib.sha1(
+        raw, usedforsecurity=False
+    )  # half the cost of sha256; a sender who finds a collision loses only a request of their own
     for name in (conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID):
         digest.update(b"\0" + metadata.get(name, "").encode())
-    digest.update(b"\0" + "/".join(sender.bound or ()).encode() if sender.is_agent else b"")  # what one may not send, another may
+    digest.update(b"\0" + "/".join(sender.bound or ()).encode() if sender.is_agent else b"")  # senders differ in what they may send
     return f"{signal[0]}{digest.hexdigest()[:32]}"

@@ -1,13 +1,13 @@
-"""What the records of the write-ahead log mean, and what a log that was left behind asks for.
+"""Contents of the write-ahead log's records, and the recovery state that a log leaves at a start.
 
-    REQUEST  a request as it came, with its time of receipt and what identification said of each of its spans
+    REQUEST  a request as received, with its time of receipt and the identity of each of its spans
     BATCH    written (and fsynced) before an insert: batch id, first and last position, the sequence numbers it uses
-    STORED   the batch is in ClickHouse and on disk; a hint only: without it recovery asks ClickHouse
-    SETTLED  what ClickHouse has of requests whose batches nobody knows any more, because records were lost
+    STORED   the batch is in ClickHouse and on disk; only a hint: without it recovery asks ClickHouse
+    SETTLED  which rows ClickHouse has of requests whose batches are unknown, because records were lost
 
-Given the requests, a BATCH record makes the same rows again, bit for bit. So a batch in doubt can be compared with what is stored. Where
-a BATCH record is lost, or a request that one took, its rows are looked up by what they are (stored.py) before anything is inserted: a
-SETTLED record notes what was found, what is missing then goes into a batch of its own.
+Given the requests, a BATCH record reproduces the same rows bit for bit. A batch in doubt can therefore be compared with what is stored.
+If a BATCH record or one of its requests is lost, the rows are looked up by their content (stored.py) before anything is inserted: a
+SETTLED record notes which were found, and the missing ones go into a new batch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ STORED: Final = 3
 SETTLED: Final = 4
 _NAMES: Final = {BATCH: "the note of a batch", STORED: "the note that a batch is stored", SETTLED: "what was found stored after damage"}
 _ROWS: Final = {"traces": "spans", "logs": "log records", "metrics": "data points"}
-_NAMED: Final = 5  # rollouts of a request that is lost
+_NAMED: Final = 5  # rollouts that the report of a lost request names
 ALREADY: Final = "it is stored already"
-"""The reason of what a SETTLED record names; no rejection."""
+"""The reason of identities that a SETTLED record names; not a rejection."""
 
 Signal = Literal["traces", "logs", "metrics"]
 _SIZE: Final = struct.Struct("<I")
@@ -45,25 +45,25 @@ class Request:
     received_ms: int
     """Unix milliseconds of receipt; kept on replay."""
     identities: list[Identity]
-    """One for each span, log record or data point in `raw`, refused ones included."""
+    """One per span, log record or data point in `raw`, including refused ones."""
     raw: bytes
-    """The protobuf bytes, untouched but for what was taken out."""
+    """The protobuf bytes, unchanged except for removed or masked parts."""
     key: str = ""
-    """What tells a resend of it (intake.py)."""
+    """Identifies a resend of it (intake.py)."""
     unreadable: int = 0
-    """How many spans, records or points were taken out at receipt (unreadable.py)."""
+    """Number of spans, records or points removed at receipt (unreadable.py)."""
     expanded: int = 0
-    """How large its rows are, about, in bytes (expansion.py); 0: not known."""
+    """Approximate size of its rows in bytes (expansion.py); 0: unknown."""
 
     @property
     def rows(self) -> int:
-        """How many rows it becomes."""
+        """Number of rows that it becomes."""
         return sum(not identity.reason for identity in self.identities)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is inserted together."""
+    """Requests that are inserted together."""
 
     batch_id: int
     first: int
@@ -80,21 +80,21 @@ Member = tuple[int, Request]
 
 @dataclass
 class Leftover:
-    """What a log asks for after a start."""
+    """Recovery state of a log at a start."""
 
     in_doubt: list[tuple[Batch | None, list[Member]]] = field(default_factory=list[tuple[Batch | None, list[Member]]])
-    """Batches that may or may not be stored, with the requests that still stand in the log, in its order. Without a Batch: requests that
-    a batch may have taken whose record was lost."""
+    """Batches that may or may not be stored, with their requests that are still in the log, in log order. Without a Batch: requests that a
+    batch may have taken whose record was lost."""
     unwritten: list[Member] = field(default_factory=list[Member])
     """Acknowledged requests that no batch took; they come after all that is in doubt."""
     batch_id: int = 0
     """The highest batch id seen."""
     requests: list[tuple[int | None, Request]] = field(default_factory=list[tuple[int | None, Request]])
-    """All that the log holds; the position is None where it is known to be stored."""
+    """All requests in the log; the position is None if the request is known to be stored."""
 
 
 def pack_request(request: Request) -> bytes:
-    """The payload of a REQUEST record: ids in runs, because most requests hold one attempt or a few."""
+    """Build the payload of a REQUEST record; ids are run-length encoded, because most requests hold one attempt or a few."""
     table: dict[tuple[str, str, str], int] = {}
     runs: list[tuple[int, int]] = []
     for ids, run in groupby((i.rollout_id, i.attempt_id, i.reason) for i in request.identities):
@@ -106,7 +106,7 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(payload: bytes) -> Request:
-    """The inverse of pack_request."""
+    """Parse the payload of a REQUEST record."""
     (size,) = _SIZE.unpack_from(payload)
     start = _SIZE.size + size
     signal, received_ms, key, unreadable, table, runs, explicit, *more = json.loads(payload[_SIZE.size : start])
@@ -117,28 +117,28 @@ def unpack_request(payload: bytes) -> Request:
 
 
 def pack_batch(batch: Batch) -> bytes:
-    """The payload of a BATCH record."""
+    """Build the payload of a BATCH record."""
     return json.dumps([batch.batch_id, batch.first, batch.last, batch.numbers], separators=(",", ":")).encode()
 
 
 def unpack_batch(payload: bytes) -> Batch:
-    """The inverse of pack_batch."""
+    """Parse the payload of a BATCH record."""
     batch_id, first, last, numbers = json.loads(payload)
     return Batch(batch_id, first, last, numbers)
 
 
 def pack_stored(batch: Batch) -> bytes:
-    """The payload of a STORED record."""
+    """Build the payload of a STORED record."""
     return str(batch.batch_id).encode()
 
 
 def pack_settled(found: Mapping[int, Sequence[int]]) -> bytes:
-    """The payload of a SETTLED record: {log position of a request: which of its identities are stored}."""
+    """Build the payload of a SETTLED record: {log position of a request: its stored identities, by index}."""
     return json.dumps(list(found.items()), separators=(",", ":")).encode()
 
 
 def without_stored(request: Request, found: Collection[int]) -> Request:
-    """The request as what is left of it: the identities at these indexes are stored."""
+    """Return the request with the identities at these indexes marked as stored."""
     if not found:
         return request
     gone = set(found)
@@ -147,7 +147,7 @@ def without_stored(request: Request, found: Collection[int]) -> Request:
 
 
 def describe(kind: int | None, payload: bytes) -> str:
-    """What a record is that was lost, as far as its payload still tells."""
+    """Describe a lost record, as far as its payload is readable."""
     if kind in _NAMES:
         return _NAMES[kind]
     try:
@@ -161,9 +161,9 @@ def describe(kind: int | None, payload: bytes) -> str:
 
 
 def leftover(records: Iterable[Record | Lost]) -> Leftover:
-    """Read a log that was left behind.
+    """Read a log at a start.
 
-    A batch whose requests are partly gone is stored: a segment is deleted only after every batch that it feeds.
+    A batch of which some requests are gone is stored: a segment is deleted only after every batch that it feeds.
     """
     found = _Found.of(records)
     stored: set[int] = set()
@@ -172,7 +172,7 @@ def leftover(records: Iterable[Record | Lost]) -> Leftover:
         members = [position for position in found.requests if batch.first <= position <= batch.last]
         if batch.batch_id in found.stored or batch.first < found.first:
             stored.update(members)
-        elif all(found.settled.get(position, -1) < noted_at for position in members):  # else what it left was found out since
+        elif all(found.settled.get(position, -1) < noted_at for position in members):  # otherwise the rest was settled since
             doubt.update(dict.fromkeys(members, batch if found.can_rebuild(noted_at, batch, members) else None))
     asked = (position for position in found.requests if position not in stored and (position in doubt or found.may_be_taken(position)))
     last = max(asked, default=-1)
@@ -191,19 +191,19 @@ def leftover(records: Iterable[Record | Lost]) -> Leftover:
 
 @dataclass
 class _Found:
-    """What stands in a log."""
+    """The contents of a log."""
 
     first: int = 0
-    """The position at which it begins."""
+    """Position of its first record."""
     requests: dict[int, Request] = field(default_factory=dict[int, Request])
     batches: list[tuple[int, Batch]] = field(default_factory=list[tuple[int, Batch]])
-    """With the position of the record."""
+    """Each with the position of its record."""
     stored: set[int] = field(default_factory=set[int])
-    """Ids of batches."""
+    """Ids of stored batches."""
     settled: dict[int, int] = field(default_factory=dict[int, int])
-    """{position of a request: the position of the last record that settled it}."""
+    """{position of a request: position of the last record that settled it}."""
     already: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    """{position of a request: which of its identities are stored}, as the last such record says."""
+    """{position of a request: its stored identities, by index}, from the last such record."""
     lost: list[Lost] = field(default_factory=list[Lost])
 
     @classmethod
@@ -226,16 +226,16 @@ class _Found:
         return found
 
     def left(self, position: int) -> Request:
-        """What is left to be stored of a request."""
+        """Return the request without its stored rows."""
         return without_stored(self.requests[position], self.already.get(position, ()))
 
     def may_be_taken(self, position: int) -> bool:
-        """Whether a lost record may be that of a batch which took this request."""
+        """Return whether a lost record may be the BATCH record of this request."""
         since = max(position, self.settled.get(position, -1))
         return any(lost.last > since for lost in self.lost if lost.kind not in (REQUEST, STORED))
 
     def can_rebuild(self, noted_at: int, batch: Batch, members: Sequence[int]) -> bool:
-        """Whether its rows can be made again as they were: no request of it is lost, nor what was left of one."""
+        """Return whether its rows can be reproduced: none of its requests is lost, nor a record of which rows were left of one."""
         for lost in self.lost:
             if lost.kind not in (BATCH, STORED, SETTLED) and lost.first <= batch.last and batch.first <= lost.last:
                 return False
@@ -247,7 +247,7 @@ class _Found:
 
 
 def number_requests(requests: Iterable[Request]) -> list[tuple[str, int, int]]:
-    """What to ask of the queue for a batch: (rollout id, how many numbers, the highest explicit number or 0), spans only."""
+    """Build the request to the queue for a batch: (rollout id, how many numbers, the highest explicit number or 0), spans only."""
     wanted: dict[str, tuple[int, int]] = {}
     for request in requests:
         if request.signal == "traces":
@@ -259,7 +259,7 @@ def number_requests(requests: Iterable[Request]) -> list[tuple[str, int, int]]:
 
 
 def assign(identities: Iterable[Identity], following: dict[str, int]) -> list[int]:
-    """The sequence number of each taken span, in order; `following` holds each rollout's next number and is moved on."""
+    """Return the sequence number of each accepted span, in order; `following` holds each rollout's next number and is advanced."""
     numbers: list[int] = []
     for rollout_id, _, sequence, reason in identities:
         if reason:

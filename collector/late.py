@@ -1,10 +1,10 @@
-"""Whose spans are these after all? Pure: spans that were stored without ids, and what is known by now → which are to be copied.
+"""Decide which spans that were stored without ids can be identified by now, and are therefore to be copied. Pure.
 
-Rule 2 of contracts.md §2, asked again when more has arrived: by the attempt whose span opened the trace (or that adopted it), else by
-the parent. What identifies at receipt (identify.py) and what identifies late agree, except that at receipt a trace may not yet have
-been opened twice. A verdict once given stays: a copy is never moved to another rollout.
+Rule 2 of contracts.md §2, applied again with more data: by the attempt whose span opened the trace (or that adopted it), else by
+the parent. Identification at receipt (identify.py) and late identification agree, except that at receipt the trace's second opener may
+not have arrived yet. An identification is final: a copy is never moved to another rollout.
 
-conformance/late/*.json holds stored spans and the copies that are expected of them.
+conformance/late/*.json holds stored spans and the expected copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agl_otel.collector.memory import Ids
 
 
 class Pending(NamedTuple):
-    """A span that is stored without ids only: a row of sql/late_spans.sql."""
+    """A span that is stored only without ids: a row of sql/late_spans.sql."""
 
     trace_id: str
     span_id: str
@@ -26,17 +26,17 @@ class Pending(NamedTuple):
     batch_id: int
     batch_pos: int
     sequences: Sequence[str]
-    """The texts of its sequence attributes, of the span and of its resource; empty where there is none."""
+    """Texts of the sequence attributes of the span and of its resource; an absent one is empty."""
     invalid: bool
-    """Its ids were refused; it is kept without (the Go collector does so)."""
+    """Its ids were refused, and it was stored without them (by the Go collector)."""
     opener: Ids = ("", "")
-    """The one attempt that opened its trace."""
+    """Ids of the one attempt that opened its trace."""
     parent: Ids = ("", "")
-    """The ids of its parent, where that is stored with ids."""
+    """Ids of its parent, if that is stored with ids."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Pending:
-        """A row in the order of the query's columns."""
+        """Convert a row, whose columns are in the order of the query."""
         trace_id, span_id, parent_id, received_ms, batch_id, batch_pos, sequences, invalid, *ids = row
         opener, parent = (ids[0], ids[1]), (ids[2], ids[3])
         place = (int(received_ms), int(batch_id), int(batch_pos))  # 64-bit integers may come as texts
@@ -44,12 +44,12 @@ class Pending(NamedTuple):
 
     @property
     def sequence(self) -> int | None:
-        """The explicit sequence number, where there is one."""
+        """The explicit sequence number, if any."""
         return next((number for text in self.sequences if (number := _number(text)) is not None), None)
 
 
 class Copy(NamedTuple):
-    """A span that is to be stored again, with ids."""
+    """A span to be stored again, with ids."""
 
     span: Pending
     rollout_id: str
@@ -57,7 +57,7 @@ class Copy(NamedTuple):
 
 
 def belongs(pending: Sequence[Pending]) -> list[Copy]:
-    """Which of these spans belong to whom, in the order in which they arrived; those that nothing identifies are left out."""
+    """Identify these spans; return the copies in order of arrival. Spans that cannot be identified are left out."""
     here = {(span.trace_id, span.span_id): span for span in pending}
     told: dict[tuple[str, str], Ids] = {}
     copies = [Copy(span, *ids) for span in pending if not span.invalid and (ids := _ids(span, here, told))[0]]
@@ -73,7 +73,7 @@ def _ids(span: Pending, here: Mapping[tuple[str, str], Pending], told: dict[tupl
         if key in told:
             ids = told[key]
             break
-        told[key] = ("", "")  # what spans that name each other as parents come to
+        told[key] = ("", "")  # result for a cycle of parents
         trail.append(key)
         if step.invalid:  # children of a refused span inherit nothing from it
             break
@@ -86,7 +86,7 @@ def _ids(span: Pending, here: Mapping[tuple[str, str], Pending], told: dict[tupl
 
 
 def numbers_wanted(copies: Iterable[Copy]) -> list[tuple[str, int, int]]:
-    """What to ask of the queue for these copies: (rollout id, how many numbers, the highest explicit number or 0)."""
+    """Build the request to the queue for these copies: (rollout id, how many numbers, the highest explicit number or 0)."""
     wanted: dict[str, tuple[int, int]] = {}
     for copy in copies:
         count, highest = wanted.get(copy.rollout_id, (0, 0))
@@ -96,7 +96,7 @@ def numbers_wanted(copies: Iterable[Copy]) -> list[tuple[str, int, int]]:
 
 
 def numbered(copies: Iterable[Copy], first: Mapping[str, int]) -> list[int]:
-    """The sequence number of each copy, in order; `first` says where each rollout's new numbers begin."""
+    """Return the sequence number of each copy, in order; `first` holds each rollout's first new number."""
     following = dict(first)
     numbers: list[int] = []
     for copy in copies:

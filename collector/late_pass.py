@@ -1,15 +1,15 @@
-"""The late pass over ClickHouse: spans and log records that were stored without ids are copied with the ids that they have by now.
+"""The late pass over ClickHouse: copy spans and log records that were stored without ids, with the ids that are known by now.
 
-otel_traces is never rewritten: a copy is one more row, with the BatchId, BatchPos and ReceivedAt of the row it copies. Nothing but the
-two stores keeps state, and any pass may die anywhere: what is to be copied is what is stored without ids *only*, asked anew each time,
-and the insert asks once more. Numbers that a crash left unused are gaps, which are legal. Batches are bounded; so is the memory that
-ClickHouse needs, because a pass over everything goes through the traces in parts.
+otel_traces is never rewritten: a copy is one more row, with the BatchId, BatchPos and ReceivedAt of the original. All state is in the two
+stores, and a pass may be interrupted anywhere: each pass queries anew which rows are stored *only* without ids, and the insert checks
+again. Numbers that a crash left unused are gaps, which are legal. Batches are bounded; so is ClickHouse's memory, because a pass over
+everything processes the traces in parts.
 
-A pass looks at traces of which something was received since `since` (the caller's watermark, with an overlap), or at all of them: that
+A pass reads traces of which something was received since `since` (the caller's watermark, with an overlap), or all of them: that
 finds what an outage left behind, and repairs the summary view, which a crash can leave behind its source.
 
-Passes take turns (maintenance.py says how). Should two ever meet, each span is still copied once or, where both insert within the same
-moment, read once: readers take one row for each identity.
+Passes run one at a time (see maintenance.py). Should two overlap, each span is still copied once or, if both insert at the same moment,
+read once: readers take one row per identity.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from agl_otel_hook import conventions
 
 T = TypeVar("T")
 
-TRACES: Final = 200  # looked at together
-ROWS: Final = 2_000  # decided and copied together
+TRACES: Final = 200  # traces per query
+ROWS: Final = 2_000  # rows decided and copied together
 SHARD_ROWS: Final = 1_000_000  # rows without ids in one part of a pass over everything
 ADOPTED: Final = "ro-trace-"
-"""What the rollout id of an adopted trace begins with; the trace id follows."""
+"""Prefix of an adopted trace's rollout id; the trace id follows."""
 
 
 class Numbers(Protocol):
-    """What the late pass needs of the queue."""
+    """The queue, as the late pass uses it."""
 
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
-        """First numbers for (rollout id, count, at least). Raises UnavailableError while the queue is away."""
+        """Reserve numbers for each (rollout id, count, at least); return the first ones. Raises UnavailableError."""
         ...
 
 
 class Traces(Protocol):
-    """What the late pass needs of ClickHouse."""
+    """ClickHouse, as the late pass uses it."""
 
     def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
         """Run a statement that returns nothing."""
         ...
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Run a query beside the inserts."""
+        """Run a query concurrently with inserts."""
         ...
 
 
 class LatePass:
-    """Copies what is identified by now. Errors of ClickHouse and UnavailableError of the queue end a pass; the next one goes on."""
+    """Copies rows that are identified by now. Errors of ClickHouse and UnavailableError of the queue end a pass; the next one continues."""
 
     def __init__(self, traces: Traces, numbers: Numbers) -> None:
         self._store = traces
@@ -67,17 +67,17 @@ class LatePass:
         self._closing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="late")
         self.counts: Counter[str] = Counter()
-        """spans and logs that were copied, ever."""
+        """Number of spans and logs copied since the start."""
 
     async def close(self) -> None:
-        """Let a pass that runs end after its current query, with UnavailableError, and wait for that."""
+        """End a running pass after its current query, with UnavailableError, and wait for that."""
         self._closing = True
         await asyncio.to_thread(self._thread.shutdown)
 
     async def run(self, since_ms: int) -> bool:
-        """One pass over the traces of which something was received since then (Unix milliseconds), or over all where it is 0.
+        """Run a pass over the traces of which something was received since `since_ms` (Unix milliseconds), or over all if it is 0.
 
-        Whether spans are stored without ids at all.
+        Returns whether any spans are stored without ids.
         """
         spans, logs = await self._unidentified("otel_traces"), await self._unidentified("otel_logs")
         for part in await self.parts(since_ms):
@@ -90,12 +90,12 @@ class LatePass:
         return spans
 
     async def _unidentified(self, table: str) -> bool:
-        """Whether the table has rows without ids, other than the steps of training runs: most stores have none, and to ask is cheap."""
+        """Return whether the table has rows without ids, besides steps of training runs: a cheap check, and most stores have none."""
         ours, params = ("", {}) if table == "otel_logs" else (" AND SpanName != {train:String}", {"train": _NAMES["train"]})
         return bool(await self.rows(f"SELECT 1 FROM otel.{table} WHERE RolloutId = ''{ours} LIMIT 1", params))
 
     async def parts(self, since_ms: int) -> list[dict[str, int]]:
-        """Parameters of the queries for each part of a pass."""
+        """Return the query parameters for each part of a pass."""
         shards = 1
         if not since_ms:
             rows = await self.rows("SELECT count() FROM otel.otel_traces WHERE RolloutId = ''", {})
@@ -108,7 +108,7 @@ class LatePass:
             await copy(traces)
 
     async def traces(self, name: str, part: Mapping[str, int]) -> AsyncIterator[list[str]]:
-        """The trace ids that the named query lists, some at a time."""
+        """Yield pages of the trace ids that the named query lists."""
         after = ""
         while found := [str(row[0]) for row in await self.rows(named_query(name), {**part, **names_in(name), "after": after})]:
             yield found
@@ -117,7 +117,7 @@ class LatePass:
             after = found[-1]
 
     async def copy_spans(self, traces: Sequence[str], openers: Mapping[str, Ids] = {}) -> None:
-        """Copy what belongs to somebody in these traces; `openers` {trace id: ids} says whose a whole trace is."""
+        """Copy the spans of these traces that can be identified; `openers` {trace id: ids} assigns whole traces."""
         again = True
         while again:  # a batch may end between a parent and its child
             whole, copied = True, 0
@@ -152,7 +152,7 @@ class LatePass:
         return len(copies)
 
     async def copy_logs(self, traces: Sequence[str]) -> None:
-        """Copy the log records of these traces that belong to somebody by now."""
+        """Copy the log records of these traces that can be identified by now."""
         counting = "SELECT count() FROM otel.otel_logs WHERE RolloutId != '' AND TraceId IN {traces:Array(String)}"
         before = await self.rows(counting, {"traces": list(traces)})
         await self.command("late_log_copy", {"traces": list(traces), **names_in("late_log_copy")})
@@ -160,7 +160,7 @@ class LatePass:
         self.counts["logs"] += int(after[0][0]) - int(before[0][0])
 
     async def rows(self, sql: str, params: Mapping[str, object]) -> list[list[Any]]:
-        """Ask ClickHouse."""
+        """Run a query and return its rows."""
         texts = {name: parameter(value) for name, value in params.items()}
         body = await self._in_thread(lambda: self._store.read(sql, "JSONCompactEachRow", texts))
         return [json.loads(line) for line in body.splitlines()]
@@ -185,6 +185,6 @@ _NAMES: Final = {
 
 
 def names_in(name: str) -> dict[str, str]:
-    """The names of the wire that a named query asks for, by parameter."""
+    """Return the wire names that a named query uses, by parameter."""
     text = named_query(name)
     return {key: value for key, value in _NAMES.items() if f"{{{key}:String}}" in text}

@@ -1,9 +1,9 @@
-"""What `agl-otel maintain` has done: the late pass and adoption, one at a time; in a pass over everything also what sums hold of nothing.
+"""The work of `agl-otel maintain`: the late pass and adoption, one at a time; in a pass over everything also the removal of orphaned sums.
 
-Who has the engine open does it. The embedded engine is opened by its collector alone: there `agl-otel maintain` asks for it (`POST
-/maintain` on the OTLP HTTP port, body {"since": Unix seconds of the last pass, 0 for none}). With a server it opens the engine itself,
-so that it makes no difference which collectors, Python's or the Go one, write to it. Either way it is this class that runs, and
-the caller holds the lease at the queue.
+It runs in the process that has the engine open. The embedded engine is open in its collector only: there `agl-otel maintain` sends a
+request (`POST /maintain` on the OTLP HTTP port, body {"since": Unix seconds of the last pass, 0 for none}). With a server it opens the
+engine itself, so that it works the same for Python's collectors and the Go one. Both ways run this class, and the caller holds the lease
+at the queue.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agl_otel.net.bodies import json_of
 from agl_otel.queue.client import QueueClient
 from agl_otel.traces.opened import TraceStore
 
-OVERLAP_SECONDS = 120.0  # between two passes: rows become visible some time after their receipt
+OVERLAP_SECONDS = 120.0  # overlap of two passes: rows become visible some time after their receipt
 
 
 class Maintenance:
-    """Runs passes over one store. `adopt` is the policy of contracts.md §2; `clock` gives Unix seconds."""
+    """Runs passes over one store. `adopt` is the policy of contracts.md §2; `clock` returns Unix seconds."""
 
     def __init__(self, traces: TraceStore, queue: QueueClient, *, adopt: bool, clock: Callable[[], float] = time.time) -> None:
         self._traces = traces
@@ -37,19 +37,19 @@ class Maintenance:
         self._turn = asyncio.Lock()
 
     async def close(self) -> None:
-        """End a pass that runs, and wait for its current query."""
+        """End a running pass, and wait for its current query."""
         await self._late.close()
 
     def counts(self) -> dict[str, int]:
-        """Spans and logs copied and traces adopted, ever."""
+        """Spans and logs copied and traces adopted since the start."""
         adopted = self._adoption.counts["adopted"] if self._adoption else 0
         return {"spans": self._late.counts["spans"], "logs": self._late.counts["logs"], "adopted": adopted}
 
     async def run(self, since: float) -> dict[str, float]:
-        """One pass over what was received since the one that began at `since` (Unix seconds; 0: over everything).
+        """Run one pass over what was received since the pass that began at `since` (Unix seconds; 0: over everything).
 
-        Answers what it copied and adopted, and when it began: the next one's `since`. Raises InUseError where a pass is running,
-        ClickHouseError and UnavailableError where a store cannot answer; what was done until then stays done.
+        Returns what it copied and adopted, and when it began: the `since` of the next pass. Raises InUseError while a pass is running,
+        ClickHouseError and UnavailableError if a store does not respond; what was done until then stays done.
         """
         if self._turn.locked():
             raise InUseError("a late pass is running already: wait for its end")

@@ -1,7 +1,7 @@
-"""What the collector remembers of traces, so that a span without ids of its own can be told by its trace or its parent.
+"""Memory of recent traces, used to identify a span without ids of its own by its trace or its parent.
 
-Bounded and local: what it forgets, and children that came before their parents, the late pass finds in ClickHouse. The clock is
-the caller's, so that the memory is as testable as the policy that reads it.
+Bounded and local: the late pass finds in ClickHouse what it has forgotten, and children that arrived before their parents. The caller
+passes the time, so that the memory is as testable as the policy that reads it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MAX_AGE_SECONDS: Final = 3600.0
 
 
 class Known(Protocol):
-    """What identification may ask."""
+    """The memory, as identification uses it."""
 
     def opened_by(self, trace_id: bytes) -> Ids | None:
-        """The ids of the attempt whose `agentlightning.attempt` root span opened this trace; None where none or several did."""
+        """Return the ids of the attempt whose `agentlightning.attempt` root span opened this trace; None if there is none or several."""
         ...
 
     def span(self, trace_id: bytes, span_id: bytes) -> Ids | None:
-        """The ids of a span that was seen before."""
+        """Return the ids of a span that was seen before."""
         ...
 
 
@@ -35,11 +35,11 @@ class _Trace:
 
     def __init__(self, owner: Ids, *, by_key: bool) -> None:
         self.owner = owner
-        """Of whom it was told first."""
+        """Ids of the first span."""
         self.several = False
-        """Whether it was told of others, too."""
+        """Whether there were spans with other ids, too."""
         self.by_key = by_key
-        """Whether senders with bound keys alone have told of it."""
+        """Whether all senders had bound keys."""
         self.opened: Ids | None = None
         self.ambiguous = False
         self.spans: dict[bytes, Ids] = {}
@@ -47,14 +47,14 @@ class _Trace:
 
 
 class TraceMemory:
-    """Remembers up to `max_traces` traces for `max_age_seconds` after their last span, and up to `max_spans` spans of them."""
+    """Remembers up to `max_traces` traces for `max_age_seconds` after their last span, and up to `max_spans` of their spans."""
 
     def __init__(self, *, max_traces: int = MAX_TRACES, max_spans: int = MAX_SPANS, max_age_seconds: float = MAX_AGE_SECONDS) -> None:
         self._traces: OrderedDict[bytes, _Trace] = OrderedDict()
         self._limits = (max_traces, max_spans, max_age_seconds)
         self.spans_held = 0
         self.ambiguous = 0
-        """Traces that two attempts claim to have opened, so far."""
+        """Number of traces that two attempts claim to have opened."""
 
     def __len__(self) -> int:
         return len(self._traces)
@@ -72,10 +72,10 @@ class TraceMemory:
     def learn(
         self, trace_id: bytes, span_ids: Sequence[bytes], ids: Ids, *, opens: Sequence[bytes] = (), now: float, by_key: bool = False
     ) -> None:
-        """Remember spans that were identified; `opens` are those of them that are an attempt's root span.
+        """Remember identified spans; `opens` are those of them that are an attempt's root span.
 
-        `by_key`: the sender has a key that is bound to this attempt, and may know the ids of others' traces. What it says counts as long as
-        no other sender says something else of the trace. `now` is any clock in seconds that does not go back.
+        `by_key`: the sender's key is bound to this attempt, and it may know the ids of others' traces. Its spans count only until another
+        sender contradicts them. `now` is any monotonic clock in seconds.
         """
         trace = self._traces.get(trace_id)
         if trace is None:
@@ -91,7 +91,7 @@ class TraceMemory:
                 trace.ambiguous = True
             trace.opened = trace.opened or ids
         held = len(trace.spans)
-        # Spans of a trace with one attempt are told by the trace: only spans that say something else need remembering.
+        # The trace identifies the spans of a trace with one attempt: only spans with other ids need an entry.
         if trace.ambiguous or trace.opened != ids:
             for span_id in span_ids:
                 trace.spans.setdefault(span_id, ids)
@@ -101,7 +101,7 @@ class TraceMemory:
         self._forget(now)
 
     def _may_tell(self, trace: _Trace, ids: Ids, *, by_key: bool) -> bool:
-        """Whether what a sender says of the trace counts; what counts less is forgotten."""
+        """Return whether this sender's ids count for the trace; drop entries of lower authority."""
         differs = trace.several or trace.owner != ids
         if trace.by_key and differs:
             self.spans_held -= len(trace.spans)

@@ -1,8 +1,8 @@
-"""Counts the messages of a request without making them: compiled code does it, in little more memory than the request takes. Pure.
+"""Count the messages of a request without allocating them: in compiled code, with little more memory than the request takes. Pure.
 
-Protobuf's parser merges what comes again in a field that is not repeated. So in types like OTLP's own, none of whose messages is repeated,
-all messages of one place of a request become one, and what is lost are the heads of the others: a tag and a length, two bytes at least.
-The types are made from OTLP's descriptors: a field that a later version adds is counted, too.
+Protobuf's parser merges repeated occurrences of a field that is declared singular. With types like OTLP's own in which no message field
+is repeated, all messages at one place of a request merge into one, and only the heads of the others are lost: a tag and a length, at
+least two bytes. The types are derived from OTLP's descriptors, so fields of later versions are counted, too.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from agl_otel.collector.expansion import MESSAGES
 from agl_otel.collector.journal import Signal
 
 HEAD_BYTES: Final = 2
-"""The least that a tag and a length take."""
+"""Least size of a tag and a length."""
 UNSURE: Final = 256
-"""How many messages fewer than there are may be counted: merged ones, at most a hundred deep, have longer lengths than each had."""
+"""Maximal undercount: merged messages, nested at most a hundred deep, have longer lengths than the originals."""
 _FIXED: Final = frozenset(
     getattr(FieldDescriptorProto, f"TYPE_{name}") for name in ("DOUBLE", "FLOAT", "FIXED64", "FIXED32", "SFIXED64", "SFIXED32")
 )
-"""Types of values that take as many bytes in memory as on the wire."""
+"""Types of values that are as large in memory as on the wire."""
 
 
 def messages(signal: Signal, raw: bytes, *, lists: bool = True) -> int:
-    """How many messages a request holds, about: long ones count half as much again. Raises DecodeError where it cannot be read.
+    """Return the approximate number of messages in a request; long ones count as 1.5. Raises DecodeError if it cannot be parsed.
 
-    With `lists`, those of the values of lists are among them, and each byte of packed numbers and of lists of texts counts as one more.
+    With `lists`, messages in lists count, too, and so does each byte of packed numbers and of lists of texts.
     """
     kind, unfolding = _types(signal, lists)
     found = kind.FromString(raw)
@@ -42,14 +42,14 @@ def messages(signal: Signal, raw: bytes, *, lists: bool = True) -> int:
 
 
 def _left(message: Message, unfolding: frozenset[str]) -> int:
-    """How many messages are in a merged one, and its bytes where its name is in `unfolding`."""
+    """Count the messages within a merged one, plus its bytes if its name is in `unfolding`."""
     own = message.ByteSize() if message.DESCRIPTOR.full_name in unfolding else 0
     return own + sum(1 + _left(inner, unfolding) for _, inner in message.ListFields())
 
 
 @cache
 def _types(signal: Signal, lists: bool) -> tuple[type[Message], frozenset[str]]:
-    """The merging type of a request, and the names of messages with values that are larger in memory than on the wire."""
+    """Return a request's merging type, and the names of messages with values that are larger in memory than on the wire."""
     pool = DescriptorPool()
     unfolding: set[str] = set()
     request: Descriptor = MESSAGES[signal].DESCRIPTOR
@@ -72,7 +72,7 @@ def _add(pool: DescriptorPool, file: FileDescriptor, unfolding: set[str], lists:
 
 
 def _merge(message: DescriptorProto, name: str, unfolding: set[str], lists: bool) -> None:
-    """Leave the messages in it alone, none of them repeated."""
+    """Keep only its message fields, and make them singular."""
     for inner in message.nested_type:
         _merge(inner, f"{name}.{inner.name}", unfolding, lists)
     kept: list[FieldDescriptorProto] = []

@@ -1,6 +1,6 @@
-"""OTLP metrics: which data points are taken, and their rows in the stock tables of the Collector's ClickHouse exporter.
+"""OTLP metrics: validate data points, and build their rows for the stock tables of the Collector's ClickHouse exporter.
 
-One row for each data point, in the table of its metric's kind. Metrics have no place in a rollout's order, so they take no sequence
+One row per data point, in the table of its metric's kind. Metrics have no place in a rollout's order, so they take no sequence
 numbers; the tables derive RolloutId and AttemptId from the resource. conformance/metrics has golden vectors of what agents may send.
 """
 
@@ -55,14 +55,14 @@ COLUMNS: Final = {
     ),
     "summary": (*_COMMON, "Count", "Sum", "ValueAtQuantiles.Quantile", "ValueAtQuantiles.Value", *_OURS),
 }  # fmt: skip
-"""What is inserted into each table."""
+"""Columns of each table's inserts."""
 Point = NumberDataPoint | HistogramDataPoint | ExponentialHistogramDataPoint | SummaryDataPoint
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 _TAKEN: Final = Identity()
 
 
 def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int) -> list[Identity]:
-    """One Identity for each data point, in the order of the request (a metric without data counts as one): taken, or why not."""
+    """Return one Identity per data point, in the order of the request (an empty metric counts as one): accepted, or why not."""
     latest = now_unix_nano + AHEAD_NANO
     refused = Identity(reason=TIMESTAMP)
     found: list[Identity] = []
@@ -82,9 +82,9 @@ def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int)
 def hold_points(
     request: ExportMetricsServiceRequest, raw: bytes, found: Sequence[Identity], sender: Sender
 ) -> tuple[list[Identity], bytes]:
-    """What was found of an agent's points, held against its key; and the request's bytes, in which resources without ids have the key's.
+    """Check an agent's points against its key; return the identities, and the request's bytes, with the key's ids in resources without ids.
 
-    Figures of training are refused, and from a key that is bound to an attempt the points of resources that name another.
+    Figures of training are refused; if the key is bound to an attempt, so are points of resources that name another one.
     """
     held = list(found)
     changed = False
@@ -112,7 +112,7 @@ def _named(attributes: Mapping[str, str]) -> list[KeyValue]:
 
 
 def kinds_of(request: ExportMetricsServiceRequest) -> list[str | None]:
-    """The kind of each of `identify_points`' data points; None for a metric without data."""
+    """Return the kind of each data point, in the order of `identify_points`; None for a metric without data."""
     found: list[str | None] = []
     for metric in _metrics(request):
         kind = metric.WhichOneof("data")
@@ -129,7 +129,7 @@ def metric_rows(
     first: Mapping[str, int],
     counts: Counter[str] | None = None,
 ) -> dict[str, list[str]]:
-    """{kind: rows (JSON texts) of the data points that were taken}; `first` has the BatchPos of each kind's first row (0 where none).
+    """Return {kind: rows (JSON texts) of the accepted points}; `first` has the BatchPos of each kind's first row (default 0).
 
     `counts`: see values.to_map.
     """
@@ -243,7 +243,7 @@ def _metrics(request: ExportMetricsServiceRequest) -> Iterator[Metric]:
 
 
 def _float(value: float) -> float | str:
-    # JSON has no word for what is not finite; ClickHouse reads these.
+    # JSON cannot express non-finite numbers; ClickHouse reads these.
     return value if value - value == 0 else "nan" if value != value else "inf" if value > 0 else "-inf"
 
 

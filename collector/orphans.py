@@ -1,8 +1,8 @@
-"""What ClickHouse sums up of spans, and goes on holding when the spans are gone: services, their spans' names, rollouts, traces.
+"""Remove orphaned sums: rows of ClickHouse's summary tables (services, their spans' names, rollouts, traces) whose spans are gone.
 
-A deletion takes it along; whole parts that retention drops take nothing along, so `agl-otel maintain` looks for it with each pass over
-everything. Nothing is remembered in between: what no stored span has is an orphan, whyever. A span that arrives while orphans are
-removed is summed up again after that, so nothing is lost; sums are idempotent (schema.sql).
+A deletion removes the sums of its rows. Retention drops whole parts without their sums, so `agl-otel maintain` looks for orphans in each
+pass over everything. No state is kept in between: a key that no stored span has is an orphan, whatever the cause. A span that arrives
+while orphans are removed is summed again afterwards, so nothing is lost; sums are idempotent (schema.sql).
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Final, NamedTuple
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.sql import named_query
 
-TOGETHER: Final = 1_000  # orphans that go in one statement
+TOGETHER: Final = 1_000  # orphans removed per statement
 ONE_BATCH: Final = "BatchId = {batch:UInt64}"
 
 
 class Sum(NamedTuple):
-    """A table of sums that is fed by a view over the spans."""
+    """A summary table that a view over the spans fills."""
 
     table: str
     keys: tuple[str, ...]
     refill: str
-    """The query that sums one batch up again."""
+    """The query that sums one batch again."""
 
     @property
     def hashed(self) -> str:
-        """The key as one number. ClickHouse keeps the text of a deletion for a while: it names nothing that is to be gone."""
+        """The key as a hash: ClickHouse keeps the text of a deletion for a while, and it must not name deleted data."""
         return f"cityHash64({', '.join(self.keys)})"
 
     @property
     def orphans(self) -> str:
-        """Keys that no span has, hashed."""
+        """Query for the hashed keys that no span has."""
         return (
             f"SELECT DISTINCT {self.hashed} FROM otel.{self.table} "
             f"WHERE {self.hashed} NOT IN (SELECT DISTINCT {self.hashed} FROM otel.otel_traces) LIMIT {TOGETHER}"
@@ -40,7 +40,7 @@ class Sum(NamedTuple):
 
     @property
     def chosen(self) -> str:
-        """Rows with one of these keys."""
+        """Condition for rows with one of these keys."""
         return f"{self.hashed} IN {{hashes:Array(UInt64)}}"
 
 
@@ -49,7 +49,7 @@ ROLLOUTS: Final = Sum("rollout_summary_states", ("RolloutId",), "refill_rollout_
 
 
 def forget(engine: Engine, sums: Sequence[Sum]) -> int:
-    """Remove what these sums hold of spans that are not stored; how many keys. Raises ClickHouseError; then it can be asked for again."""
+    """Remove sums without stored spans; return the number of keys. Raises ClickHouseError; it may be repeated then."""
     gone = 0
     for each in sums:
         while found := engine.select(each.orphans):
@@ -59,6 +59,6 @@ def forget(engine: Engine, sums: Sequence[Sum]) -> int:
 
 
 def remove(engine: Engine, each: Sum, hashes: Sequence[object]) -> None:
-    """Remove the sums of these keys, and sum up what is stored with one of them by then."""
+    """Remove the sums of these keys, then sum again the spans with one of them that are stored by then."""
     engine.delete(each.table, each.chosen, {"hashes": hashes})
     engine.command(named_query(each.refill).replace(ONE_BATCH, each.chosen), {"hashes": hashes})

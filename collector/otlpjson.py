@@ -1,8 +1,8 @@
-"""OTLP/JSON ↔ protobuf. It is protobuf's JSON mapping but for one thing: trace and span ids are hex, not base64.
+"""OTLP/JSON ↔ protobuf. It is protobuf's JSON mapping with one exception: trace and span ids are hex, not base64.
 
-An id that is not hex becomes one zero byte, which identification refuses by its length: one bad span, not a bad request. A text that is
-none (half a surrogate pair, bytes that are no UTF-8) becomes bytes that are none either, and the intake refuses its span (unreadable.py).
-In OTLP/JSON every object key is a field name (attributes are lists of {key, value}), so ids are found by their key wherever they stand.
+An id that is not hex becomes one zero byte, which identification refuses for its length: one bad span, not a bad request. Invalid text
+(half a surrogate pair, bytes that are not UTF-8) becomes invalid bytes, so that the intake refuses its span only (unreadable.py).
+In OTLP/JSON every object key is a field name (attributes are lists of {key, value}), so ids are found by key at any depth.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from agl_otel.collector import crowded
 from agl_otel.errors import DataError
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
-MAX_DEPTH: Final = 500  # messages in one another: deeper than protobuf reads, so that the intake refuses one span and not all
+MAX_DEPTH: Final = 500  # nesting of messages: deeper than protobuf parses, so that the intake refuses one span and not all
 _NOT_AN_ID: Final = base64.b64encode(b"\0").decode()
 
 
 def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
-    """The protobuf bytes of the OTLP/JSON request `body`; `make` gives an empty message. Raises DataError."""
+    """Convert the OTLP/JSON request `body` to protobuf bytes; `make` returns an empty message. Raises DataError."""
     crowded.check_json(body)
     message = make()
     name = message.DESCRIPTOR.name
-    no_text = os.urandom(16).hex()  # stands for a text that is none: a message takes none
+    no_text = os.urandom(16).hex()  # placeholder for invalid text, which a message cannot hold
     try:
         text = body.decode(json.detect_encoding(body), "surrogateescape")
         tree = json.loads(text)
@@ -44,12 +44,12 @@ def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
 
 
 def to_json(message: Message) -> bytes:
-    """A response or a google.rpc.Status as JSON."""
+    """Convert a response or a google.rpc.Status to JSON."""
     return json.dumps(json_format.MessageToDict(message), ensure_ascii=False).encode()
 
 
 def _rewrite(tree: Any, no_text: str) -> bool:
-    """In place, hex ids become base64, and texts that are none `no_text` (looked for unless it is empty); whether there was one."""
+    """Convert hex ids to base64 in place, and invalid texts to `no_text` unless it is empty; return whether there were any of these."""
     marked = False
     todo: list[Any] = [tree]
     while todo:
@@ -65,7 +65,7 @@ def _rewrite(tree: Any, no_text: str) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    """Whether it has no half of a surrogate pair."""
+    """Return whether it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
