@@ -1,4 +1,4 @@
-"""`python -m agl_otel.proxy`: the gateway as a service. SIGTERM and SIGINT: no new calls, those under way end, seal, flush, exit code 0."""
+"""`python -m agl_otel.proxy`: the gateway as a service. On SIGTERM and SIGINT: drain calls in flight, seal, flush, exit with 0."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger("agl_otel.proxy")
 
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[Serving]:
-    """The gateway while it serves. Raises InUseError where the port is taken, SettingsError."""
+    """Serve the gateway. Raises InUseError if the port is taken, SettingsError."""
     token = settings.token.get_secret_value()
     tls = Tls.load(settings)
     url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.proxy_port}"
@@ -104,7 +104,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
 
 
 def _journal(settings: Settings, telemetry: Telemetry) -> Journal | None:
-    """The journal of this process; None where its disk takes none. Raises SettingsError for masking rules that cannot be read."""
+    """Open the journal of this process; None if its folder is not writable. Raises SettingsError for unreadable masking rules."""
     folder = settings.data_dir.absolute() / FOLDER / secrets.token_hex(8)
     masker = load_masker(settings.mask)
     try:
@@ -115,14 +115,15 @@ def _journal(settings: Settings, telemetry: Telemetry) -> Journal | None:
 
 
 async def _known(queue: QueueClient, rollout_ids: Sequence[str]) -> set[str]:
-    """Which of these rollouts the queue has. Raises AglError."""
+    """Return which of these rollouts the queue has. Raises AglError."""
     return {rollout.rollout_id for rollout in await queue.query_rollouts(rollout_id_in=rollout_ids)} if rollout_ids else set()
 
 
 async def _collector(queue: QueueClient, settings: Settings) -> str:
-    """host:port of the collector's gRPC: the stack's, where `store` names one, else the local one.
+    """Return host:port of the collector's gRPC: the stack's if `store` names one, else the local one.
 
-    After a kill the queue says for a minute where the collector was: only where somebody listens is it. None is waited for a while.
+    After a kill the queue returns the old address for up to a minute, so an address is used only once it accepts connections, or after
+    FIND_COLLECTOR_SECONDS.
     """
     local = f"{'https://' if settings.tls_cert else ''}{settings.host}:{settings.otlp_grpc_port}"
     if not settings.store:
@@ -139,7 +140,7 @@ async def _collector(queue: QueueClient, settings: Settings) -> str:
 
 
 def main() -> int:
-    """Run the service; the exit code."""
+    """Run the service; return its exit code."""
     return run_service("proxy", serving, cancel_start=True)
 
 

@@ -1,6 +1,6 @@
 """The proxy's routes. A call names its attempt by path (/rollout/{r}/attempt/{a}[/v1]/…), else by W3C baggage, else not at all.
 
-Where the stack has a token, a call of an attempt needs that attempt's key (net/auth.py), and what steers the proxy needs the token.
+If the stack has a token, a call of an attempt needs that attempt's key (net/auth.py), and control routes need the token.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ SCOPE_NAME: Final = "agl_otel.proxy"
 """The instrumentation scope of the spans of calls."""
 MAX_BODY_BYTES: Final = 64 << 20
 EXPIRE_SECONDS: Final = 30.0
-CLOSE_WAIT_SECONDS: Final = 1.0  # for calls of an attempt whose agent has just gone
-FLUSH_SECONDS: Final = 8.0  # shorter than a runner waits for the answer
+CLOSE_WAIT_SECONDS: Final = 1.0  # for calls in flight of an attempt whose agent has just ended
+FLUSH_SECONDS: Final = 8.0  # shorter than a runner's timeout
 SCOPE: Final = "/rollout/{rollout_id}/attempt/{attempt_id}"
 PREFIXES: Final = (f"{SCOPE}/v1", SCOPE, "/v1", "")
-"""What runners give out comes first: routes are tried in their order."""
+"""Routes are matched in this order; the form that runners give to agents comes first."""
 PASSED: Final = ("messages/count_tokens",)
-"""Posts that are no model calls: passed on, not recorded."""
+"""POST routes that are no model calls: forwarded, not recorded."""
 PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
@@ -64,7 +64,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Proxy:
-    """The application and what it holds."""
+    """The application and its state."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Proxy:
     ) -> None:
         """`own_keys`: whether calls of no attempt may bring a provider's key in place of the token.
 
-        `names`: see `auth.Visitors`; `queue`: who is told, before a first call, that the proxy at `address` serves an attempt.
+        `names`: see `auth.Visitors`; `queue`: gets an announcement, before an attempt's first call, that the proxy at `address` serves it.
         """
         self._upstreams = upstreams
         self._telemetry = telemetry
@@ -115,7 +115,7 @@ class Proxy:
         self.meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
 
     def app(self) -> web.Application:
-        """The aiohttp application; run it with `handler_cancellation=True`, or calls of clients that went away run on."""
+        """The aiohttp application; run it with `handler_cancellation=True`, or calls of disconnected clients are not cancelled."""
         bodies = Bodies(InFlight(self._limits.held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)
         app = web.Application(middlewares=[self._count, self._visitors, readable, _errors_as_json, bodies.held])
         for prefix in PREFIXES:
@@ -167,7 +167,7 @@ class Proxy:
         self._expiring.cancel()
         await self._running().close()
         running = [key for key in self._telemetry.ledger.unrecorded() if not self._attempts.is_closed(key)]
-        with contextlib.suppress(UnavailableError):  # then the journal has it
+        with contextlib.suppress(UnavailableError):  # the journal has them
             await self._last_seals(running)
         if self._witnesses is not None:
             await self._witnesses.close()
@@ -201,11 +201,11 @@ class Proxy:
         return await self._running().pass_through(request, key, "models")
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Whether it is well; the rest only with the token, where there is one."""
+        """Answer with the status; with details only if the token is sent or the stack has none."""
         forwarder = self._running()
         forwarder.settle()
         trouble = self._journal.trouble if self._journal is not None else ""
-        status = {"status": "degraded" if trouble else "ok"}  # it serves calls all the same
+        status = {"status": "degraded" if trouble else "ok"}  # calls are served all the same
         if self._refusal(request, "metrics") is not None:
             return web.json_response(status)
         return web.json_response(
@@ -233,17 +233,17 @@ class Proxy:
         return [({"what": what}, count) for what, count in sorted(self._recorder.counts.items())]
 
     async def _pause(self, request: web.Request) -> web.Response:
-        """Let no more calls through ({"mode": "hold" or "refuse", "wait_seconds": for those under way}); how many are left."""
+        """Close the gate ({"mode": "hold" or "refuse", "wait_seconds": for calls in flight}); answer with how many are left."""
         self._authorise(request)
         body = await _object(request)
         mode, wait = body.get("mode", "hold"), body.get("wait_seconds", PAUSE_WAIT_SECONDS)
-        if mode not in ("hold", "refuse") or not isinstance(wait, (int, float)) or not 0 <= wait <= MAX_PAUSE_WAIT_SECONDS:  # NaN neither
+        if mode not in ("hold", "refuse") or not isinstance(wait, (int, float)) or not 0 <= wait <= MAX_PAUSE_WAIT_SECONDS:  # no NaN
             raise UsageError(f'POST /pause takes {{"mode": "hold" or "refuse", "wait_seconds": 0 to {MAX_PAUSE_WAIT_SECONDS:.0f}}}')
         left = await self._gate.close(mode, wait_seconds=wait)
         return web.json_response({"paused": mode, "under_way": left})
 
     async def _resume(self, request: web.Request) -> web.Response:
-        """Let calls through again ({"version": of the weights from now on, for servers that do not say})."""
+        """Open the gate ({"version": the weights version from now on, for servers that do not report one})."""
         self._authorise(request)
         body = await _object(request)
         if "version" in body:
@@ -252,7 +252,7 @@ class Proxy:
         return web.json_response({"paused": None, "version": self._running().version})
 
     async def _replace_models(self, request: web.Request) -> web.Response:
-        """Take another list of models ({"model_list": [{"model_name", "litellm_params"}]})."""
+        """Replace the model list ({"model_list": [{"model_name", "litellm_params"}]})."""
         self._authorise(request)
         self._models.replace(dicts((await _object(request)).get("model_list")))
         return web.json_response({"models": self._models.names()})
@@ -281,10 +281,10 @@ class Proxy:
         return web.json_response({"counts": told})
 
     async def _close(self, keys: Sequence[Key]) -> list[list[_Closed] | None]:
-        """Seal and flush attempts, which are over: what this process, and those before it on this disk, did for each of them.
+        """Close, seal and flush attempts; return the counts of this process, and of dead ones on this disk, for each.
 
-        A call that is still under way counts: it is missing until it is stored. None for one of which something that a dead one left could
-        not be stored yet. Raises UnavailableError.
+        A call still in flight counts, and is missing until it is stored. The result is None for an attempt with spans of a dead process
+        that could not be stored yet. Raises UnavailableError.
         """
         settle = self._running().settle
         settle()
@@ -313,14 +313,14 @@ class Proxy:
         ]
 
     async def _last_seals(self, keys: Sequence[Key]) -> dict[Key, Count]:
-        """Seal for good, and flush; what this process did for each. Raises UnavailableError."""
+        """Send the last seals and flush; return this process's count for each attempt. Raises UnavailableError."""
         counts = await asyncio.to_thread(self._telemetry.seal_counts, keys, timeout_seconds=self._flush_seconds, closing=True)
         if self._journal is not None:
             self._journal.closed(keys)
         return counts
 
     async def _delete(self, request: web.Request) -> web.Response:
-        """Leave nothing of rollouts in the journals ({"rollouts": [rollout ids]}); what they have in ClickHouse the collector removes."""
+        """Delete rollouts from the journals ({"rollouts": [rollout ids]}); the collector deletes them from ClickHouse."""
         self._authorise(request)
         ids = (await _object(request)).get("rollouts")
         if not isinstance(ids, list) or not all(isinstance(each, str) for each in cast("list[Any]", ids)):
@@ -340,7 +340,7 @@ class Proxy:
             raise web.HTTPUnauthorized(text=why)
 
     def _allowed(self, request: web.Request) -> Key | None:
-        """The attempt that the call names. Raises RefusedError where its key opens neither that attempt nor the proxy."""
+        """Return the attempt that the call names, if any. Raises RefusedError if its key opens neither that attempt nor the proxy."""
         key, given = _key(request), auth.shown_to_proxy(request.headers)
         if not self._token:
             return key
@@ -356,13 +356,13 @@ class Proxy:
 
 
 class _Closed(NamedTuple):
-    """What one proxy process did for an attempt."""
+    """The count of one proxy process for an attempt."""
 
     marker: str
     spans: int
     dropped: int
     before: bool = False
-    """Whether it was another one, which died."""
+    """Whether it is the count of an earlier process, which died."""
 
 
 def _remedy(key: Key | None) -> str:

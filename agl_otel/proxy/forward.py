@@ -1,7 +1,7 @@
-"""One call, there and back: who may call, which endpoint is asked, when another one is tried, and what was seen to the recorder.
+"""Forward one call: admission, choice of endpoint, retries, and recording.
 
-Tried again only before the first byte of an answer: afterwards something was sampled. A client that goes away ends the call upstream; a
-server that is away or silent is a 502 or 504 that names it.
+A call is retried only before the first byte of an answer: after that something was sampled. If the client disconnects, the upstream call
+is cancelled; a server that is unreachable or silent is answered as a 502 or 504 that names it.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
 CONNECT_SECONDS: Final = 10.0
-QUESTION_SECONDS: Final = 30.0  # for an answer to a question of the proxy's own
-SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
+QUESTION_SECONDS: Final = 30.0  # for an answer to a probe (native.py)
+SILENCE_SECONDS: Final = 600.0  # the longest that a model server may send nothing: a long prompt behind a full batch
 KEEP_ALIVE_SECONDS: Final = 3.0  # shorter than the 5 s after which uvicorn, and so vLLM, closes
 LARGE_BYTES: Final = 1 << 20
 HELD_BYTES: Final = 1 << 30
-SETTLE_SECONDS: Final = 0.02  # after a call, where no other one comes
+SETTLE_SECONDS: Final = 0.02  # delay after a call, unless another call settles earlier
 MAX_TRIES: Final = 3
-PAUSE_SECONDS: Final = (0.05, 0.3)  # between tries, a random time: agents started together must not come back together
+PAUSE_SECONDS: Final = (0.05, 0.3)  # random pause between tries, so that agents started together do not retry together
 _CANNOT_SERVE: Final = frozenset({502, 503, 504})
 _LOOKED_AT: Final = NO_ROUTE | REFUSED
-"""Answers that may say that the server does not know what it was asked."""
+"""Statuses that may mean that the server does not support the request."""
 _SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage"}
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 OWN_KEY: Final = web.RequestKey("own_key", bool)
-"""Set on a request whose client shows a provider's key of its own and none of ours: none is lent to it, and its trace is its own."""
+"""Set on a request whose client sends its own provider key and none of ours: it gets no key of ours, and a trace of its own."""
 _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
 
@@ -69,17 +69,17 @@ class _NoRouteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a call."""
+    """Limits of a call."""
 
     silence_seconds: float = SILENCE_SECONDS
     client_seconds: float = CLIENT_SECONDS
     answer_bytes: int = ANSWER_BYTES
     held_bytes: int = HELD_BYTES
-    """Of the bodies of all requests that are being answered."""
+    """Total size of the bodies of all requests in flight."""
     budget: Budget = field(default_factory=Budget)
-    """Of each attempt whose rollout has none of its own."""
+    """Default budget of attempts whose rollouts have none."""
     litellm_url: str = ""
-    """Who is asked for models of providers that speak another protocol; empty: the litellm that runs here, where one does."""
+    """The litellm server for providers with another protocol; empty: the local litellm process, if there is one."""
     translate: Translate = "auto"
     """Which calls litellm turns into chat/completions."""
 
@@ -124,7 +124,7 @@ class Forwarder:
         )
         self.health = Health()
         self.version: str | None = None
-        """The version of the weights that was announced last, for servers that do not say."""
+        """The weights version announced last, for servers that do not report one."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -133,14 +133,14 @@ class Forwarder:
         )
 
     def settle(self) -> None:
-        """Complete the spans of calls that have ended."""
+        """Export the spans of ended calls."""
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None
         self._recorder.settle()
 
     async def start(self) -> None:
-        """Start litellm, where there is one; it need not answer yet."""
+        """Start litellm, if there is one, without waiting until it answers."""
         if self._translation is not None:
             await self._translation.start()
 
@@ -155,7 +155,7 @@ class Forwarder:
     async def call(self, request: web.Request, key: Key | None, dialect: Dialect) -> web.StreamResponse:
         """Forward a model call and record it.
 
-        Raises UsageError, NotFoundError, UnavailableError, RefusedError before anything was forwarded.
+        Raises UsageError, NotFoundError, UnavailableError or RefusedError if nothing was forwarded.
         """
         raw = await body_of(request)
         asked = crowded.read(raw, request.path)
@@ -167,27 +167,27 @@ class Forwarder:
             if served is not None:
                 raw, asked = for_litellm(asked, dialect.fields, served, request.path)
                 pool = [await self._located(each) for each in pool]
-            if key is not None:  # last: its attempt may be closed during any wait
+            if key is not None:  # last: the attempt may be closed during any await
                 self._admit(key, (route.budget or self._limits.budget) if dialect.samples else Budget())
             return await self._recorded(request, key, dialect, raw, asked, pool, route.seed)
         finally:
             self._gate.leave()
 
     async def pass_through(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
-        """Forward a request as it is; nothing is recorded."""
+        """Forward a request without recording it."""
         raw = await body_of(request)
         asked = crowded.read(raw, request.path) if raw else None
         model = asked.get("model") if asked is not None else None
         pool = (await self._route(request, key, model)).pool
         if asked is not None and (served := _by_litellm(pool)) is not None:
-            known = DIALECTS.get(path.partition("/")[0])  # what is counted is a request of messages
+            known = DIALECTS.get(path.partition("/")[0])  # count_tokens takes a request of messages
             raw, asked = for_litellm(asked, known.fields if known is not None else (), served, request.path)
         upstream = await self._located(self.health.order(pool, key[0] if key is not None else None)[0])
         if asked is not None and isinstance(model, str) and upstream.model:
             raw = with_fields(raw, asked, _keyed({"model": upstream.model}, upstream))
         headers = self._headers(request, upstream, _KEY_HEADERS)
         if asked is not None:
-            headers["content-type"] = "application/json"  # as it was read here
+            headers["content-type"] = "application/json"  # it was parsed as JSON here
         try:
             url = f"{upstream.base_url}/{path}"
             async with ask(self._session, request.method, url, data=_sent(raw) or None, headers=headers) as response:
@@ -197,7 +197,7 @@ class Forwarder:
             return _failure(error, upstream)
 
     async def _route(self, request: web.Request, key: Key | None, model: object) -> Route:
-        """Where a call goes; with no key or password of ours, where its client has a key of its own."""
+        """Resolve the route of a call, without our keys and passwords if the client sent its own key."""
         route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
         if not request.get(OWN_KEY):
             return route
@@ -206,7 +206,7 @@ class Forwarder:
         return replace(route, pool=[each.without_secrets() for each in route.pool])
 
     async def _located(self, upstream: Upstream) -> Upstream:
-        """A model of another provider, at litellm. Raises RefusedError where there is none."""
+        """Return the upstream with litellm's address if litellm serves it. Raises RefusedError without a litellm."""
         if upstream.provider == "openai":
             return upstream
         if self._limits.litellm_url:
@@ -222,7 +222,7 @@ class Forwarder:
         return replace(upstream, base_url=address.url, api_key=address.key, provider_key=upstream.api_key)
 
     def _admit(self, key: Key, budget: Budget) -> None:
-        """Raise RefusedError where the attempt is over or has used up what it may use."""
+        """Raise RefusedError if the attempt is closed or has used up its budget."""
         if self._attempts.is_closed(key):
             raise RefusedError(f"attempt {key[1]} of rollout {key[0]} is over: its calls are no longer taken", status=410, code="over")
         attempt = self._attempts.get(key)
@@ -245,7 +245,7 @@ class Forwarder:
         shown = as_sampled(asked, pool[0].fields)
         retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
         if retry:
-            self.settle()  # whether the first try failed
+            self.settle()  # needed to know whether the first try failed
         caller = None if stranger else caller_of(request.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         if seed is not None and dialect.samples:
@@ -281,7 +281,7 @@ class Forwarder:
         )
 
     async def _tried(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
-        """Ask one endpoint after the other until one answers."""
+        """Try one endpoint after the other until one answers."""
         answer: web.StreamResponse | None = None
         for number in range(MAX_TRIES):
             upstream = pool[number % len(pool)]
@@ -310,7 +310,7 @@ class Forwarder:
     async def _exchange(
         self, request: web.Request, upstream: Upstream, raw: bytes, asked: Json, call: Call, *, may_skip: bool
     ) -> web.StreamResponse | None:
-        """Ask one endpoint; None where it says that it cannot serve now and `may_skip`."""
+        """Call one endpoint; return None if it answers that it cannot serve now and `may_skip` is set."""
         dialect = call.dialect
         call.model_version = self.version or upstream.version
         headers = self._headers(request, upstream, dialect.key_headers)
@@ -320,7 +320,7 @@ class Forwarder:
         place, question = _place(upstream, dialect, asked, headers), partial(self._question, request, upstream)
         for capture in (False,) if self._native.is_plain(place) else (True, False):
             prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.fields, capture=capture)
-            if self._recorder.unsettled:  # while the model server works there is time for it
+            if self._recorder.unsettled:  # while the model server works
                 asyncio.get_running_loop().call_soon(self.settle)
             sent = _sent(with_fields(raw, asked, _keyed(prepared.fields, upstream)))
             self._recorder.forwarded(call)
@@ -350,7 +350,7 @@ class Forwarder:
         raise AssertionError("without extras nothing is refused because of them")
 
     async def _question(self, request: web.Request, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
-        """Ask a question of the proxy's own (native.Ask)."""
+        """Send a probe (native.Ask)."""
         headers = CIMultiDict(_own(self._headers(request, upstream, dialect.key_headers), upstream))
         headers["content-type"] = "application/json"
         data = encoded(_keyed(body, upstream))
@@ -371,7 +371,7 @@ class Forwarder:
         agent = request.get(AGENT, request)
         given = ((name, value) for name, value in agent.headers.items() if not name.lower().startswith(HEADERS))
         headers = CIMultiDict((name, value) for name, value in given if name.lower() not in _SET_HERE)
-        headers["accept-encoding"] = "identity"  # bytes that can be read here
+        headers["accept-encoding"] = "identity"  # the proxy must be able to read the answer
         for name in _KEY_HEADERS:
             keys = [value.removeprefix("Bearer ") for value in headers.getall(name, [])]
             if upstream.api_key is not None or any(is_ours(each, self._token) for each in keys):
@@ -383,18 +383,18 @@ class Forwarder:
                 elif len(key_headers) == 1 or not (urlsplit(upstream.base_url).hostname or "").endswith("anthropic.com"):
                     headers[name] = f"Bearer {upstream.api_key}"
         headers.update(upstream.headers)
-        if "@" in urlsplit(upstream.base_url).netloc:  # the name and the password in it are the authorization
+        if "@" in urlsplit(upstream.base_url).netloc:  # credentials in the URL are the authorization
             headers.popall("authorization", None)
         return headers
 
 
 def _by_litellm(pool: Sequence[Upstream]) -> Upstream | None:
-    """One of the pool that litellm serves; None where each is asked itself."""
+    """A member of the pool that litellm serves; None if there is none."""
     return next((each for each in pool if each.provider == "litellm"), None)
 
 
 def caller_of(baggage: Iterable[str]) -> str | None:
-    """The marker of the process that sent a request, as its W3C baggage headers name it; None where they name none, or nonsense."""
+    """Return the marker of the calling process from its W3C baggage headers; None if it is missing or invalid."""
     for member in ",".join(baggage).split(","):
         name, _, value = member.partition("=")
         if name.strip() == conventions.PROCESS:
@@ -404,7 +404,7 @@ def caller_of(baggage: Iterable[str]) -> str | None:
 
 
 def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
-    """The client's number of this try (0: the first), and what tells its request from others: the same in every try."""
+    """Return the client's retry count (0: the first try) and the request's fingerprint, which all its tries share."""
     number = next((headers[name] for name in _RETRY_HEADERS if name in headers), "0")
     idempotency = headers.get("idempotency-key")
     digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
@@ -412,24 +412,24 @@ def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
 
 
 def _keyed(fields: Json, upstream: Upstream) -> Json:
-    """What is set in a body, and for litellm the key that it shows the provider."""
+    """The fields to set in a body, with the provider's key for litellm."""
     return {**fields, KEY_FIELD: upstream.provider_key} if upstream.provider_key else fields
 
 
 def _sent(body: bytes) -> bytes | io.BytesIO:
-    """A large body goes in pieces, between which other calls get their turn."""
+    """Wrap a large body, so that it is sent in pieces and other calls run in between."""
     return body if len(body) < LARGE_BYTES else io.BytesIO(body)
 
 
 def _place(upstream: Upstream, dialect: Dialect, asked: Json, headers: CIMultiDict[str]) -> Place:
-    """Where a call with these headers goes, as far as something may be learnt of it."""
+    """The Place (native.py) of a call with these headers."""
     model = upstream.model or asked.get("model")
     shown = repr((upstream.provider_key, _own(headers, upstream))).encode(errors="surrogateescape")
     return Place(upstream.base_url, dialect.path, model if isinstance(model, str) else "", blake2b(shown, digest_size=16).digest())
 
 
 def _own(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[str, str]]:
-    """Those headers of a call that let it in: keys, and what its resource adds."""
+    """The credentials among the headers of a call: keys, and headers added by its resource."""
     names = {*_KEY_HEADERS, *(name.lower() for name in upstream.headers)}
     return [(name.lower(), value) for name, value in headers.items() if name.lower() in names]
 
@@ -456,5 +456,5 @@ def _failure(error: Exception, upstream: Upstream) -> web.Response:
 
 
 def _shown(upstream: Upstream) -> str:
-    """Its address, as an agent and its spans may know it: without a password that stands in it."""
+    """The upstream's address without credentials, for agents and spans."""
     return without_secrets(upstream.base_url)

@@ -1,15 +1,14 @@
-"""What proxies that died left in their journals on this disk: sent, sealed, and told when an attempt is closed.
+"""Recover the journals of dead proxies on this disk: send their spans, seal their attempts, and report the counts on close.
 
-A journal whose lock nobody holds is one of a dead process. Its spans are sent as they stand, which is harmless where the collector has
-them: a reader takes each once. Then a last seal for each attempt says how many spans its process had ended or begun. A call that began
-and never ended was under way when the proxy died: it counts, is not there, and so makes its attempt incomplete. Where records may be
-missing (`lossy`, damage, a restart of the machine: nothing was synced) the seal says that something was dropped, for attempts that were
-not over.
+A journal whose lock is free belongs to a dead process. Its spans are sent unchanged; spans that the collector already has are
+deduplicated on read. Then a last seal for each attempt states how many spans its process had begun. A call with a START but no END was in
+flight when the proxy died: it counts but is not stored, and so makes its attempt incomplete. If records may be missing (`lossy`, damage,
+or a reboot, as nothing was synced), the seals of attempts that were not closed report a dropped span.
 
-Rollouts that the queue no longer knows were deleted, and nothing of them is sent; what is older than the retention neither.
+Nothing is sent of rollouts that the queue no longer knows (deleted), or from before the retention limit.
 
-Each journal is brought to its end by itself: one that nobody takes holds up its own attempts only. One that is damaged is kept (*.damaged)
-when the rest of it was sent, until the next deletion, which may be of what nobody can read in it, or the end of the retention.
+Each journal is recovered independently: one that cannot be sent delays its own attempts only. After a damaged journal was sent it is kept
+(*.damaged) until the end of the retention, or until the next deletion, because its unreadable part may belong to the deleted rollouts.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ from agl_otel_hook.ids import span_id
 from agl_otel_hook.ledger import Count, Place
 from agl_otel_hook.wire import field_of, of_parts, span_bytes
 
-MAX_TOLD: Final = 100_000  # attempts whose counts are remembered for their closing
+MAX_TOLD: Final = 100_000  # attempts whose counts are kept until they are closed
 REQUEST_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
 AGAIN: Final = Backoff(0.5, 10.0)
-SENT_AT_ONCE: Final = 2  # journals whose spans are on their way; the others' take turns
-YOUNG_SECONDS: Final = 60.0  # a folder without a journal may be one that is being made
+SENT_AT_ONCE: Final = 2  # journals sent concurrently
+YOUNG_SECONDS: Final = 60.0  # a younger folder without a journal may be under construction
 _RECORD: Final = (str, str, str, str, str, int, int, str)
 _HEADS: Final = {HEAD: (str, int), SETTLED: (str,)}
-"""The heads of records (journal.py)."""
+"""Field types of the heads of records (journal.py)."""
 _logger = logging.getLogger("agl_otel.proxy")
 Send = Callable[[bytes], bool]
-"""Exports a serialised request, in the calling thread; whether it was acknowledged."""
+"""Exports a serialised request in the calling thread; returns whether it was acknowledged."""
 Known = Callable[[Sequence[str]], Awaitable[Collection[str]]]
-"""Which of some rollouts there are. Raises AglError."""
+"""Returns which of the given rollouts exist. Raises AglError."""
 
 
 @dataclass(slots=True)
@@ -74,11 +73,11 @@ class Legacy:
     spans: int = 0
     dropped: int = 0
     open: set[str] = field(default_factory=set[str])
-    """Calls that have a START and no END."""
+    """Calls with a START but no END."""
     ended: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Spans of calls, by the call's span id, as `wire.of_parts` takes them."""
     closed: bool = False
-    """Whether the attempt was over, and all of it stored."""
+    """Whether the attempt was closed and all of it stored."""
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ class Left:
 
     folder: Path
     lock: FileLock | None
-    """None where it is only read."""
+    """None if the journal is only read."""
     parts: tuple[bytes, bytes] = (b"", b"")
     legacies: dict[tuple[Key, str], Legacy] = field(default_factory=dict[tuple[Key, str], Legacy])
     held: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
@@ -95,23 +94,23 @@ class Left:
     gaps: bool = False
     """Whether records may be missing."""
     damaged: bool = False
-    """Whether something in it cannot be read."""
+    """Whether part of the journal is unreadable."""
     files: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while they are changed."""
+    """Held while the files are changed."""
 
     def release(self) -> None:
-        """Let other processes have it."""
+        """Release the lock."""
         if self.lock is not None:
             self.lock.close()
 
     def count(self, name: tuple[Key, str]) -> Count:
-        """What the last seal of an attempt says."""
+        """The count in the last seal of an attempt."""
         legacy = self.legacies[name]
         gaps = self.gaps and not legacy.closed
         return Count(name[1], legacy.spans + len(legacy.open), max(legacy.dropped, int(gaps)))
 
     def requests(self) -> Iterator[bytes]:
-        """All that is to be sent, spans before seals."""
+        """The export requests, spans before seals."""
         unfinished = {name: legacy for name, legacy in self.legacies.items() if not legacy.closed}
         fields = [data for legacy in unfinished.values() for data in legacy.ended.values()]
         fields += [_seal(name[0], self.count(name), legacy.place) for name, legacy in unfinished.items()]
@@ -126,13 +125,13 @@ class Left:
 
 
 class Inheritance:
-    """Finds journals below `root` and brings them to their end. `start` it in a running loop; `stop` it.
+    """Finds journals below `root` and recovers them. `start` it in a running loop; `stop` it.
 
     Args:
         root: the folder of all journals of a disk.
-        send: to the collector.
-        known: asks the queue.
-        oldest: what was written before (Unix seconds) is past the retention.
+        send: exports to the collector.
+        known: asks the queue which rollouts exist.
+        oldest: the retention limit (Unix seconds); older journals are removed.
     """
 
     def __init__(self, root: Path, send: Send, known: Known, *, oldest: float = 0.0) -> None:
@@ -147,7 +146,7 @@ class Inheritance:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Read what there is, and begin to send it."""
+        """Read all journals and start sending them."""
         self._left = await asyncio.to_thread(self._find)
         for left in self._left:
             for name in left.legacies:
@@ -157,7 +156,7 @@ class Inheritance:
         self._tasks = [asyncio.create_task(self._run(left), name="inheritance") for left in self._left]
 
     async def stop(self) -> None:
-        """Leave what is not sent yet to the next one."""
+        """Stop; journals not sent yet are left to the next process."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -165,7 +164,7 @@ class Inheritance:
             left.release()
 
     async def counts(self, keys: Sequence[Key], *, timeout_seconds: float) -> list[list[Count] | None]:
-        """What dead processes had of each attempt, once all of it was acknowledged; None for one for which that takes too long."""
+        """Return the counts of dead processes for each attempt once all its spans are acknowledged; None for an attempt that timed out."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 while not self._unsent().isdisjoint(keys):
@@ -178,7 +177,7 @@ class Inheritance:
         return {name[0] for left in self._left for name in left.legacies}
 
     async def forget(self, rollout_ids: Collection[str]) -> None:
-        """Leave nothing of these rollouts in the files, and send none of it. Raises UnavailableError."""
+        """Delete these rollouts from the files and from what is to be sent. Raises UnavailableError."""
         gone = set(rollout_ids)
         for left in self._left:
             for name in [name for name in left.legacies if name[0][0] in gone]:
@@ -199,7 +198,7 @@ class Inheritance:
         for folder in sorted(self._root.iterdir()) if self._root.is_dir() else ():
             try:
                 left = self._left_in(folder)
-            except (BlockingIOError, FileNotFoundError):  # another process's, or one that is just removed
+            except (BlockingIOError, FileNotFoundError):  # in use by another process, or just removed
                 continue
             except OSError as error:
                 _logger.error("a dead proxy's journal in %s cannot be read: %s", folder, error.strerror or error)
@@ -209,7 +208,7 @@ class Inheritance:
         return found
 
     def _left_in(self, folder: Path) -> Left | None:
-        """The journal in a folder, claimed; None where there is none, or nothing of it is to be sent. Raises OSError."""
+        """Lock and read the journal in a folder; None if there is none, or nothing to send. Raises OSError."""
         if not (folder / LOCK).exists():
             return None
         lock, left = FileLock.take(folder / LOCK), None
@@ -253,7 +252,7 @@ class Inheritance:
         for request in list(left.requests()):
             async with self._sending:
                 if len(left.legacies) < attempts or not await asyncio.to_thread(self._send, request):
-                    return False  # one of them was deleted meanwhile, or nobody took it
+                    return False  # a rollout was deleted meanwhile, or the export failed
         _logger.info("sent what a dead proxy left of %d attempts", attempts)
         async with left.files:
             try:
@@ -267,13 +266,13 @@ class Inheritance:
 
     @staticmethod
     def drop_unknown(left: Left, known: Collection[str]) -> None:
-        """Let go of rollouts that were deleted."""
+        """Drop deleted rollouts."""
         for name in [name for name in left.legacies if name[0][0] not in known]:
             del left.legacies[name]
 
 
 def read_journal(folder: Path, lock: FileLock | None = None) -> Left:
-    """What is in a journal. Raises OSError."""
+    """Read a journal. Raises OSError."""
     left = Left(folder, lock, gaps=(folder / LOSSY).exists() or not (folder / WHOLE).exists())
     paths = segments_of(folder)
     for path in paths:
@@ -286,12 +285,12 @@ def read_journal(folder: Path, lock: FileLock | None = None) -> Left:
                     left.gaps = left.damaged = True
             elif path != paths[-1] or place < len(entries) - 1:
                 left.gaps = left.damaged = True
-            # else a torn last record: of a call that was not forwarded, or of one that has no END
+            # else a torn last record: a call that was not forwarded, or one without an END
     return left
 
 
 def _take(left: Left, frame: Frame) -> None:
-    """Take a record over. Raises DataError, ValueError."""
+    """Add a record to `left`. Raises DataError, ValueError."""
     head, data = unpacked(frame.payload)
     if tuple(map(type, head)) != _HEADS.get(frame.kind, _RECORD):
         raise DataError("a record of a proxy's journal has a head of another kind")
@@ -323,7 +322,7 @@ def _take(left: Left, frame: Frame) -> None:
 
 
 def _put_away(left: Left) -> None:
-    """All of it was sent: remove it, or keep it aside where it is damaged. Raises OSError."""
+    """Remove a journal that was sent; rename it if it is damaged. Raises OSError."""
     if left.damaged:
         left.folder.rename(_aside(left.folder))
     else:

@@ -1,16 +1,16 @@
-"""The proxy's journal: every call of an attempt, on disk before the agent can know of it, so that a killed proxy loses none unnoticed.
+"""The proxy's journal: each call of an attempt is on disk before its answer is complete, so that calls lost by a crash are noticed.
 
-A START record is written before a request goes upstream, an END record, with the call's spans as they are exported, before the last byte
-of its answer leaves. Neither is synced: both survive the end of the process, not that of the machine. What the collector has acknowledged
-is cut: the files are segments (framed.py), and one all of whose spans were acknowledged is removed once another was begun; what must
-outlive it (calls under way, counts of attempts that are not over) is written into that one first.
+A START record is written before a request is forwarded, an END record, with the call's spans as they are exported, before the last byte
+of its answer is sent. Neither is synced: both survive a crash of the process, not of the machine. The files are segments (framed.py). A
+segment whose spans were all acknowledged by the collector is removed once a newer one exists; entries that are still needed (calls in
+flight, counts of attempts that are not closed) are first copied to the newer one.
 
 A record's payload is `size u32 | head (JSON) | data`. HEAD: [boot id, size of the resource], then resource and scope (wire.py). START, END,
-COUNT and CLOSED (all of it is stored, and the attempt is over): [rollout, attempt, marker, trace id, parent's span id, spans ended so far,
-dropped, the call's span id], then END's spans. SETTLED (the exporter has done with them): [no rollout], then span ids of calls.
+COUNT and CLOSED (the attempt is closed, and all of it stored): [rollout, attempt, marker, trace id, parent's span id, spans ended so far,
+dropped, the call's span id], then END's spans. SETTLED (acknowledged or given up by the exporter): [no rollout], then span ids of calls.
 
-A disk that is full, or refuses for another reason, stops no call. Its attempt counts as one of which something was dropped, and the file
-`whole` is renamed to `lossy`, for which a full disk has room: whoever reads the journal later (inheritance.py) knows that it has gaps.
+A write error, such as a full disk, fails no call. The attempt then counts a dropped span, and the file `whole` is renamed to `lossy`, which
+works on a full disk, too: it tells later readers of the journal (inheritance.py) that records are missing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COUNT: Final = 4
 CLOSED: Final = 5
 SETTLED: Final = 6
 FOLDER: Final = "proxy"
-"""Below the data directory: a folder for each proxy process that runs, or died and left something."""
+"""Below the data directory; has a folder for each running proxy, and for each dead one whose journal is not recovered yet."""
 SUFFIX: Final = ".calls"
 LOCK: Final = "lock"
 WHOLE: Final = "whole"
@@ -61,19 +61,19 @@ _logger = logging.getLogger("agl_otel.proxy")
 class _Segment:
     file: FramedFile
     records: int = 0
-    """Without the HEAD."""
+    """Number of records without the HEAD."""
     unsettled: int = 0
-    """Spans in it that the exporter still has."""
+    """Number of its spans still with the exporter."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """Whose END a segment has."""
+    """A call whose END is in a segment."""
 
     segment: _Segment
     span_id: int
     unsettled: int
-    """Its spans that the exporter still has."""
+    """Number of its spans still with the exporter."""
 
 
 @dataclass(slots=True)
@@ -82,25 +82,25 @@ class _Tally:
 
     place: Place
     spans: int
-    """How many have ended."""
+    """Number of ended spans."""
     open: dict[int, _Segment | None] = field(default_factory=dict[int, "_Segment | None"])
-    """Calls under way, by the id of their first span: where their START is."""
+    """{id of the first span of a call in flight: the segment of its START}."""
     segment: _Segment | None = None
-    """Where the latest record is; None where the disk refused it."""
+    """The segment of the latest record; None after a write error."""
     closed: bool = False
     """Whether the last seal was acknowledged."""
 
 
 class Journal:
-    """An open journal. `known`, `start` and `end` are called by one thread, `settled` and `tidy` by others.
+    """An open journal. `known`, `start` and `end` are called from one thread, `settled` and `tidy` from others.
 
     Args:
-        folder: of this process alone; made here.
+        folder: used by this process only; created here.
         ledger: counts the same spans.
         head: resource and scope of all spans (`WholeSpans.head`).
-        masker: what is done to spans before they are written; the collector does it to those that are exported.
+        masker: masks spans before they are written; exported spans are masked by the collector.
 
-    Raises UnavailableError where the folder cannot be used.
+    Raises UnavailableError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path, ledger: Ledger, head: tuple[bytes, bytes], *, masker: Masker | None = None) -> None:
@@ -114,7 +114,7 @@ class Journal:
         self._segments: list[_Segment] = []
         self._number = 0
         self.trouble = ""
-        """Why attempts that are served now count as incomplete; empty where they do not."""
+        """Why attempts served now count as incomplete; empty while all is well."""
         self._appended = False
         self._stop = threading.Event()
         try:
@@ -128,7 +128,7 @@ class Journal:
         self._tidier.start()
 
     def known(self, span: Begun) -> None:
-        """This process works for an attempt: whoever inherits the journal seals for it, though no call may ever be forwarded."""
+        """Record that this process serves an attempt: recovery then seals it even if no call was forwarded."""
         if span.key is None:
             return
         with self._lock:
@@ -136,7 +136,7 @@ class Journal:
                 self._write(COUNT, span.key, span.marker, self._tally(span.key, span), 0)
 
     def start(self, span: Begun) -> None:
-        """A call is about to be forwarded."""
+        """Record that a call is about to be forwarded."""
         if span.key is None:
             return
         with self._lock:
@@ -146,7 +146,7 @@ class Journal:
             tally.open[span_id] = self._write(START, span.key, span.marker, tally, span_id)
 
     def end(self, span: Begun, ended: Sequence[WholeSpan]) -> None:
-        """A call has ended with these spans. Said again, they stand in the place of the earlier ones."""
+        """Record the spans of an ended call; a further record of the same call replaces the earlier one."""
         if span.key is None:
             return
         data = b"".join([each.wire_bytes() for each in ended])
@@ -165,7 +165,7 @@ class Journal:
                 segment.unsettled += len(ended)
 
     def closed(self, keys: Collection[Key]) -> None:
-        """These attempts are over, and all that this process did for them was acknowledged."""
+        """Record that these attempts are closed and that all their spans of this process were acknowledged."""
         with self._lock:
             for key in keys:
                 count = self._ledger.count(key)
@@ -175,7 +175,7 @@ class Journal:
                     self._write(CLOSED, key, count.marker, tally, 0)
 
     def settled(self, spans: Sequence[ReadableSpan]) -> None:
-        """The exporter has done with these: they were acknowledged, or given up. Who inherits the journal need not send them again."""
+        """Record that the exporter acknowledged or gave up these spans: recovery does not send them again."""
         calls: list[int] = []
         with self._lock:
             for span in spans:
@@ -186,12 +186,12 @@ class Journal:
                     if not call.unsettled:
                         calls.append(call.span_id)
             if calls:
-                with contextlib.suppress(OSError):  # then they are sent again, and a reader takes each once
+                with contextlib.suppress(OSError):  # then they are sent again, and deduplicated on read
                     self._segments[-1].file.write([(SETTLED, packed([""], b"".join(call.to_bytes(8) for call in calls)))])
                     self._segments[-1].records += 1
 
     def forget(self, rollout_ids: Collection[str]) -> None:
-        """Leave nothing of these rollouts in the files. Raises UnavailableError."""
+        """Delete these rollouts from the files. Raises UnavailableError."""
         gone = set(rollout_ids)
         with self._lock:
             for name in [name for name in self._tallies if name[0][0] in gone]:
@@ -203,24 +203,24 @@ class Journal:
                 raise UnavailableError(f"the proxy's journal in {self._folder} cannot be written: {error.strerror or error}") from None
 
     def close(self) -> None:
-        """Stop. Where all was acknowledged, last seals too, nothing is left."""
+        """Close the journal; remove it if everything was acknowledged, last seals included."""
         self._stop.set()
         self._tidier.join()
         with self._lock:
             whole = all(segment.unsettled <= 0 for segment in self._segments) and not any(map(self._must_stay, self._tallies.items()))
             for segment in self._segments:
                 segment.file.close()
-            with contextlib.suppress(OSError):  # the next proxy finds what is there
+            with contextlib.suppress(OSError):  # the next proxy recovers the rest
                 if whole:
                     clear(self._folder)
             self._claim.close()
 
     def tidy(self) -> None:
-        """Remove what was acknowledged. Raises OSError."""
+        """Remove segments whose spans were all acknowledged. Raises OSError."""
         with self._lock:
             due = self._is_due()
             self._appended = False
-        new = self._new_segment() if due else None  # its name is synced: calls do not wait for that
+        new = self._new_segment() if due else None  # outside the lock: it syncs the folder, and calls must not wait
         with self._lock:
             if new is not None:
                 self._segments.append(new)
@@ -240,24 +240,24 @@ class Journal:
                 self.tidy()
                 failed = False
             except OSError as error:
-                if failed:  # it was said
+                if failed:  # logged already
                     continue
                 failed = True
                 _logger.warning("the proxy's journal in %s cannot be cut now: %s", self._folder, error.strerror or error)
 
     def _is_due(self) -> bool:
-        """Whether to go on in a new segment: this one is large, or of all that is in it less must stay."""
+        """Whether to begin a new segment: the last is large, or holds more records than must be kept."""
         last = self._segments[-1]
         if last.file.size >= SEGMENT_BYTES:
             return True
         if last.unsettled > 0 or self._appended:
             return False
         if self.trouble and len(self._segments) == 1:
-            return True  # without the one in which something is missing the journal is whole again
+            return True  # without the segment with gaps the journal is whole again
         return last.records > sum(1 for _ in self._carried(last))
 
     def _carried(self, segment: _Segment) -> Iterator[tuple[int, Key, str, _Tally, int]]:
-        """What must be written again before `segment` goes."""
+        """The records to copy before `segment` is removed."""
         for name, tally in self._tallies.items():
             starts = [span_id for span_id, place in tally.open.items() if place in (segment, None)]
             for span_id in starts:
@@ -267,14 +267,14 @@ class Journal:
 
     def _carry(self, segment: _Segment) -> None:
         for kind, key, marker, tally, span_id in list(self._carried(segment)):
-            place = self._append(kind, key, marker, tally, span_id)  # where the disk refuses, it stays where it is
+            place = self._append(kind, key, marker, tally, span_id)  # raises on a write error: the segment is kept then
             if kind == START:
                 tally.open[span_id] = place
         for name in [name for name, tally in self._tallies.items() if not tally.open and tally.segment in (segment, None)]:
             del self._tallies[name]
 
     def _must_stay(self, named: tuple[tuple[Key, str], _Tally]) -> bool:
-        """Whether the attempt is not over: without its last seal nobody could rely on what this process did for it."""
+        """Whether the attempt still needs a last seal of this process, without which it cannot be complete."""
         ((key, marker), tally) = named
         count = self._ledger.count(key)
         forgotten = count is None or count.marker != marker
@@ -290,7 +290,7 @@ class Journal:
         return tally
 
     def _write(self, kind: int, key: Key, marker: str, tally: _Tally, span_id: int, data: bytes = b"") -> _Segment | None:
-        """Write a record; the segment that has it, None where the disk refuses."""
+        """Write a record; return its segment, or None after a write error."""
         try:
             segment = self._append(kind, key, marker, tally, span_id, data)
         except OSError as error:
@@ -301,7 +301,7 @@ class Journal:
         return segment
 
     def _append(self, kind: int, key: Key, marker: str, tally: _Tally, span_id: int, data: bytes = b"") -> _Segment:
-        """The same; raises OSError where the disk refuses."""
+        """Write a record and return its segment. Raises OSError."""
         count = self._ledger.count(key)
         dropped = count.dropped if count is not None and count.marker == marker else 0
         head = [*key, marker, f"{tally.place[0]:032x}", f"{tally.place[1]:016x}", tally.spans, dropped, f"{span_id:016x}"]
@@ -343,13 +343,13 @@ class Journal:
 
 
 def packed(head: Any, data: bytes = b"") -> bytes:
-    """The payload of a record."""
+    """Encode the payload of a record."""
     text = to_json(head)
     return _SIZE.pack(len(text)) + text + data
 
 
 def unpacked(payload: bytes) -> tuple[list[Any], bytes]:
-    """The inverse of `packed`. Raises DataError."""
+    """Decode what `packed` encoded. Raises DataError."""
     try:
         (size,) = _SIZE.unpack_from(payload)
         head = json.loads(payload[_SIZE.size : _SIZE.size + size])
@@ -361,7 +361,7 @@ def unpacked(payload: bytes) -> tuple[list[Any], bytes]:
 
 
 def boot_id() -> str:
-    """Which start of the machine this is; empty where the system does not tell."""
+    """The boot id of the machine; empty if the system has none."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -369,7 +369,7 @@ def boot_id() -> str:
 
 
 def segments_of(folder: Path) -> list[Path]:
-    """The files of a journal, in their order."""
+    """The files of a journal, in order."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
@@ -388,7 +388,7 @@ def clear(folder: Path) -> None:
 
 
 def without(path: Path, rollout_ids: Collection[str]) -> None:
-    """Leave nothing of these rollouts in a segment that nobody writes. Raises OSError."""
+    """Delete these rollouts from a segment that is not being written. Raises OSError."""
     file = FramedFile(path)
     try:
         file = _without(file, rollout_ids)
@@ -397,16 +397,16 @@ def without(path: Path, rollout_ids: Collection[str]) -> None:
 
 
 def _without(file: FramedFile, rollout_ids: Collection[str]) -> FramedFile:
-    """The file itself, or another in its place that holds nothing of these rollouts."""
+    """Return the file, or a replacement without these rollouts."""
     entries = read(file.path)
     frames = [entry for entry in entries if isinstance(entry, Frame) and _is_readable(entry)]
-    if len(frames) < len(entries):  # damage, which may be of these, is not copied: whoever reads the rest must know of it
+    if len(frames) < len(entries):  # damage may belong to these rollouts: it is not copied, and the journal marked
         with contextlib.suppress(FileNotFoundError):
             (file.path.parent / WHOLE).rename(file.path.parent / LOSSY)
     kept = [each for each in frames if each.kind == HEAD or unpacked(each.payload)[0][0] not in rollout_ids]
     if len(kept) == len(entries):
         return file
-    new = FramedFile(file.path.with_name(f"{file.path.stem}a{SUFFIX}"))  # sorted behind it, and before the next one
+    new = FramedFile(file.path.with_name(f"{file.path.stem}a{SUFFIX}"))  # sorts after it and before the next one
     try:
         new.write([(each.kind, each.payload) for each in kept])
         new.sync()

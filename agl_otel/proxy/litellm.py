@@ -1,9 +1,8 @@
-"""litellm's proxy server as a child process of ours, in an environment of its own (it needs an older openai than agents use).
+"""Run litellm's proxy server as a child process, in an environment of its own (it needs an older openai than agents use).
 
-It knows two kinds of models. `agl/NAME` is asked of our own capture side by chat/completions (translation.py makes up a NAME for each
-call); every other name is `provider/model`, whose place litellm knows, and whose key comes with the request (the resource's) or is taken
-from the environment. It refuses addresses in a request's body. It is started with the proxy, started again when it ends, and stopped with
-it.
+It serves two kinds of models. `agl/NAME` is forwarded to our capture side by chat/completions (translation.py makes a NAME for each call);
+every other name is `provider/model`: litellm knows the address, and the key comes with the request (from the resource) or from the
+environment. Addresses in a request's body are refused. The process starts and stops with the proxy, and is restarted when it exits.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from agl_otel.service.retry import Backoff
 from agl_otel.settings import free_port
 
 READY_SECONDS: Final = 300.0  # its imports alone take half a minute of CPU
-WAIT_SECONDS: Final = 60.0  # that a call waits for one that is still starting
+WAIT_SECONDS: Final = 60.0  # the longest that a call waits while it is starting
 STOP_SECONDS: Final = 10.0
 RESTART: Final = Backoff(1.0, 30.0, jitter=0.0)
 PREFIX: Final = "agl/"
 PROVIDER: Final = "hosted_vllm/"
-"""What litellm calls a server that speaks OpenAI's protocol; it leaves the parameters alone that only such servers know."""
+"""litellm's provider for servers with OpenAI's protocol; it keeps parameters that only vLLM and the like know."""
 KEY_FIELD: Final = "api_key"
-"""The field of a request's body in which litellm takes the key of the provider."""
+"""The field of a request's body with the provider's key."""
 HOW: Final = "`uv venv DIR && uv pip install --python DIR/bin/python 'litellm[proxy]'`, then AGL_LITELLM=DIR/bin/python"
-_ENVIRONMENT: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}  # asks nobody on the network for anything
+_ENVIRONMENT: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}  # no downloads at start
 _BOOT: Final = """
 import contextlib, importlib
 for name in ("httpx", "httpx2"):
@@ -49,7 +48,7 @@ logger = logging.getLogger("agl_otel.proxy")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where litellm serves, and the key that it wants."""
+    """The address and the key of the running litellm."""
 
     url: str
     """Base URL, with /v1."""
@@ -63,7 +62,7 @@ class Litellm:
         python: the interpreter of an environment that has litellm[proxy].
         folder: where its configuration and its log (logs/litellm.log) are written.
 
-    Raises SettingsError where `python` is no program.
+    Raises SettingsError if `python` is not executable.
     """
 
     def __init__(self, python: str, folder: Path) -> None:
@@ -78,7 +77,7 @@ class Litellm:
         self._url = ""
         self.state: State = "starting"
         self.why = ""
-        """Why it is down."""
+        """Why litellm is down."""
 
     @property
     def pid(self) -> int:
@@ -86,11 +85,11 @@ class Litellm:
         return self._process.pid if self._process is not None else 0
 
     def start(self, capture_url: str) -> None:
-        """Begin: returns at once. `capture_url` is where chat/completions for `agl/…` go."""
+        """Start the process without waiting for it. `capture_url` is the server for `agl/…` models."""
         self._watcher = asyncio.create_task(self._watch(capture_url), name="litellm")
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -99,7 +98,7 @@ class Litellm:
         self._is("down", "it was stopped")
 
     async def address(self) -> Address:
-        """Where to ask, once it answers. Raises RefusedError (503, with when to come back) where it does not."""
+        """Wait until litellm is up and return its address. Raises RefusedError (503 with Retry-After) if it is down."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS):
                 while self.state == "starting":
@@ -110,13 +109,13 @@ class Litellm:
         return Address(self._url, self._key)
 
     def absent(self, what: str) -> RefusedError:
-        """The error for a call that needs it."""
+        """The error for a call that needs litellm."""
         log = self._process.log if self._process is not None else self._folder
         message = f"litellm, which translates this call, {what}; it is started again by itself. See {log}; AGL_LITELLM is {self._python}"
         return RefusedError(message, status=503, code="litellm_down", retry_seconds=1)
 
     async def _watch(self, capture_url: str) -> None:
-        failures = 0  # in a row
+        failures = 0  # consecutive
         while True:
             try:
                 await self._launch(capture_url)

@@ -1,4 +1,4 @@
-"""Handing a list of models to a running proxy, which answers to their names at once: also in calls of no rollout."""
+"""Replace the model list of a running proxy. It takes effect at once, also for calls of no rollout."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TIMEOUT_SECONDS: Final = 30.0
 
 
 async def hand_over(proxy: str, models: Sequence[Mapping[str, Any]], *, token: str = "") -> None:
-    """Make these the models that the proxy at `proxy` (its base URL) knows by itself; the form is that of models.py.
+    """Replace the model list of the proxy at `proxy` (its base URL); models.py describes the form.
 
-    Raises ModelServerError where it does not take them, UnavailableError where it cannot be reached.
+    Raises ModelServerError if the proxy rejects it, UnavailableError if it cannot be reached.
     """
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {token}"} if token else {})
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)

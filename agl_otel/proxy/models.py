@@ -1,7 +1,7 @@
-"""The list of models that the proxy knows by itself: for calls of no rollout, and for resources that name the proxy as their endpoint.
+"""The proxy's own model list: for calls of no rollout, and for resources that name the proxy as their endpoint. Pure.
 
 Its form is Agent Lightning 0.3's (litellm's): [{"model_name": name or pattern, "litellm_params": {"model", "api_base", "api_key", …}}].
-Entries of one name are one pool. `hosted_vllm/…` and `openai/…` are called directly, every other provider through litellm. Pure.
+Entries of one name are one pool. `hosted_vllm/…` and `openai/…` are called directly, every other provider through litellm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agl_otel.proxy.reply import Json, dicts
 from agl_otel.proxy.upstream import Upstream
 
 DIRECT: Final[Mapping[str, str]] = {"hosted_vllm": "", "openai": "https://api.openai.com/v1", "vllm": "", "sglang": ""}
-"""{provider that speaks OpenAI's protocol: where it is, unless `api_base` says so}."""
+"""{provider with OpenAI's protocol: its default base URL}."""
 _ENVIRONMENT: Final = "os.environ/"
 _NO_SAMPLING: Final = frozenset(
     {
@@ -27,18 +27,18 @@ _NO_SAMPLING: Final = frozenset(
         *("input_cost_per_token", "output_cost_per_token", "use_in_pass_through"),
     }
 )
-"""What litellm_params say of the connection, of quotas and of prices."""
+"""Fields of litellm_params for connection, quotas and prices."""
 
 
 class ModelList:
-    """Models by the name that agents ask for. Names with * are patterns; the first entry that fits decides."""
+    """Models by requested name. An exact name wins; names with * are patterns, of which the first match wins."""
 
     def __init__(self, entries: Sequence[Mapping[str, Any]] = ()) -> None:
         self._by_name: dict[str, list[Upstream]] = {}
         self.replace(entries)
 
     def replace(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Take these entries instead. Raises UsageError that names what is wrong, and then keeps the old ones."""
+        """Replace all entries. Raises UsageError for an invalid entry and keeps the old ones then."""
         held: dict[str, list[Upstream]] = {}
         for entry in entries:
             name, upstream = parse_entry(entry)
@@ -46,7 +46,7 @@ class ModelList:
         self._by_name = held
 
     def find(self, asked: str | None) -> Sequence[Upstream]:
-        """The pool for a model name; none where nothing fits. No name asked for: the only pool there is."""
+        """Return the pool for a model name, empty without a match; without a name, the only pool if there is just one."""
         if asked is None or not asked:
             return next(iter(self._by_name.values())) if len(self._by_name) == 1 else ()
         exact = self._by_name.get(asked)
@@ -55,12 +55,12 @@ class ModelList:
         return next((pool for name, pool in self._by_name.items() if "*" in name and fnmatchcase(asked, name)), ())
 
     def names(self) -> list[str]:
-        """The names, in the order of the list."""
+        """All names, in the order of the list."""
         return list(self._by_name)
 
 
 def parse_entry(entry: Mapping[str, Any]) -> tuple[str, Upstream]:
-    """Name and endpoint of one entry. Raises UsageError."""
+    """Return name and endpoint of one entry. Raises UsageError."""
     name, params = entry.get("model_name"), entry.get("litellm_params")
     model = cast("Json", params).get("model") if isinstance(params, Mapping) else None
     if not isinstance(name, str) or not isinstance(model, str) or not name or not model:
@@ -84,7 +84,7 @@ def sampling_in(params: Mapping[str, Any]) -> Json:
 
 
 def load(path: str) -> list[Json]:
-    """The entries in a JSON file (a list, or an object with `model_list`). Raises SettingsError; an empty path is an empty list."""
+    """Read the entries of a JSON file (a list, or an object with `model_list`); none for an empty path. Raises SettingsError."""
     if not path:
         return []
     try:

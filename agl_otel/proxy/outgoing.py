@@ -1,7 +1,7 @@
-"""Requests to model servers, which are not trusted either.
+"""Requests to model servers, which are untrusted.
 
-None follows a redirect, which would hand prompts and keys to whoever it names, or ask inside this network; no answer is longer than a
-bound, or packed: each asks for none that is, and a session for them has auto_decompress=False.
+Redirects are not followed: they could send prompts and keys to another server, or reach into this network. Answers are limited in size and
+must not be compressed: requests ask for identity, and their session needs auto_decompress=False.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ import aiohttp
 from agl_otel.text import printable, without_secrets
 
 REDIRECT: Final = "redirect"
-"""The code of the error that an agent gets in its place."""
+"""Error code for an agent whose model server answered with a redirect."""
 OVERSIZED: Final = "upstream_oversized"
 PACKED: Final = "upstream_packed"
-_MOST_SHOWN: Final = 100  # characters of a header
+_MOST_SHOWN: Final = 100  # characters of a header in a message
 
 
 class RedirectedError(Exception):
-    """The server answered with a redirect; the message names it, and the origin that it points to."""
+    """A server answered with a redirect; the message names the server and the origin of the target."""
 
 
 class RefusedAnswerError(aiohttp.ClientError):
-    """The server answered with what the proxy does not take; the message says what, and what the proxy takes."""
+    """A server's answer is not accepted by the proxy; the message names the reason and the limit."""
 
     def __init__(self, what: str, code: str) -> None:
         super().__init__(what)
         self.code = code
-        """Of the error that an agent gets, and why its call is not whole."""
+        """The code of the agent's error, also recorded as why the call is incomplete."""
 
 
 def oversized(what: str) -> RefusedAnswerError:
-    """The error for an answer that is too much."""
+    """The error for an answer that is too large."""
     return RefusedAnswerError(f"answers too much: {what}: the proxy takes no more", OVERSIZED)
 
 
 @contextlib.asynccontextmanager
 async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
-    """The answer to a request; `options` are aiohttp's. Raises RedirectedError, RefusedAnswerError, aiohttp.ClientError, OSError."""
+    """Yield the answer to a request; `options` are aiohttp's. Raises RedirectedError, RefusedAnswerError, aiohttp.ClientError, OSError."""
     async with session.request(method, url, allow_redirects=False, **options) as response:
         if 300 <= response.status < 400:
             raise RedirectedError(_told(url, response.status, response.headers.get("location", "")))
@@ -54,7 +54,7 @@ async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: 
 
 
 async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body. Raises RefusedAnswerError where it is longer than `most` bytes, aiohttp.ClientError, OSError."""
+    """Read the body. Raises RefusedAnswerError if it is longer than `most` bytes, aiohttp.ClientError, OSError."""
     too_long = oversized(f"its answer is longer than {most >> 20} MiB")
     if (response.content_length or 0) > most:
         raise too_long

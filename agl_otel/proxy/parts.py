@@ -1,6 +1,6 @@
-"""OpenTelemetry's `gen_ai.input.messages` and `.output.messages` (JSON), which viewers show: the parts that every dialect is made of. Pure.
+"""Build OpenTelemetry's `gen_ai.input.messages` and `.output.messages` (JSON) from the parts that all dialects share. Pure.
 
-Text is data of a stranger: it is bounded (the token ids are not), and what is no Unicode is replaced, because protobuf takes none of it.
+Text is untrusted: its size is limited (that of token ids is not), and invalid Unicode is replaced, because protobuf rejects it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from agl_otel.proxy.reply import Choice, Json, dense, dicts
 from agl_otel.spans.tolerant import json_of
 
 MAX_TEXT: Final = 1 << 20
-"""Characters of one attribute; 1 MB of text is more than any person reads, and a span must fit into one OTLP request."""
+"""Characters of one attribute. A span must fit into one OTLP request, and 1 MB of text is more than anyone reads."""
 
 
 def output_message(choice: Choice) -> str:
-    """One reply."""
+    """Encode one choice as an output message."""
     parts: list[Json] = []
     if reasoning := "".join(choice.reasoning):
         parts.append({"type": "reasoning", "content": reasoning})
@@ -31,14 +31,14 @@ def output_message(choice: Choice) -> str:
 
 
 def content_parts(content: Any) -> list[Json]:
-    """The parts of an OpenAI-like `content`: a string, or a list of typed parts."""
+    """Convert an OpenAI-like `content`, a string or a list of typed parts, to parts."""
     if isinstance(content, list):
         return [_part(item) for item in cast("list[Any]", content)]
     return [text_part(content)] if content else []
 
 
 def chat_message(message: Json) -> Json:
-    """A message of chat/completions."""
+    """Convert a message of chat/completions."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
         return {"role": role, "parts": [tool_response_part(message.get("tool_call_id"), content)]}
@@ -52,37 +52,37 @@ def chat_message(message: Json) -> Json:
 
 
 def text_part(content: Any) -> Json:
-    """Text."""
+    """A text part."""
     return {"type": "text", "content": content}
 
 
 def tool_call_part(call_id: Any, name: Any, arguments: Any) -> Json:
-    """The model calls a tool."""
+    """A tool call."""
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # a model may write what is no JSON: shown as it is
+        with contextlib.suppress(ValueError):  # not JSON: kept as text
             arguments = json_of(arguments)
     return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
 
 
 def tool_response_part(call_id: Any, response: Any) -> Json:
-    """What the tool answered."""
+    """A tool's answer."""
     return {"type": "tool_call_response", "id": call_id, "response": response}
 
 
 def dump(messages: Iterable[Json]) -> str:
-    """Messages as the attribute's value; the oldest are left out, and said to be, where they are too long."""
+    """Encode messages as the attribute's value; if too long, a note replaces the oldest."""
     return dump_told(messages)[0]
 
 
 def dump_told(messages: Iterable[Json]) -> tuple[str, bool]:
-    """The same, and whether all of them are there."""
+    """Return the value of `dump`, and whether it has all messages."""
     texts = [dense(message) for message in messages]
     short = sum(map(len, texts)) > MAX_TEXT
     return clean(f"[{','.join(_shortened(texts) if short else texts)}]"), not short
 
 
 def clean(text: str) -> str:
-    """`text` with lone surrogates (half of a pair, which JSON can spell) replaced."""
+    """Replace lone surrogates (half of a pair, which JSON can encode) in `text`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

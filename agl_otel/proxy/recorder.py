@@ -1,4 +1,4 @@
-"""From a call to its spans: one for each choice, with token ids, log-probs, model version and the conversation."""
+"""Build the spans of a call: one for each choice, with token ids, log-probs, model version and the conversation."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _DEFECTS: Final = {
     "mixed_choices": "the model server returned several choices without an index of their own",
     "several_prompts": "a call asked for replies to several prompts: make a call for each",
 }
-"""{what is wrong with a reply: the same for the log}."""
+"""{defect of a reply: its text for the log}."""
 
 
 class _Seen(NamedTuple):
-    """What is known of a call once all of its answer has come, and found only once."""
+    """Results of a completed answer that are computed only once."""
 
     defect: str | None
     prefix: Prefix | None
@@ -70,52 +70,52 @@ class Call:
     dialect: Dialect
     attempt: Attempt | None
     number: int
-    """Of a model call in its attempt, from 1; 0 for any other."""
+    """Number of a model call in its attempt, from 1; 0 for other calls."""
     span: Begun
-    """Of the first choice; those of the others are made when they are known."""
+    """The span of the first choice; those of further choices are made when the answer is complete."""
     body: Mapping[str, Any]
     """The request."""
     start_time: int
     """Unix nanoseconds."""
     reply: Reply
     caller: str | None = None
-    """The marker of the process that made it, as its baggage names it."""
+    """The marker of the calling process, from its baggage."""
     retry: int = 0
-    """The client's number of this try; 0 is the first."""
+    """The client's retry count; 0 is the first try."""
     retry_of: int | None = None
     wish: int = 0
-    """The call's number among those that the agent wanted: a retry has that of what it repeats, and so samples by the same seed."""
+    """Logical call number: a retry has the number of the call that it repeats, and so the same sampling seed."""
     status: int = 0
     model_version: str | None = None
     vocabulary: int | None = None
     tries: int = 1
     first_byte: int = 0
-    """Unix nanoseconds; 0 while there is none."""
+    """Unix nanoseconds; 0 before the first byte."""
     incomplete: str | None = None
-    """Why the answer is not whole."""
+    """Why the answer is incomplete."""
     is_forwarded: bool = False
-    """Whether a model server may know of it."""
+    """Whether the call may have reached a model server."""
     handed: bool = False
-    """Whether the whole answer was handed to the client's connection: a client that closes then has not gone away from it."""
+    """Whether the whole answer was written to the client's connection; a client that closes after that did not abandon the call."""
     seen: _Seen | None = None
     made: list[WholeSpan] = field(default_factory=list[WholeSpan])
-    """Its spans, as they are written down."""
+    """The spans, as written to the journal."""
     made_of: tuple[Any, ...] = ()
-    """What could still change when they were made."""
+    """The value of `changeable` when `made` was built."""
 
     @property
     def failed(self) -> str | None:
-        """What went wrong; None where nothing did."""
+        """Why the call failed; None if it succeeded."""
         return self.incomplete or self.reply.error or (f"HTTP {self.status}" if self.status >= 400 else None)
 
     @property
     def changeable(self) -> tuple[Any, ...]:
-        """What the last bytes of an answer, on their way to the agent, may still change."""
+        """The values that sending the last bytes to the agent may still change."""
         return self.incomplete, self.status, self.reply.id, self.reply.error, self.first_byte
 
 
 class Recorder:
-    """Makes the spans: written down before the last byte goes out, exported afterwards. `counts` says how often what was missing."""
+    """Builds the spans: written to the journal before the last byte is sent, exported afterwards. `counts` counts calls and defects."""
 
     def __init__(self, spans: WholeSpans, attempts: Attempts, journal: Journal | None = None) -> None:
         self._spans = spans
@@ -135,7 +135,7 @@ class Recorder:
         retry: int = 0,
         fingerprint: bytes = b"",
     ) -> Call:
-        """A request has come: it takes its number now. `retry` is the client's number of this try, 0 for the first."""
+        """Start a call and give it its number. `retry` is the client's retry count, 0 for the first try."""
         attempt, number = self._attempts.begin(key, numbered=dialect.samples) if key is not None else (None, 0)
         span = self._spans.begin(key, parse_traceparent(traceparent) if traceparent else None)
         if self._journal is not None:
@@ -148,37 +148,37 @@ class Recorder:
         return call
 
     def forwarded(self, call: Call) -> None:
-        """The request is about to go to a model server. Said again for each try."""
+        """Record that the request is about to be sent to a model server. Called before each try."""
         if not call.is_forwarded and self._journal is not None:
             self._journal.start(call.span)
         call.is_forwarded = True
 
     @never_raises
     def write_down(self, call: Call) -> None:
-        """All of the answer has come: what is recorded of it is in the journal when this returns. Said again after a change."""
+        """Write the spans of a completed answer to the journal; again after a change."""
         self._write_down(call)
 
     def _write_down(self, call: Call) -> None:
         if call.made and call.made_of == call.changeable:
             return
-        self.forwarded(call)  # one that was refused before counts as well
+        self.forwarded(call)  # calls refused before that count as well
         earlier, call.made, call.made_of = call.made, self._made(call), call.changeable
         if self._journal is not None:
             self._journal.settled(earlier)
             self._journal.end(call.span, call.made)
 
     def ended(self, call: Call) -> None:
-        """The request has ended, whichever way: `settle` exports its spans. Nobody waits for that; the next call would."""
+        """Queue an ended call for `settle`, which exports its spans later, so that no call waits for the export."""
         self.write_down(call)
         self._ended.append(call)
 
     @property
     def unsettled(self) -> bool:
-        """Whether there is something to settle."""
+        """Whether calls are queued for `settle`."""
         return bool(self._ended)
 
     def settle(self) -> None:
-        """Export the spans of all calls that have ended, in the order in which they did; what cannot be recorded counts as given up."""
+        """Export the spans of all ended calls, in order; a call that cannot be recorded counts as dropped."""
         while self._ended:
             call = self._ended.popleft()
             try:
@@ -189,7 +189,7 @@ class Recorder:
                 self._spans.give_up(call.span)
 
     def finish(self, call: Call) -> None:
-        """Export the spans of a call that has ended, now."""
+        """Export the spans of an ended call now."""
         if call.attempt is not None:
             call.attempt.active -= 1
         self._write_down(call)
@@ -206,7 +206,7 @@ class Recorder:
             self._spans.end(span, made)
 
     def _made(self, call: Call) -> list[WholeSpan]:
-        """The spans of a call, as far as it is known."""
+        """Build the spans of a call from its current state."""
         if call.seen is None:
             call.seen = self._see(call)
         failed = call.failed
@@ -232,7 +232,7 @@ class Recorder:
         return _Seen(defect, prefix, self._messages(call), [call.span, *further], time.time_ns())
 
     def _check_ids(self, call: Call) -> str | None:
-        """Why the token ids of the call cannot be used; then they are dropped."""
+        """Return the defect of the call's token ids, and drop them if there is one."""
         reply = call.reply
         beyond = call.vocabulary is not None and any(
             ids and max(ids) >= call.vocabulary
@@ -246,7 +246,7 @@ class Recorder:
         elif reply.mixed_choices:
             defect = "mixed_choices"
         elif reply.several_prompts or (sampled and call.dialect.several_prompts(call.body)):
-            defect = "several_prompts"  # which reply is to which prompt is not said by all servers
+            defect = "several_prompts"  # not all servers tell which reply belongs to which prompt
         elif sampled and reply.prompt_token_ids is None:
             defect = "no_prompt_ids"
         else:
@@ -259,7 +259,7 @@ class Recorder:
         return defect
 
     def _messages(self, call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The input messages for the first choice's span, and for those of the others: only what no earlier span of the attempt has."""
+        """Input message attributes for the first choice's span and for the others, each without what an earlier span of the attempt has."""
         said, shown = call.dialect.said(call.body), call.dialect.shown
         if call.attempt is None or not call.number:
             held = {gen_ai.GEN_AI_INPUT_MESSAGES: dump(map(shown, said))}
@@ -269,7 +269,7 @@ class Recorder:
         first: dict[str, Any] = {gen_ai.GEN_AI_INPUT_MESSAGES: text}
         if base is not None:
             first |= {conventions.LLM_MESSAGES_CALL: base[0], conventions.LLM_MESSAGES_BEFORE: base[1]}
-        if not all_there:  # what is left out cannot be counted on
+        if not all_there:  # truncated messages cannot be referred to
             return first, first
         self._attempts.remember(call.attempt, call.number, digests)
         if len(said) < 2 or len(call.reply.choices) < 2:
@@ -291,7 +291,7 @@ class Recorder:
             conventions.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,
             ERROR_TYPE: call.incomplete or (str(call.status) if call.status >= 400 else None),
         }
-        if index in reply.choices and defect != "mixed_choices":  # its words are those of several
+        if index in reply.choices and defect != "mixed_choices":  # the text of several choices is mixed
             held[gen_ai.GEN_AI_OUTPUT_MESSAGES] = output_message(choice)
             held[gen_ai.GEN_AI_RESPONSE_FINISH_REASONS] = [choice.finish_reason] if choice.finish_reason else None
         if call.number:
@@ -306,7 +306,7 @@ class Recorder:
             defect = choice.logprobs_defect()
             if defect is None:
                 held[conventions.LLM_RESPONSE_LOGPROBS] = pack_doubles(choice.logprobs)
-            elif not call.made:  # it is counted once
+            elif not call.made:  # counted once
                 self._count(defect, _DEFECTS[defect])
         held[conventions.LLM_DEFECT] = defect
         return {name: value for name, value in held.items() if value is not None}
@@ -318,7 +318,7 @@ class Recorder:
 
 
 def _asked(call: Call) -> dict[str, Any]:
-    """What the request says."""
+    """Attributes from the request."""
     held: dict[str, Any] = {
         gen_ai.GEN_AI_OPERATION_NAME: call.dialect.operation,
         gen_ai.GEN_AI_PROVIDER_NAME: call.dialect.provider,

@@ -1,4 +1,4 @@
-"""An answer, whole or streamed, put together from its JSON payloads by a dialect. Pure; what is malformed is left out, never an error."""
+"""Assemble an answer, whole or streamed, from its JSON payloads. Pure; malformed parts are skipped, never an error."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any, Final, cast
 from pydantic_core import from_json, to_json
 
 Json = dict[str, Any]
-MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers keep ids in 32 bits, signed
-MAX_IDS: Final = 1 << 21  # of a prompt, and of all choices of a reply together: the collectors take as many in one list of a span
+MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers store ids as signed 32-bit integers
+MAX_IDS: Final = 1 << 21  # of a prompt, and of all choices of a reply together; the collectors' limit for a list in a span
 MAX_EVENT_BYTES: Final = 64 << 20
-MAX_EVENT_LINES: Final = 10_000  # an object for each would be made to read the data that they hold
+MAX_EVENT_LINES: Final = 10_000  # parsing creates an object for each line
 MAX_CHOICES: Final = 1024  # OpenAI's servers make 128 at most
-MAX_BRACKETS: Final = 4_000_000  # of one JSON text: each object and list takes up to 200 bytes for the two or three of its text
+MAX_BRACKETS: Final = 4_000_000  # of one JSON text: each object or list of two or three bytes takes up to 200 in memory
 MAX_COMMAS: Final = (
     1 << 23
-)  # the same: a number takes 30 bytes for the two of its text; 32,000 tokens with twenty log-probs each are some 4 million
+)  # of one JSON text: a number of two bytes takes 30 in memory; 32,000 tokens with twenty log-probs each have some 4 million
 _spelled: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
-_BLANK: Final = b" \t\r\n"  # what JSON calls white space
+_BLANK: Final = b" \t\r\n"  # white space in JSON
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a tool, in the pieces in which it came: putting each onto a text would copy the text each time."""
+    """A tool call, kept as a list of pieces: appending each to a string would copy the string each time."""
 
     id: Any = None
     name: list[str] = field(default_factory=list[str])
     arguments: list[str] = field(default_factory=list[str])
     given: Any = None
-    """Arguments that came as an object (Messages)."""
+    """Arguments given as an object (Messages)."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Choice:
     finish_reason: str | None = None
 
     def logprobs_defect(self) -> str | None:
-        """Why there is not one finite log-prob for each token of the reply; None where there is."""
+        """Return the defect of the log-probs; None if there is one finite log-prob for each token."""
         if not self.logprobs:
             return "no_logprobs"
         if len(self.logprobs) != len(self.token_ids):
@@ -59,7 +59,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Reply:
-    """What is known of the answer so far."""
+    """The answer as received so far."""
 
     id: str | None = None
     model: str | None = None
@@ -69,18 +69,18 @@ class Reply:
     output_tokens: int | None = None
     error: str | None = None
     bad_ids: bool = False
-    """Token ids came that are no ids: no integers, negative, or beyond 31 bits."""
+    """Whether invalid token ids were received: not an integer, negative, or beyond 31 bits."""
     too_many_ids: bool = False
-    """More than MAX_IDS came; those beyond are not kept."""
+    """Whether more than MAX_IDS were received; those beyond are dropped."""
     sampled: int = 0
-    """Tokens whose ids or log-probs came."""
+    """Number of tokens with ids or log-probs."""
     several_prompts: bool = False
-    """Choices came whose prompts are not the same."""
+    """Whether the choices have different prompts."""
     mixed_choices: bool = False
-    """Choices came of which nobody can say which is which: they are held as one."""
+    """Whether choices cannot be told apart; they are merged into one."""
 
     def choice(self, index: Any = 0) -> Choice:
-        """The choice of that number; one that is not kept, and an error, beyond MAX_CHOICES."""
+        """Return the choice of that number; beyond MAX_CHOICES set an error and return one that is discarded."""
         number = integer(index) or 0
         if number not in self.choices and len(self.choices) >= MAX_CHOICES:
             self.error = self.error or f"the model server answered with more than {MAX_CHOICES} choices"
@@ -88,7 +88,7 @@ class Reply:
         return self.choices.setdefault(number, Choice())
 
     def head(self, payload: Json, usage_names: tuple[str, str]) -> None:
-        """Take id, model, usage and error, which every dialect has."""
+        """Take id, model, prompt token ids, usage and error, which all dialects share."""
         self.id = self.id or string(payload.get("id"))
         self.model = self.model or string(payload.get("model"))
         self.prompt(payload)
@@ -103,7 +103,7 @@ class Reply:
             self.error = str(cast("Json", error).get("message", error) if isinstance(error, dict) else error)
 
     def prompt(self, part: Json) -> None:
-        """Take the prompt's token ids, where `part` has them."""
+        """Take the prompt's token ids, if `part` has them."""
         given = part.get("prompt_token_ids")
         if self.prompt_token_ids is None:
             self.prompt_token_ids = self.ids(given) or None
@@ -111,7 +111,7 @@ class Reply:
             self.several_prompts = True
 
     def tokens(self, choice: Choice, part: Json) -> None:
-        """Take token ids and log-probs of a choice, where `part` has them."""
+        """Take token ids and log-probs of a choice, if `part` has them."""
         ids, logprobs = self.ids(part.get("token_ids")), logprobs_of(part.get("logprobs"))
         self.sampled += max(len(ids), len(logprobs))
         if self.sampled > MAX_IDS:
@@ -121,7 +121,7 @@ class Reply:
         choice.logprobs += logprobs
 
     def ids(self, value: Any) -> list[int]:
-        """`value` as token ids; none, and noted, where it holds anything that is no id, or more than MAX_IDS."""
+        """Return `value` as token ids; empty, with a flag set, if any is invalid or there are more than MAX_IDS."""
         if not value:
             return []
         if isinstance(value, list) and len(cast("list[Any]", value)) > MAX_IDS:
@@ -136,16 +136,16 @@ class Reply:
 
 
 class Events:
-    """Cuts a stream of server-sent events into events, as they arrive in pieces. Works on bytes: a piece may end inside a character."""
+    """Splits a byte stream into server-sent events. Works on bytes, because a piece may end inside a character."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events that are whole by now, with the blank lines that end them. Each byte is looked at once."""
+        """Add a piece; return the completed events, with the blank lines that end them. Each byte is scanned once."""
         if not self._rest and piece.endswith(b"\n\n") and piece.find(b"\n\n") == len(piece) - 2 and b"\r" not in piece:
-            return [piece]  # nearly always: a server writes an event at a time
-        looked_at = max(0, len(self._rest) - 2)  # a blank line may have begun there
+            return [piece]  # the usual case: one event at a time
+        looked_at = max(0, len(self._rest) - 2)  # where a blank line may have begun
         self._rest.extend(piece)
         events: list[bytes] = []
         at = 0
@@ -159,16 +159,16 @@ class Events:
         return events
 
     def rest(self) -> bytes:
-        """What has come after the last whole event."""
+        """Return the bytes after the last complete event."""
         return bytes(self._rest)
 
 
 def payload_of(event: bytes) -> Json | None:
-    """The JSON object in a server-sent event; None for comments, [DONE], what is no JSON object, and what `is_crowded_event`."""
+    """Parse the JSON object in a server-sent event; None for comments, [DONE], other data, and if `is_crowded_event`."""
     at = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
     if not at and event[:5] != b"data:":
         return None
-    payload = parse_object(event[at + 5 :])  # nearly always all of it is the data
+    payload = parse_object(event[at + 5 :])  # usually all of it is data
     return payload if payload is not None or _has_many_lines(event) else parse_object(_data_of(event))
 
 
@@ -177,48 +177,48 @@ def _has_many_lines(event: bytes) -> bool:
 
 
 def is_crowded_event(event: bytes) -> bool:
-    """Whether it is not read because it is too long, or holds too many lines or values."""
+    """Whether an event is too long, or has too many lines or values, to be read."""
     return len(event) > MAX_EVENT_BYTES or _has_many_lines(event) or is_crowded(event)
 
 
 def _data_of(event: bytes) -> bytes:
-    """The data of an event that may spread over lines, with other fields between and after."""
+    """The data of an event with several lines, among other fields."""
     return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
 
 
 def with_payload(event: bytes, payload: Json) -> bytes:
-    """The event with `payload` in place of its own; its other lines stay, before it."""
+    """Replace the payload of an event; its other lines are kept, in front."""
     others = [line for line in event.splitlines() if line and not line.startswith(b"data:")]
     return b"\n".join([*others, b"data: " + encoded(payload)]) + b"\n\n"
 
 
 def with_fields(raw: bytes, payload: Json, fields: Json) -> bytes:
-    """The JSON object `raw`, which reads as `payload`, with some fields set; its other bytes stay as they are wherever that is safe.
+    """Set fields of the JSON object `raw`, whose parsed form is `payload`; other bytes stay unchanged wherever that is safe.
 
-    A long conversation is so neither written out again with every call, nor changed in how it is spelled.
+    So a long conversation is not serialised again with every call, and its spelling is kept.
     """
     if not fields:
         return raw
     text = raw.strip(_BLANK)
-    if text[:1] != b"{" or b"\0" in text[:4] or not payload:  # another encoding than UTF-8, or nothing in it
+    if text[:1] != b"{" or b"\0" in text[:4] or not payload:  # not UTF-8, or empty
         return json.dumps(payload | fields).encode()
     missing = {name: value for name, value in fields.items() if name not in payload}
     for name in fields.keys() - missing.keys():
         key = json.dumps(name).encode()
         places = list(_scalar_of(key).finditer(text)) if text.count(key) == 1 else []
         if len(places) != 1 or (b"\\u00" in text and _depth(text[: places[0].start()]) != 1):
-            return json.dumps(payload | fields).encode()  # the name stands elsewhere too, or is spelled with escapes, or holds an object
+            return json.dumps(payload | fields).encode()  # the name occurs twice, has escapes, or holds an object
         start, end = places[0].span(1)
         text = text[:start] + json.dumps(fields[name]).encode() + text[end:]
     return text[:-1] + b"," + json.dumps(missing).encode()[1:] if missing else text
 
 
-_IN_STRING: Final = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'  # possessive: what could be tried again takes 120 bytes for each character
+_IN_STRING: Final = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'  # possessive: backtracking state takes 120 bytes for each character
 _STRING: Final = re.compile(b'"' + _IN_STRING + b'"', re.DOTALL)
 
 
 def _depth(beginning: bytes) -> int:
-    """How many objects and lists are open at the end of the beginning of a JSON text."""
+    """Nesting depth at the end of the beginning of a JSON text."""
     bare = _STRING.sub(b"", beginning)
     return bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
 
@@ -229,15 +229,15 @@ def _scalar_of(key: bytes) -> re.Pattern[bytes]:
 
 
 def dense(value: Any) -> str:
-    """A value as JSON, without blanks."""
+    """Encode a value as compact JSON."""
     try:
         return to_json(value, inf_nan_mode="constants").decode()
-    except ValueError:  # lone surrogates, and what is nested deeper than it likes
+    except ValueError:  # lone surrogates, or nested too deep for it
         return _spelled(value)
 
 
 def encoded(payload: Json) -> bytes:
-    """JSON as servers write it; with escapes where it holds what UTF-8 cannot."""
+    """Encode as compact JSON; with escapes if it has lone surrogates."""
     try:
         return to_json(payload, inf_nan_mode="constants")
     except ValueError:
@@ -245,28 +245,28 @@ def encoded(payload: Json) -> bytes:
 
 
 def is_crowded(text: bytes) -> bool:
-    """Whether a JSON text is not read because it holds too many values."""
+    """Whether a JSON text has too many values to be read."""
     return (len(text) > MAX_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_BRACKETS) or (
         len(text) > MAX_COMMAS and text.count(b",") > MAX_COMMAS
     )
 
 
 def parse_object(text: bytes) -> Json | None:
-    """The JSON object that `text` is; None where it is none, or `is_crowded`."""
+    """Parse `text` as a JSON object; None if it is not one, or `is_crowded`."""
     if is_crowded(text):
         return None
     try:
         payload = from_json(text)
     except ValueError:
         try:
-            payload = json.loads(text)  # takes what the quick one does not: other encodings, lone surrogates, deep nesting
+            payload = json.loads(text)  # accepts what from_json rejects: other encodings, lone surrogates, deep nesting
         except (ValueError, RecursionError):
             return None
     return cast("Json", payload) if isinstance(payload, dict) else None
 
 
 def logprobs_of(value: Any) -> list[float]:
-    """The log-probs in a choice's `logprobs`, chat's or completions' form; what is no number is NaN."""
+    """Return the log-probs in a choice's `logprobs` (chat or completions form); NaN for what is not a number."""
     if not isinstance(value, dict):
         return []
     held = cast("Json", value)
@@ -279,17 +279,17 @@ def logprobs_of(value: Any) -> list[float]:
 
 
 def dicts(value: Any) -> list[Json]:
-    """The JSON objects in a list; none where it is no list."""
+    """The JSON objects in a list; empty if it is not a list."""
     return [cast("Json", item) for item in cast("list[Any]", value) if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def string(value: Any) -> str | None:
-    """`value`, where it is a string (any lone surrogate in it replaced)."""
+    """Return `value` if it is a string, with lone surrogates replaced; else None."""
     if not isinstance(value, str):
         return None
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def integer(value: Any) -> int | None:
-    """`value`, where it is an integer and no bool, of 64 bits."""
+    """Return `value` if it is a 64-bit integer and not a bool; else None."""
     return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None

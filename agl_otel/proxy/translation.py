@@ -1,10 +1,10 @@
-"""A call in a protocol that its model server does not speak: litellm stands above our capture.
+"""Translate calls in a protocol that the model server lacks: litellm runs between the agent's route and our capture.
 
-agent → the route it asked (keys, budget, number) → litellm, which turns it into chat/completions → the capture side here → model server.
+agent → its route (keys, budget, number) → litellm, which turns the call into chat/completions → the capture side here → model server.
 
-So what is recorded is the chat call as it was sampled, with its token ids, and it is recorded once: the capture side fills the very call
-that the agent's request opened. The two find each other by a name that is made up for each call and given as the model's: whoever knows it
-may finish that call, no other, and it is worth nothing afterwards. The agent sees the name it asked for in its place.
+So the recorded call is the chat call as it was sampled, with its token ids, and it is recorded once: the capture side fills the Call that
+the agent's request opened. The two sides are matched by a random name that replaces the model's name: it authorises this call only, and
+expires with it. In the answer the agent sees the name that it requested.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from agl_otel.proxy.upstream import Upstream
 from agl_otel.text import error_text
 
 AGENT: Final = web.RequestKey("agent", web.Request)
-"""Set on a request of litellm's: the agent's request that it stands for."""
+"""Set on a request of litellm's: the agent's request that it translates."""
 HOST: Final = "127.0.0.1"
-END_SECONDS: Final = 10.0  # for the capture side, after litellm's answer has come to its end
-MAX_BODY_BYTES: Final = 128 << 20  # an agent's, spelled in another protocol
+END_SECONDS: Final = 10.0  # for the capture side to finish after the end of litellm's answer
+MAX_BODY_BYTES: Final = 128 << 20  # an agent's request in another protocol
 _PASSED_HEADERS: Final = ("accept", "anthropic-version", "anthropic-beta", "user-agent")
 Send = Callable[[web.Request, Sequence[Upstream], bytes, Json, Call], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
 class _Held:
-    """An agent's request that litellm is working on."""
+    """An agent's request in progress at litellm."""
 
     request: web.Request
     pool: Sequence[Upstream]
     call: Call
     model: str
-    """What the agent asked for."""
+    """The model that the agent requested."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     taken: bool = False
-    """Whether the capture side has the call; what litellm asks beyond it is a call of its own."""
+    """Whether the capture side has the call; further requests of litellm's are recorded as calls of their own."""
 
 
 class Translation:
     """The side above litellm (`ask`) and the side below it (an HTTP server on loopback). Use it between `start` and `stop`.
 
     Args:
-        litellm: the process; it is started and stopped with this.
-        send: asks a pool of model servers and passes the answer on.
+        litellm: the process; started and stopped with this object.
+        send: calls a pool of model servers and passes the answer on.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Translation:
 
     async def start(self) -> None:
         """Listen, and start litellm."""
-        bodies = Bodies(InFlight(self._held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)  # of its own: no call waits for itself
+        bodies = Bodies(InFlight(self._held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)  # own budget: no self-wait
         app = web.Application(middlewares=[own_visitors(Visitors(names=())), bodies.held])
         app.router.add_post("/v1/chat/completions", self._capture)
         self._runner = make_runner(app, handler_cancellation=True)
@@ -103,7 +103,7 @@ class Translation:
         self._litellm.start(f"http://{HOST}:{self._runner.addresses[0][1]}/v1")
 
     async def stop(self) -> None:
-        """Stop litellm and no longer listen."""
+        """Stop litellm and close the port."""
         await self._litellm.stop()
         if self._session is not None:
             await self._session.close()
@@ -111,9 +111,9 @@ class Translation:
             await self._runner.cleanup()
 
     async def ask(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
-        """Answer an agent's request through litellm. Raises RefusedError where litellm does not run."""
+        """Answer an agent's request through litellm. Raises RefusedError if litellm is not running."""
         assert self._session is not None, "start() comes first"
-        above = replace(call, reply=Reply())  # what the agent sees; what was sampled is filled in below
+        above = replace(call, reply=Reply())  # what the agent sees; `call` gets what was sampled
         name = secrets.token_hex(12)
         model = asked.get("model")
         held = self._held[name] = _Held(request, pool, call, model if isinstance(model, str) else "")
@@ -126,7 +126,7 @@ class Translation:
                 edit = _renamed(name, held.model)
                 most, patience = self._answer_bytes, self._client_seconds
                 answer = await pass_on(request, response, frozenset(), above, client_seconds=patience, most=most, translated=edit)
-            if held.tasks:  # the capture side may be a moment behind: litellm reads no further than the last word
+            if held.tasks:  # litellm stops reading at the last event, so the capture side may end a moment later
                 await asyncio.wait(held.tasks, timeout=END_SECONDS)
             return answer
         except RefusedError as error:
@@ -143,7 +143,7 @@ class Translation:
             _merge(call, above, taken=held.taken)
 
     async def _capture(self, request: web.Request) -> web.StreamResponse:
-        """litellm asks for chat/completions."""
+        """Serve chat/completions to litellm."""
         try:
             raw = await body_of(request)
         except AglError as error:
@@ -173,12 +173,12 @@ class Translation:
 
 
 def _merge(call: Call, above: Call, *, taken: bool) -> None:
-    """Say of the sampled call what the agent saw of it."""
+    """Copy to the sampled call what the agent saw of it."""
     call.handed = above.handed
     if not taken:
         call.status, call.first_byte, call.incomplete, call.reply = above.status, above.first_byte, above.incomplete, above.reply
         return
-    call.reply.id = above.reply.id or call.reply.id  # the agent's own span has this one
+    call.reply.id = above.reply.id or call.reply.id  # the id in the agent's own span
     if call.failed is None and above.failed is not None:
         call.incomplete = above.incomplete or "translation_failed"
 
@@ -189,7 +189,7 @@ def _headers(request: web.Request, key: str) -> dict[str, str]:
 
 
 def _renamed(name: str, model: str) -> Callable[[bytes], bytes]:
-    """Puts the name that the agent asked for in place of the one that was made up."""
+    """Return an edit that replaces the random name with the model's name as the agent requested it."""
     shown = json.dumps(model)[1:-1].encode()
     made_up = [f"{prefix}{name}".encode() for prefix in (PREFIX, PROVIDER, "")]
 

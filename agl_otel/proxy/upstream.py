@@ -1,8 +1,7 @@
-"""Which model servers a call goes to: the LLMs among the resources that are pinned to its rollout, looked up in the queue.
+"""Resolve the model servers of a call: the LLMs among the resources that are pinned to its rollout, looked up in the queue.
 
-Several LLMs: the agent chooses by model name or by the resource's name, else it gets the first. LLMs that serve the same model are one
-pool. A resource whose endpoint is this proxy itself, a rollout without an LLM, and a call of no rollout take the proxy's own list of models
-(models.py).
+Among several LLMs the agent chooses by model name or resource name, else it gets the first. LLMs with the same model form one pool. The
+proxy's own model list (models.py) serves resources whose endpoint is this proxy, rollouts without an LLM, and calls of no rollout.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from agl_otel_hook.context import Key
 
 MAX_CACHED: Final = 50_000
 VERSION_SECONDS: Final = 3600.0
-"""A version of resources that no new attempt has used for so long is looked up again."""
-MAX_ROUTES: Final = 32  # names of models that one attempt asks for
+"""How long a version of resources stays cached after its last use by a new attempt."""
+MAX_ROUTES: Final = 32  # model names cached for one attempt
 SEED: Final = "seed"
-"""The sampling parameter, as OpenAI's protocol names it."""
+"""The sampling parameter, by its name in OpenAI's protocol."""
 LITELLM: Final = "litellm:"
-"""The endpoint of an LLM resource that litellm knows where to find (its model is `provider/name`)."""
+"""Endpoint of an LLM resource whose address litellm knows (its model is `provider/name`)."""
 OWN: Final = "proxy:"
-"""The endpoint of an LLM resource that means what calls of no rollout go to: the proxy's list of models, else its upstream."""
+"""Endpoint of an LLM resource that is served as calls of no rollout are: by the proxy's model list, else its upstream."""
 _ATTEMPT_OVER: Final = frozenset({"failed", "succeeded", "timeout"})
 
 
@@ -49,26 +48,26 @@ class Upstream:
     base_url: str
     """Without a trailing slash; `/chat/completions` follows."""
     model: str | None = None
-    """None: whatever the agent asks for."""
+    """None: the model that the agent requests."""
     api_key: str | None = field(default=None, repr=False)
     """None: the agent's own."""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: str | None = None
-    """The version of the resources: of the weights, where the server does not say."""
+    """The version of the resources; used as the weights version if the server reports none."""
     provider: Literal["openai", "litellm"] = "openai"
-    """Who is asked: the server itself, or litellm."""
+    """Whether the server is called directly or through litellm."""
     provider_key: str | None = field(default=None, repr=False)
-    """What litellm shall show the provider; None: what its environment has."""
+    """The provider's key for litellm to use; None: the one in litellm's environment."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers that a request to it has beside the agent's (EXTRA_HEADERS); litellm reads its own in the body."""
+        """Headers added to the agent's (EXTRA_HEADERS); none for litellm, which takes them in the body."""
         given: Any = self.sampling.get(EXTRA_HEADERS) if self.provider == "openai" else None
         return {str(name): value for name, value in given.items() if isinstance(value, str)} if isinstance(given, Mapping) else {}
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """What the body has where the agent set nothing."""
+        """Defaults for fields of the body that the agent did not set."""
         more: Any = self.sampling.get(EXTRA_BODY)
         if self.provider != "openai" or not {EXTRA_HEADERS, EXTRA_BODY} & self.sampling.keys():
             return self.sampling
@@ -76,7 +75,7 @@ class Upstream:
         return {**own, **more} if isinstance(more, Mapping) else own
 
     def without_secrets(self) -> Upstream:
-        """The same for whoever has a key of their own: no key, no password in the address, no headers."""
+        """Return a copy for clients with a key of their own: no key, no password in the address, no extra headers."""
         parts = urlsplit(self.base_url)
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         sampling = {name: value for name, value in self.sampling.items() if name != EXTRA_HEADERS}
@@ -85,11 +84,11 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one attempt may use; 0 is no limit."""
+    """Limits of one attempt; 0 is no limit."""
 
     calls: int = 0
     tokens: int = 0
-    """Tokens that the model writes."""
+    """Sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +98,23 @@ class Route:
     pool: Sequence[Upstream]
     """At least one."""
     budget: Budget | None = None
-    """The rollout's own; None: the proxy's."""
+    """The rollout's budget; None: the proxy's default."""
     seed: int | None = None
-    """Of all that the rollout samples; None: the model server draws as it likes."""
+    """The sampling seed of the rollout; None: the model server's default."""
 
 
 class Upstreams(Protocol):
-    """Finds upstreams."""
+    """Resolves calls to upstreams."""
 
     async def resolve(self, key: Key | None, asked: str | None) -> Route:
-        """Where the calls of an attempt (or of none) that ask for model `asked` go.
+        """Return the route for calls of an attempt (or of none) that request model `asked`.
 
         Raises NotFoundError, UnavailableError, and RefusedError for an attempt that is over.
         """
         ...
 
     def forget(self, key: Key) -> None:
-        """Keep nothing of an attempt."""
+        """Drop cached state of an attempt."""
         ...
 
 
@@ -123,7 +122,7 @@ class Lists(Protocol):
     """A list of models by name."""
 
     def find(self, asked: str | None) -> Sequence[Upstream]:
-        """The pool; none where nothing fits."""
+        """Return the pool; empty without a match."""
         ...
 
     def names(self) -> list[str]:
@@ -132,7 +131,7 @@ class Lists(Protocol):
 
 
 class Queue(Protocol):
-    """What of the queue's client is needed here."""
+    """The part of the queue's client that is used here."""
 
     async def query_rollouts(self, *, rollout_id_in: Sequence[str]) -> PaginatedResult[Rollout]:
         """Rollouts by id."""
@@ -162,7 +161,7 @@ class FixedUpstreams:
 
 
 class ListedUpstreams:
-    """The list of models for every call: a proxy without a queue."""
+    """The model list for every call: for a proxy without a queue."""
 
     def __init__(self, models: Lists) -> None:
         self._models = models
@@ -177,23 +176,23 @@ class ListedUpstreams:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was looked up for one attempt."""
+    """Looked-up state of one attempt."""
 
     llms: Mapping[str, LLM | ProxyLLM]
     version: str | None
-    """Of the resources; None where there are none."""
+    """The version of the resources; None without resources."""
     budget: Budget | None
     seed: int | None = None
     routes: dict[str | None, Route] = field(default_factory=dict[str | None, Route])
-    """{model asked for: where its calls go}, as far as the resources alone decide."""
+    """{requested model: its route}, if the resources alone decide it."""
 
 
 class QueueUpstreams:
-    """Asks the queue, once for each attempt; calls of no rollout, or of one without an LLM, go by the list of models, else to
-    `fallback_url`.
+    """Looks routes up in the queue, once for each attempt.
 
-    `fallback_url` may be several, separated by commas. `fallback_key` is those servers' key, also for resources that name one of them
-    without a key: so a person's own key need not be published.
+    Calls of no rollout, or of one without an LLM, use the model list, else `fallback_url`, which may be several URLs separated by commas.
+    `fallback_key` is the key of those servers, also for resources that name one of them without a key: so a personal key need not be
+    published.
     """
 
     def __init__(
@@ -214,10 +213,10 @@ class QueueUpstreams:
         self._known: OrderedDict[Key, asyncio.Task[_Known]] = OrderedDict()
         self._clock = clock
         self._by_version: OrderedDict[tuple[str | None, int | None], tuple[float, ResourcesUpdate]] = OrderedDict()
-        """{(id, version): (when an attempt used it last, what it is)}, the one used longest ago first."""
+        """{(id, version): (last use by a new attempt, resources)}, least recently used first."""
 
     async def resolve(self, key: Key | None, asked: str | None) -> Route:
-        """Where a call goes. Raises NotFoundError, UnavailableError, RefusedError."""
+        """Return the route of a call. Raises NotFoundError, UnavailableError, RefusedError."""
         if key is None:
             pool = self._own_pool(asked)
             if not pool:
@@ -236,7 +235,7 @@ class QueueUpstreams:
         return route
 
     def forget(self, key: Key) -> None:
-        """Ask the queue again, should the attempt come back."""
+        """Forget the attempt; its next call looks it up again."""
         self._known.pop(key, None)
 
     async def _look_up(self, key: Key) -> _Known:
@@ -250,7 +249,7 @@ class QueueUpstreams:
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self._known.pop(key, None)  # ask again with the next call
+            self._known.pop(key, None)  # the next call looks it up again
             raise
 
     async def _ask(self, key: Key) -> _Known:
@@ -281,7 +280,7 @@ class QueueUpstreams:
         return _Known(llms, str(update.version) if update is not None else None, budget_of(rollout), seed_of(rollout))
 
     async def _check(self, key: Key, rollout: Rollout) -> None:
-        """Raise where the attempt is over or unknown. A call without an attempt id is taken as the rollout's latest."""
+        """Raise RefusedError if the attempt is over, NotFoundError if it is unknown. Without an attempt id the latest is assumed."""
         latest = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
         if latest is None or not key[1]:
             return
@@ -301,7 +300,7 @@ class QueueUpstreams:
         return bool(self._fallback or (self._models is not None and self._models.names()))
 
     def _own_pool(self, asked: str | None) -> Sequence[Upstream]:
-        """The proxy's own servers for a model name; none where it has none."""
+        """The proxy's own servers for a model name; may be empty."""
         return (self._models.find(asked) if self._models is not None else ()) or self._fallback
 
     def _pool(self, known: _Known, asked: str | None) -> Sequence[Upstream]:
@@ -335,13 +334,13 @@ class QueueUpstreams:
 
 
 def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> LLM | ProxyLLM:
-    """The LLM whose model, else whose resource's name, the agent asks for; else the first."""
+    """Choose the LLM by the requested model name, else by resource name; else the first."""
     by_model = next((llm for llm in llms.values() if asked and llm.model == asked), None)
     return by_model or (llms.get(asked) if asked else None) or next(iter(llms.values()))
 
 
 def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:
-    """The pool of that name. Raises NotFoundError that names those there are."""
+    """Return the pool of that name. Raises NotFoundError that lists the known names."""
     pool = models.find(asked) if models is not None else ()
     if not pool:
         names = models.names() if models is not None else []
@@ -354,7 +353,7 @@ def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:
 
 
 def budget_of(rollout: Rollout) -> Budget | None:
-    """The budget in the rollout's metadata ({"budget": {"calls": 50, "tokens": 20000}}); None where there is none."""
+    """The budget in the rollout's metadata ({"budget": {"calls": 50, "tokens": 20000}}); None if there is none."""
     given: Any = (rollout.metadata or {}).get("budget")
     if not isinstance(given, Mapping):
         return None
@@ -363,11 +362,11 @@ def budget_of(rollout: Rollout) -> Budget | None:
 
 
 def seed_of(rollout: Rollout) -> int | None:
-    """The seed in the rollout's metadata ({"sampling_seed": 7}); None where there is none."""
+    """The seed in the rollout's metadata ({"sampling_seed": 7}); None if there is none."""
     given: Any = (rollout.metadata or {}).get("sampling_seed")
     return given if isinstance(given, int) and not isinstance(given, bool) else None
 
 
 def call_seed(seed: int, call: int) -> int:
-    """The seed of an attempt's call with this number (recorder.Call.wish), 48 bits: calls that ask the same get each its own draw."""
+    """Derive the 48-bit seed of a call from its logical number (recorder.Call.wish), so that equal requests sample differently."""
     return int.from_bytes(blake2b(f"{seed}/{call}".encode(), digest_size=6).digest())

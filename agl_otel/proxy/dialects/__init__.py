@@ -1,6 +1,6 @@
-"""What each route is asked for beyond what the agent asked, and what is taken out of its answer again. Pure.
+"""The fields added to each route's requests for capture, and their removal from the answers. Pure.
 
-A table, not a ladder: a further route is a further row in DIALECTS.
+Each route is a row of DIALECTS.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ID_FIELDS: Final = ("prompt_token_ids", "token_ids")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as it goes upstream."""
+    """The changes to a request before it is forwarded."""
 
     fields: Json
-    """What is set in the agent's body; the rest of it stays as the agent wrote it."""
+    """Fields to set in the agent's body; the rest of it stays unchanged."""
     added: frozenset[str]
-    """Fields that the agent did not ask for: what they bring is taken out of the answer."""
+    """Fields that the agent did not request; their results are removed from the answer."""
 
 
 def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sampling: Mapping[str, Any], capture: bool) -> Prepared:
-    """What to set in the agent's body: the resource's model, its sampling parameters where the agent set none, and what capture needs."""
+    """Return the fields to set in the agent's body: the model, defaults for unset sampling parameters, and what capture needs."""
     names = dialect.sampling
     defaults = sampling if names is None else {names[name]: value for name, value in sampling.items() if name in names}
-    fields = {name: value for name, value in defaults.items() if asked.get(name) is None}  # null asks for the server's own default
+    fields = {name: value for name, value in defaults.items() if asked.get(name) is None}  # null counts as unset
     if model and asked.get("model") != model:
         fields["model"] = model
     if not capture:
@@ -45,12 +45,12 @@ def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sa
 
 
 def as_sampled(asked: Mapping[str, Any], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request with what is set where the agent set none, under the names of `sampling`."""
+    """Return the request with `sampling` as defaults, under its own names."""
     return {**sampling, **{name: value for name, value in asked.items() if value is not None}} if sampling else asked
 
 
 def take_out(payload: Json, added: frozenset[str]) -> bool:
-    """Remove from an answer (or a chunk of one) what the agent did not ask for; whether there was anything."""
+    """Remove from an answer, or a chunk of one, what the agent did not request; return whether anything changed."""
     changed = False
     choices = dicts(payload.get("choices"))
     inner = [cast("Json", payload[name]) for name in ("response", "message") if isinstance(payload.get(name), dict)]

@@ -19,12 +19,12 @@ _FIELDS: Final = frozenset(
         *("temperature", "thinking", "tool_choice", "tools", "top_p", "user_profile_id"),
     }
 )
-"""Not `fallbacks`, by which also litellm asks other models."""
+"""Without `fallbacks`, by which litellm would call other models."""
 _SAMPLING: Final = {name: name for name in ("temperature", "top_p", "top_k", "max_tokens")} | {"max_completion_tokens": "max_tokens"}
 
 
 def take(reply: Reply, payload: Json) -> None:
-    """A message, or an event of a streamed one."""
+    """Add a message, or an event of a streamed one, to the reply."""
     kind = string(payload.get("type"))
     if kind in (None, "message", "error"):
         _message(reply, payload)
@@ -53,7 +53,7 @@ def _message(reply: Reply, message: Json) -> None:
 
 def _block(choice: Choice, index: int, block: Json) -> None:
     if block.get("type") in ("tool_use", "server_tool_use"):
-        given = block.get("input") or None  # a stream starts with {} and sends the text of it in deltas
+        given = block.get("input") or None  # a stream begins with {} and sends its text in deltas
         choice.tool_calls[index] = ToolCall(block.get("id"), [string(block.get("name")) or ""], given=given)
     else:
         _delta(choice, index, block)

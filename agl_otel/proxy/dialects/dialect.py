@@ -1,4 +1,4 @@
-"""What a wire dialect is: a row of functions and names. Pure."""
+"""The type of a wire dialect: a row of functions and names. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLING: Final = frozenset(
         *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"),
     }
 )
-"""Fields beyond the protocols by which vLLM and SGLang are told how to sample; litellm hands them on."""
+"""Sampling fields of vLLM and SGLang beyond the protocols; litellm passes them on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +24,31 @@ class Dialect:
     """One route of one protocol."""
 
     path: str
-    """Under the base URL."""
+    """Path below the base URL."""
     operation: Literal["chat", "text_completion", "embeddings"]
     fields: frozenset[str]
-    """What a request may hold where litellm reads it: the protocol's own fields, and those of model servers that say how to sample."""
+    """Fields allowed in requests to litellm: those of the protocol, and sampling fields of model servers."""
     extras: Mapping[str, Any]
-    """{field: the value that makes the answer hold what capture needs}, put where the agent did not ask for it."""
+    """{field: value} that make the answer contain what capture needs; set if the agent did not."""
     take: Callable[[Reply, Json], None]
     """Add a whole answer, or a chunk of one, to the reply."""
     said: Callable[[Mapping[str, Any]], Sequence[Any]]
     """The messages of a request, oldest first, as the agent sent them."""
     shown: Callable[[Any], Json]
-    """One of them as the OpenTelemetry conventions write it."""
+    """Convert one of them to the OpenTelemetry conventions."""
     least: Json = field(default_factory=dict[str, Any])
     """The smallest request that samples something, without a model."""
     provider: str = "openai"
     several_prompts: Callable[[Mapping[str, Any]], bool] = lambda _: False
-    """Whether a request asks for replies to more than one prompt."""
+    """Whether a request has more than one prompt."""
     sampling: Mapping[str, str] | None = None
-    """{sampling parameter of a resource: this dialect's name of it}; None: all, under the names they have."""
+    """{sampling parameter of a resource: its name in this dialect}; None: all, with unchanged names."""
     samples: bool = True
-    """Whether a model writes tokens: such a call has a number and counts against budgets."""
+    """Whether a call samples tokens: it then has a number and counts against budgets."""
     via_chat: bool = False
-    """Whether a server that does not speak it can be asked by chat/completions instead (litellm translates)."""
+    """Whether litellm can translate it to chat/completions for servers that lack it."""
     key_headers: tuple[str, ...] = ("authorization",)
-    """Where the server's key goes."""
+    """Headers for the server's key."""
 
     def conversation(self, body: Mapping[str, Any]) -> list[Json]:
         """The request as messages of the OpenTelemetry conventions."""

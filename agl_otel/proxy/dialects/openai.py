@@ -15,14 +15,14 @@ _SAID: Final = (("content", "text"), ("refusal", "text"), ("reasoning_content", 
 
 
 def take(reply: Reply, payload: Json) -> None:
-    """Choices with `message`, `delta` or `text`."""
+    """Add an answer, or a chunk of one, to the reply; its choices have `message`, `delta` or `text`."""
     reply.head(payload, _USAGE)
     items = dicts(payload.get("choices"))
     reply.mixed_choices |= len(items) > 1 and len({integer(item.get("index")) or 0 for item in items}) < len(items)
     for item in items:
         choice = reply.choice(item.get("index"))
         if choice.finish_reason and (item.get("token_ids") or (choice.token_ids and item.get("finish_reason"))):
-            reply.mixed_choices = True  # it had come to its end: these are another one's
+            reply.mixed_choices = True  # the choice was finished: this is another one's
         reply.prompt(item)
         reply.tokens(choice, item)
         choice.finish_reason = string(item.get("finish_reason")) or choice.finish_reason
@@ -57,7 +57,7 @@ def _prompt(body: Mapping[str, Any]) -> list[Any]:
 
 
 def _several_prompts(body: Mapping[str, Any]) -> bool:
-    """A list of texts, or of lists of token ids; a list of token ids is one prompt."""
+    """Whether the prompt is a list of texts, or of lists of token ids; a list of token ids is one prompt."""
     prompt = body.get("prompt")
     return (
         isinstance(prompt, list) and len(cast("list[Any]", prompt)) > 1 and not all(type(each) is int for each in cast("list[Any]", prompt))

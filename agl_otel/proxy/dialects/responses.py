@@ -1,6 +1,6 @@
 """OpenAI's Responses API. Pure.
 
-A stream says everything twice: in deltas, and whole in its last event. The deltas count only until that comes.
+A stream has the content twice: as deltas, and whole in its last event, which replaces the deltas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DELTAS: Final = {
 
 
 def take(reply: Reply, payload: Json) -> None:
-    """A response, or an event of a streamed one."""
+    """Add a response, or an event of a streamed one, to the reply."""
     kind = payload.get("type")
     if not isinstance(kind, str):
         _whole(reply, payload)
