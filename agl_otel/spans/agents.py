@@ -1,6 +1,6 @@
-"""The name of the agent that a span stands for: a table of marks, one for each framework. Pure.
+"""Find the agent's name on a span: a table of marks, one for each framework. Pure.
 
-It does not depend on the dialect of a call, because agents are spans of their own.
+The name does not depend on the dialect of a call, because agents have their own spans.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ AGENTS: Final = (
     Mark("LangGraph under OpenLLMetry", f"{_TASK}.langgraph_node", {"span.name": "execute_task ", f"{_TASK}.ls_integration": "langgraph"}),
     Mark("Vercel AI SDK", "ai.telemetry.functionId"),
 )
-"""The first that holds names the agent. The order of the first seven is Agent Lightning 0.3's. A LangGraph task is one of the graph's
+"""The first match names the agent. The order of the first seven is Agent Lightning 0.3's. A LangGraph task is one of the graph's
 own nodes; those inside of create_agent are the agent's (`langchain_create_agent` in ls_integration)."""
 
 
 def agent_name(span: SpanLike) -> str | None:
-    """The name of the agent whose work `span` is; None where it names none."""
+    """Return the name of the agent that `span` represents; None if it names none."""
     attributes: Mapping[str, Any] = span.attributes or {}
     for mark in AGENTS:
         name = attributes.get(mark.key)

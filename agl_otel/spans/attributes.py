@@ -1,4 +1,4 @@
-"""Span attributes read back: dotted keys to nested data, tags and links. Pure.
+"""Decode span attributes: dotted keys to nested data, tags and links. Pure.
 
 Names and results are those of Agent Lightning 0.3 (its utils/otel.py). agl_otel_hook/attributes.py writes them.
 """
@@ -18,7 +18,7 @@ AnySpan = TypeVar("AnySpan", bound=SpanLike)
 
 
 class LinkPydanticModel(BaseModel):
-    """A link to spans by a value that they carry: an attribute key, `trace_id` or `span_id`."""
+    """A link to spans by a value that they have: of an attribute, `trace_id` or `span_id`."""
 
     key_match: str
     value_match: str
@@ -37,7 +37,7 @@ class _HasContext(Protocol):
 
 
 def unflatten_attributes(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
-    """The nested form of dotted keys; a mapping whose keys are exactly 0 … n-1 becomes a list.
+    """Nest dotted keys; a mapping whose keys are exactly 0 … n-1 becomes a list.
 
     Raises ValueError for a key of more than MAX_DEPTH parts.
     """
@@ -64,12 +64,12 @@ def _with_lists(node: Any) -> Any:
 
 
 def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Those whose key is `prefix` or begins with `prefix.`."""
+    """Return the attributes whose key is `prefix` or begins with `prefix.`."""
     return {key: value for key, value in attributes.items() if key == prefix or key.startswith(f"{prefix}.")}
 
 
 def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:
-    """What stands under `prefix`, nested. Raises ValueError where `prefix` itself is a key."""
+    """Return the attributes below `prefix`, nested. Raises ValueError if `prefix` itself is a key."""
     found = filter_attributes(attributes, prefix)
     if prefix in found:
         raise ValueError(f"attribute {prefix!r} has a value of its own, so nothing can stand under it")
@@ -77,17 +77,17 @@ def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) 
 
 
 def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
-    """The tags of a span; [] without any. Raises ValueError where they are malformed."""
+    """Return the tags of a span; [] without any. Raises ValueError if they are malformed."""
     return TypeAdapter(list[str]).validate_python(filter_and_unflatten_attributes(attributes, conventions.TAG) or [])
 
 
 def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
-    """The links of a span; [] without any. Raises ValueError where they are malformed."""
+    """Return the links of a span; [] without any. Raises ValueError if they are malformed."""
     return TypeAdapter(list[LinkPydanticModel]).validate_python(filter_and_unflatten_attributes(attributes, conventions.LINK) or [])
 
 
 def query_linked_spans(spans: Sequence[AnySpan], links: Sequence[LinkPydanticModel]) -> list[AnySpan]:
-    """The spans where all links match; without links, all of them."""
+    """Return the spans that match all links; all spans without links."""
     return [span for span in spans if all(_matched(span, link.key_match) == link.value_match for link in links)]
 
 

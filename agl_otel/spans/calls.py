@@ -1,7 +1,7 @@
-"""Spans of the same model call, put together: an SDK's instrumentation, a framework and our proxy may each record one. Pure.
+"""Join spans of the same model call: an SDK's instrumentation, a framework and our proxy may each record one. Pure.
 
-Joiner counts calls, for adapters: on spans that a dialect knows. `pairs` finds the agent's own span for each that our proxy recorded, for
-people: also on spans that only look like calls, and without reading messages.
+Joiner collects calls for adapters, from spans that a dialect matches. `pairs` matches the proxy's spans with the agent's own, for display:
+it also takes spans that only look like calls, and does not read messages.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from agl_otel.spans.history import SpanKey, place_of
 from agl_otel.types import Span
 from agl_otel_hook import conventions
 
-HTTP_SPANS: Final = 3  # between an agent's model call and the proxy's, at most
+HTTP_SPANS: Final = 3  # at most, between an agent's model call and the proxy's
 _STREAMED: Final = ("gen_ai.is_streaming", "llm.is_streaming")  # by OpenLLMetry
-AGENT_SPANS: Final = ("invoke_agent", "create_agent")  # by OpenTelemetry's conventions: around calls, and no call
+AGENT_SPANS: Final = ("invoke_agent", "create_agent")  # by OpenTelemetry's conventions; they enclose calls and are none
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class JoinedCall:
     """One model call with all its spans."""
 
     calls: list[ModelCall]
-    """The outermost span's first."""
+    """Outermost first."""
     agent: str
     response_id: str = ""
     node: Any = field(default=None, repr=False)
@@ -44,15 +44,15 @@ class JoinedCall:
 
     @property
     def conversation(self) -> Conversation | None:
-        """The messages, of the outermost span that has any; None where none has.
+        """The messages of the outermost span that has any; None if none has.
 
-        Raises SpanShapeError (also a ValueError) that names a span which does not have its dialect's shape.
+        Raises SpanShapeError (also a ValueError) that names a span without its dialect's shape.
         """
         return next((found for each in self.calls if (found := each.conversation).prompt or found.reply), None)
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the reply is known not to be whole: as our proxy recorded it or, for a call that it did not see, the agent's own spans.
+        """Whether the reply is known to be truncated, by our proxy's record or, without one, by the agent's own spans.
 
         Raises as `conversation`.
         """
@@ -63,9 +63,9 @@ class JoinedCall:
 class Joiner:
     """Collects calls depth first; `calls` holds each once.
 
-    Two spans are of one call where they name the same response, or where one is inside the other and one of them names no response. Of
-    several calls whose replies have one name the first counts. Further choices of one call that the proxy recorded (n > 1) are calls of
-    their own. Token ids come from whichever span has them, the innermost first, because a proxy's are those of the model server.
+    Two spans belong to one call if they have the same response id, or if one encloses the other and one of them has no response id. If
+    several calls have the same response id, the first counts. Further choices of a call that the proxy recorded (n > 1) are separate
+    calls. Token ids are taken from the innermost span that has them, because a proxy's are those of the model server.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Joiner:
         self._by_id: dict[str, JoinedCall] = {}
 
     def add(self, call: ModelCall, agent: str, node: Any, outer: JoinedCall | None) -> JoinedCall:
-        """A call inside of `outer`, which is the nearest call around it: the joined one that it belongs to."""
+        """Add a call whose nearest enclosing call is `outer`; return the joined call that it belongs to."""
         name = _identity(call)
         known = self._by_id.get(name) if name else None
         if known is not None and _is_another(call, known, outer):
@@ -91,7 +91,7 @@ class Joiner:
 
 
 def _is_another(call: ModelCall, known: JoinedCall, outer: JoinedCall | None) -> bool:
-    """Whether this is a later call whose reply the model server named like the known one's: the first one counts."""
+    """Whether this is a later call with the response id of the known one, which is the one that counts."""
     if _is_proxied(call) and any(map(_is_proxied, known.calls)):
         return True
     return outer is not known and known.tokens is not None and bool(call.prompt_token_ids and call.response_token_ids)
@@ -107,7 +107,7 @@ def _is_cut_off(call: ModelCall) -> bool:
 
 
 def _looks_cut_off(call: ModelCall) -> bool:
-    """An error, or a streamed reply without a finish reason, which OpenLLMetry writes with status OK where the stream was closed."""
+    """Whether there is an error, or a streamed reply without a finish reason: OpenLLMetry writes a closed stream with status OK."""
     attributes = call.span.attributes or {}
     if _has_error(call):
         return True
@@ -129,20 +129,20 @@ def _further_choice(call: ModelCall) -> bool:
 
 
 def _identity(call: ModelCall) -> str:
-    """The response's id; a further choice of it is something else."""
+    """The response id, with the number of a further choice."""
     choice = (call.span.attributes or {}).get(conventions.LLM_CHOICE)
     return f"{call.response_id}#{choice}" if call.response_id and choice else call.response_id
 
 
 def repeated(spans: Iterable[Span]) -> set[SpanKey]:
-    """The proxy's spans of calls that the agent's SDK repeated: their replies were never used."""
+    """Return the proxy's spans of calls that the agent's SDK retried: their replies were never used."""
     proxied = [span for span in spans if conventions.LLM_CALL in span.attributes]
     again = {place_of(span, conventions.LLM_RETRY_OF) for span in proxied if conventions.LLM_RETRY_OF in span.attributes}
     return {(span.trace_id, span.span_id) for span in proxied if place_of(span, conventions.LLM_CALL) in again} if again else set()
 
 
 class Outline(NamedTuple):
-    """What `pairs` has to know of a span."""
+    """The fields of a span that `pairs` needs."""
 
     key: SpanKey
     parent: SpanKey
@@ -150,28 +150,29 @@ class Outline(NamedTuple):
     name: str
     response_id: str
     model: str
-    """Empty where it is no model call."""
+    """Empty unless it is a model call."""
     is_http: bool
-    """Of an HTTP client."""
+    """Whether it is a span of an HTTP client."""
     is_proxied: bool
-    """Recorded by our proxy."""
+    """Whether our proxy recorded it."""
     choice: int
 
 
 class Pair(NamedTuple):
-    """A call that our proxy recorded, and the agent's own span of it."""
+    """A proxy's span of a call, and the agent's own span of it."""
 
     proxied: SpanKey
     agents: SpanKey
     between: tuple[SpanKey, ...]
-    """Spans of HTTP clients."""
+    """Spans of HTTP clients between them."""
 
 
 def pairs(spans: Iterable[Outline]) -> list[Pair]:
-    """The agent's own span of each call that the proxy recorded and the agent, too.
+    """Match each call recorded by the proxy with the agent's own span of it, if there is one.
 
-    That is one that names the same response, or the model call around it, with spans of HTTP clients between. Several may be in one (tries
-    of an SDK, a framework's loop); of those in a span that names its response, the one with that response. Further choices are in none.
+    That is the span with the same response id, else the enclosing model call, with at most HTTP_SPANS spans of HTTP clients in between. One
+    span may match several calls (retries of an SDK, a framework's loop); a span with a response id only the call with that id. Further
+    choices are not matched.
     """
     found = list(spans)
     places = {span.key: span for span in found}

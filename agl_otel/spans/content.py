@@ -1,7 +1,7 @@
-"""Which attributes of spans and log records hold content, in every dialect: what masking must know. Pure.
+"""The content attributes of spans and log records in all dialects, for masking. Pure.
 
-It is wider than what adapters read: frameworks repeat whole conversations on the spans of their agents. A test masks every recording
-and looks for what is left. Definitions of tools are no content.
+The list is wider than what adapters read, because frameworks repeat whole conversations on their agent spans. A test masks every recording
+and searches for what is left. Tool definitions do not count as content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agl_otel.spans.dialects.dialect import Content
 from agl_otel_hook import conventions
 
 OTHERS: Final = (
-    # pydantic-ai and logfire: spans of agents; their model calls are in the dialect gen_ai
+    # agent spans of pydantic-ai and logfire; their model calls are in the dialect gen_ai
     Content("pydantic_ai.all_messages", "messages"),
     Content("all_messages_events"),
     Content("final_result", role="assistant"),
@@ -27,20 +27,20 @@ OTHERS: Final = (
     Content(conventions.OBJECT_LITERAL),
     Content(conventions.OBJECT_JSON),
 )
-"""Attributes of spans that are no model calls of a dialect."""
+"""Content attributes of spans other than the model calls of a dialect."""
 CONTENT: Final = (*(content for dialect in DIALECTS for content in dialect.content), *OTHERS)
 METADATA_FIELDS: Final = frozenset(
     {"role", "id", "tool_call_id", "finish_reason", "index", "type", "model", "name", "event.name", "gen_ai.system"}
 )
-"""Last parts of keys below a content attribute that hold no content: masking keeps them."""
+"""Last parts of keys below a content attribute that masking keeps, as they are not content."""
 _EXACT: Final = {content.key: content for content in CONTENT if not content.key.endswith(".")}
 _PREFIXES: Final = tuple(content for content in CONTENT if content.key.endswith("."))
 MARKS: Final = tuple(sorted({content.key.split(".")[0].encode() for content in CONTENT}))
-"""A request without any of these bytes holds no content, and no token ids."""
+"""A request without any of these byte strings has no content and no token ids."""
 
 
 def content_at(key: str) -> Content | None:
-    """The table's entry for an attribute; None where it holds no content, or none to be masked."""
+    """Return the table's entry for an attribute; None if it has no content that must be masked."""
     if (exact := _EXACT.get(key)) is not None:
         return exact
     found = next((content for content in _PREFIXES if key.startswith(content.key)), None)

@@ -1,8 +1,8 @@
 """Read model calls and their messages from spans, in every dialect: the one reader for adapters, the CLI, the web and masking. Pure.
 
-`read_call` finds the model call that a span is; `ModelCall.conversation` has its messages in OpenAI's form, for training, and `written`
-has them as they were written, for people. Which spans are of the same call is decided in calls.py, stored prefixes are expanded in
-history.py, and docs/dialects.md shows how to add a dialect.
+`read_call` reads a span as a model call; `ModelCall.conversation` has its messages in OpenAI's form, for training, and `written` has them
+as they were written, for display. calls.py joins the spans of one call, history.py expands stored prefixes, and docs/dialects.md shows how
+to add a dialect.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from agl_otel.types import SpanLike
 
 NO_MESSAGES: Final = Conversation([], [], None)
 ANYTHING: Final = openllmetry.DIALECT
-"""Reads a span that no dialect knows, where a pattern of the user's names it a model call."""
-_CUT_CONTENT: Final = re.compile(r'"content": ?"([^"\\]*+(?:\\.[^"\\]*+)*+)')  # possessive: 120 bytes for each character otherwise
+"""The dialect for spans that match none, but that a pattern of the user's marks as model calls."""
+_CUT_CONTENT: Final = re.compile(r'"content": ?"([^"\\]*+(?:\\.[^"\\]*+)*+)')  # possessive: saves 120 bytes for each character
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """What one span holds of one model call; messages are read when they are asked for."""
+    """The model call in a span; its messages are read on access."""
 
     span: SpanLike
     dialect: Dialect
     model: str
     response_id: str
-    """Empty where the span has none."""
+    """Empty if the span has none."""
     prompt_token_ids: list[int]
-    """As stored; [] where there are none."""
+    """As stored; [] without any."""
     response_token_ids: list[int]
     logprobs: list[float] | None
-    """One for each response token; None where there are none."""
+    """One for each response token; None without any."""
 
     @property
     def conversation(self) -> Conversation:
-        """Prompt, reply and tools. Raises SpanShapeError that names the span where it does not have the shape of its dialect."""
+        """Prompt, reply and tools. Raises SpanShapeError that names a span without the shape of its dialect."""
         try:
             return checked(self.dialect.read(self.span))
         except MALFORMED as error:
@@ -55,7 +55,7 @@ class ModelCall:
 
     @property
     def readable(self) -> Conversation:
-        """`conversation`; an empty one, with a line in the log, where it cannot be read."""
+        """`conversation`; empty, with a warning, if it cannot be read."""
         try:
             return self.conversation
         except SpanShapeError as error:
@@ -71,13 +71,13 @@ class ModelCall:
 
 
 def dialect_of(span: SpanLike) -> Dialect | None:
-    """The dialect in which `span` is a model call; None where it is none."""
+    """Return the dialect in which `span` is a model call; None if it is not one."""
     attributes: Mapping[str, Any] = span.attributes or {}
     return next((dialect for dialect in DIALECTS if dialect.matches(span.name, attributes)), None)
 
 
 def read_call(span: SpanLike, *, anyway: bool = False) -> ModelCall | None:
-    """The model call that `span` is; None where it is none, unless `anyway` (then what can be read is read)."""
+    """Read `span` as a model call; None if it is not one, unless `anyway` is set (then whatever is readable is read)."""
     dialect = dialect_of(span) or (ANYTHING if anyway else None)
     if dialect is None:
         return None
@@ -95,9 +95,9 @@ def read_call(span: SpanLike, *, anyway: bool = False) -> ModelCall | None:
 
 
 def written(span: SpanLike) -> Conversation:
-    """The messages of a span for people: with `parts` that OpenAI's form cannot hold, and not checked; none where they cannot be read.
+    """Return the messages of a span for display: unchecked, with `parts` that OpenAI's form lacks; none if they cannot be read.
 
-    Unlike `read_call` it also reads spans of agents that hold OpenTelemetry's message attributes.
+    Unlike `read_call` it also reads agent spans with OpenTelemetry's message attributes.
     """
     dialect = dialect_of(span)
     try:
@@ -107,7 +107,7 @@ def written(span: SpanLike) -> Conversation:
 
 
 def text_of(message: Message) -> str:
-    """The text of a message of `written`, with a line for each part: of a tool call NAME(ARGUMENTS), of an image or the like its JSON."""
+    """Return the text of a message of `written`, a line for each part: a tool call as NAME(ARGUMENTS), an image or the like as JSON."""
     parts = message.get("parts")
     if isinstance(parts, list):
         lines = [_part_text(part) for part in cast("list[Any]", parts)]
@@ -119,7 +119,7 @@ def text_of(message: Message) -> str:
 
 
 def text_of_cut(messages: str) -> str:
-    """The texts in JSON of OpenTelemetry's messages that may be cut anywhere; the JSON itself where it has none (a tool call)."""
+    """Extract the texts from possibly truncated JSON of OpenTelemetry's messages; return the JSON if it has none (a tool call)."""
     texts = [_unquoted(found) for found in _CUT_CONTENT.findall(messages)]
     return " ".join(text for text in texts if text) or messages
 
@@ -127,7 +127,7 @@ def text_of_cut(messages: str) -> str:
 def _unquoted(text: str) -> str:
     try:
         return str(json_of(f'"{text}"'))
-    except ValueError:  # cut within an escape
+    except ValueError:  # truncated within an escape
         return text
 
 

@@ -1,6 +1,6 @@
-"""What emitted spans say: rewards (agl_otel.spans.rewards), messages, objects. Pure.
+"""Read emitted spans: rewards (agl_otel.spans.rewards), messages, objects. Pure.
 
-Every function takes a stored span, a span of the OpenTelemetry SDK, what an emitter handed out, or a mapping of attributes.
+Each function takes a stored span, a span of the OpenTelemetry SDK, the result of an emitter, or a mapping of attributes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LITERALS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def get_message_value(span: Readable) -> str | None:
-    """The text of a message span; None where there is none. Raises TypeError where it is no text."""
+    """Return the text of a message span; None without one. Raises TypeError if it is not a string."""
     body = attributes_of(span).get(conventions.MESSAGE_BODY)
     if body is not None and not isinstance(body, str):
         raise TypeError(f"the body of a message is a {type(body).__name__}, not text")
@@ -48,7 +48,7 @@ def get_message_value(span: Readable) -> str | None:
 
 
 def get_object_value(span: Readable) -> Any:
-    """The object of an object span; None where there is none. Raises RuntimeError where it cannot be read."""
+    """Return the object of an object span; None without one. Raises RuntimeError if it cannot be read."""
     attributes = attributes_of(span)
     if (text := attributes.get(conventions.OBJECT_JSON)) is not None:
         try:

@@ -1,12 +1,12 @@
-"""Expand calls that our proxy stored in prefix form: what an earlier call holds already is named there, not repeated. Pure.
+"""Expand calls that our proxy stored in prefix form, with a reference to an earlier call instead of a repetition. Pure.
 
-Messages: `agentlightning.llm.messages_call` names an earlier call of the same attempt and process, `.messages_before` how many of its
-messages come first, and `gen_ai.input.messages` holds what follows them. Token ids: `agentlightning.llm.prefix_call` and `.prefix_choice`
-name the call whose prompt and response come first. A chain of calls goes back to one that holds all of its own. Where a call of the chain
-is not there, or cannot be read, the result is empty: half a conversation would be taken for a whole one.
+Messages: `agentlightning.llm.messages_call` refers to an earlier call of the same attempt and process, `.messages_before` is how many of
+its messages come first, and `gen_ai.input.messages` has the messages after them. Token ids: `agentlightning.llm.prefix_call` and
+`.prefix_choice` refer to the call whose prompt and response come first. A chain of references ends at a call that is stored in full. If a
+call of the chain is missing or unreadable, the result is empty: half a conversation could be mistaken for a whole one.
 
-A few bytes may name megabytes again and again, so what an attempt comes to is counted first, and nothing of it is expanded where that is
-more than MAX_TOKENS or MAX_CHARACTERS.
+A few bytes can refer to megabytes repeatedly, so the expanded size of an attempt is computed first, and nothing of it is expanded beyond
+MAX_TOKENS or MAX_CHARACTERS.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from agl_otel_hook import conventions
 
 INPUT: Final = "gen_ai.input.messages"
 OUTPUT: Final = "gen_ai.output.messages"
-MAX_TOKENS: Final = 1 << 26  # ids in the expanded prompts of one attempt, 256 MiB of them: 2,000 calls of 32,000 each
-SHARED: Final = 16  # tokens in memory that is there anyway count as one
+MAX_TOKENS: Final = 1 << 26  # ids in the expanded prompts of one attempt, 256 MiB: 2,000 calls of 32,000 each
+SHARED: Final = 16  # tokens in shared memory that count as one
 MAX_CHARACTERS: Final = 1 << 27  # of JSON in the expanded messages of one attempt: 1,000 calls of 32,000 tokens each
-MESSAGE_CHARACTERS: Final = 64  # that a message counts beside its own: its place in a list, and in the lists of all calls after it
+MESSAGE_CHARACTERS: Final = 64  # overhead of a message: its entries in the lists of this and later calls
 _log = logging.getLogger(__name__)
 TokenIds = NDArray[np.int32]
 Place = tuple[str, str, str, int]
@@ -50,9 +50,9 @@ _NONE: Final = np.zeros(0, np.int32)
 
 
 def expand_spans(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
-    """The spans, those of calls in prefix form with all their messages, as a list; all others as they are.
+    """Expand the messages of calls in prefix form, to lists; all other spans are returned unchanged.
 
-    Raises SpanShapeError that names an attempt whose messages come to more than MAX_CHARACTERS.
+    Raises SpanShapeError that names an attempt whose messages exceed MAX_CHARACTERS.
     """
     calls = [span for span in spans if isinstance(span, Span) and conventions.LLM_CALL in span.attributes]
     if not any(conventions.LLM_MESSAGES_CALL in span.attributes for span in calls):
@@ -75,15 +75,15 @@ def expand_spans(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
 
 
 def expand_texts(places: Sequence[Place], asked: Sequence[str], base: Sequence[int], before: Sequence[int]) -> list[str]:
-    """The whole message history of every call, as JSON, from columns.
+    """Return the full message history of each call, as JSON, from columns.
 
     Args:
-        places: of the calls, sorted; choices of one call follow each other.
+        places: the calls, sorted; choices of one call are adjacent.
         asked: the stored messages, as JSON.
-        base: the call (of the same attempt and process) that has the first `before` of them; 0: all of them are stored.
-        before: how many.
+        base: the call (of the same attempt and process) with the first `before` messages; 0: all messages are stored.
+        before: the number of messages taken from `base`.
 
-    A call in prefix form has none where its attempt's come to more than MAX_CHARACTERS; a line in the log names the attempt.
+    The history of a call in prefix form is empty if its attempt exceeds MAX_CHARACTERS; a warning names the attempt.
     """
     stored = list(map(_messages_in, asked))
     large = _too_many_characters(places, asked, stored, base, before)
@@ -100,7 +100,7 @@ def expand_texts(places: Sequence[Place], asked: Sequence[str], base: Sequence[i
 def expand_messages(
     places: Sequence[Place], stored: Sequence[list[Any] | None], base: Sequence[int], before: Sequence[int]
 ) -> list[list[Any] | None]:
-    """The whole message history of every call; the arguments are those of `expand_texts`, `stored` its messages read. None: not known."""
+    """Return the full message history of each call, None if unknown. Arguments as in `expand_texts`; `stored` are parsed messages."""
     known: dict[Place, list[Any] | None] = {}
     histories: list[list[Any] | None] = []
     for place, messages, earlier, count in zip(places, stored, base, before, strict=True):
@@ -115,12 +115,12 @@ def expand_messages(
 def _too_many_characters(
     places: Sequence[Place], asked: Sequence[Any], stored: Sequence[list[Any] | None], base: Sequence[int], before: Sequence[int]
 ) -> dict[AttemptKey, int]:
-    """{attempt: characters} of those whose calls in prefix form come to more than MAX_CHARACTERS; what is counted ends there."""
+    """{attempt: characters} of attempts whose calls in prefix form exceed MAX_CHARACTERS; counting stops there."""
     held, calls = Counter[AttemptKey](), Counter[AttemptKey]()
     for place, text, messages, earlier in zip(places, asked, stored, base, strict=True):
         held[place[:2]] += (len(text) if isinstance(text, str) else _characters(messages)) + MESSAGE_CHARACTERS * len(messages or ())
         calls[place[:2]] += bool(earlier)
-    suspected = {key for key, count in calls.items() if count * held[key] > MAX_CHARACTERS}  # which honest attempts hardly are
+    suspected = {key for key, count in calls.items() if count * held[key] > MAX_CHARACTERS}  # few honest attempts
     ends: dict[Place, NDArray[np.int64]] = {}
     whole = Counter[AttemptKey]()
     for place, messages, earlier, count in zip(places, stored, base, before, strict=True):
@@ -149,7 +149,7 @@ def _too_large(key: AttemptKey, count: str, most: int) -> str:
 
 
 def _messages_in(value: Any) -> list[Any] | None:
-    """A list of messages, which may be JSON; None where it is none."""
+    """Return a list of messages, parsed if it is JSON; None if it is not a list."""
     try:
         found = json_of(value) if isinstance(value, str) else value
     except ValueError:
@@ -164,7 +164,7 @@ def _with_messages(span: Span, messages: list[Any] | None) -> Span:
 
 
 def place_of(span: Span, call: str) -> Place:
-    """The place of the call whose number the attribute `call` holds."""
+    """The place of the call whose number is in the attribute `call`."""
     return span.rollout_id, span.attempt_id, str(span.attributes.get(conventions.PROCESS, "")), _number(span, call)
 
 
@@ -177,7 +177,7 @@ def _number(span: Span, key: str) -> int:
 
 @dataclass(frozen=True)
 class StoredCall:
-    """One (call, choice) as stored: where `prefix_call` is not 0, `prompt` holds only what follows that call and choice."""
+    """One (call, choice) as stored: unless `prefix_call` is 0, `prompt` has only the tokens after that call and choice."""
 
     call: int
     choice: int
@@ -188,9 +188,9 @@ class StoredCall:
 
 
 def expand_prompts(spans: Iterable[Span]) -> dict[SpanKey, TokenIds]:
-    """{span: full prompt} of every call that is stored in prefix form; none of it where its chain is broken.
+    """Return {span: full prompt} of each call in prefix form; an empty prompt if its chain is broken.
 
-    Raises SpanShapeError that names an attempt whose prompts come to more than MAX_TOKENS.
+    Raises SpanShapeError that names an attempt whose prompts exceed MAX_TOKENS.
     """
     processes = _processes(spans)
     tokens = Counter[AttemptKey]()
@@ -208,7 +208,7 @@ def expand_prompts(spans: Iterable[Span]) -> dict[SpanKey, TokenIds]:
 
 
 def lengths_of_prompts(spans: Iterable[Span]) -> dict[SpanKey, int]:
-    """{span: tokens of its full prompt} of every call that is stored in prefix form; 0 where its chain is broken. Nothing is expanded."""
+    """Return {span: length of its full prompt} of each call in prefix form, without expanding; 0 if its chain is broken."""
     return {
         (span.trace_id, span.span_id): length or 0
         for calls in _processes(spans).values()
@@ -218,7 +218,7 @@ def lengths_of_prompts(spans: Iterable[Span]) -> dict[SpanKey, int]:
 
 
 def whole_prompt(spans: Iterable[Span], key: SpanKey) -> TokenIds | None:
-    """The full prompt of one call, without those of others; none of it where its chain is broken, None where it is not in prefix form."""
+    """Expand the prompt of one call only; empty if its chain is broken, None if it is not in prefix form."""
     for calls in _processes(spans).values():
         chain = [stored for stored, span in calls if (span.trace_id, span.span_id) == key and stored.prefix_call]
         if not chain:
@@ -232,7 +232,7 @@ def whole_prompt(spans: Iterable[Span], key: SpanKey) -> TokenIds | None:
 
 
 def _processes(spans: Iterable[Span]) -> dict[tuple[str, str, str], list[tuple[StoredCall, Span]]]:
-    """{(rollout, attempt, process): its calls, sorted} of those processes that have a call in prefix form."""
+    """{(rollout, attempt, process): its sorted calls} of processes with a call in prefix form."""
     found: dict[tuple[str, str, str], list[Span]] = {}
     for span in spans:
         if conventions.LLM_CALL in span.attributes:
@@ -245,10 +245,10 @@ def _processes(spans: Iterable[Span]) -> dict[tuple[str, str, str], list[tuple[S
 
 
 def tokens_to_expand(calls: Sequence[StoredCall], *, in_place: bool = False) -> int:
-    """How many token ids the full prompts of those calls have that are stored in prefix form; `calls` are those of `full_prompts`.
+    """Count the token ids in the full prompts of calls in prefix form; `calls` are those of `full_prompts`.
 
-    `in_place`: its arrays are used as they are. The first call that goes on from another one then shares its memory, and is only compared
-    with others: it counts 1/SHARED.
+    `in_place`: the arrays of `full_prompts` are used without a copy. The first call that continues another one then shares its memory, and
+    counts 1/SHARED.
     """
     extended: set[tuple[int, int]] = set()
     tokens = 0
@@ -261,7 +261,7 @@ def tokens_to_expand(calls: Sequence[StoredCall], *, in_place: bool = False) -> 
 
 
 def prompt_lengths(calls: Sequence[StoredCall]) -> list[int | None]:
-    """The length of what `full_prompts` gives for each call."""
+    """Return the lengths of the results of `full_prompts`."""
     ends: dict[tuple[int, int], int] = {}
     lengths: list[int | None] = []
     for stored in calls:
@@ -276,9 +276,9 @@ def prompt_lengths(calls: Sequence[StoredCall]) -> list[int | None]:
 
 
 def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
-    """The full prompt of each call of one attempt and process, sorted by (call, choice); None where a reference leads nowhere.
+    """Return the full prompt of each call of one attempt and process, sorted by (call, choice); None if a reference is invalid.
 
-    A reference must name an earlier call that is there, and whose own prompt and response are known.
+    A valid reference names an earlier call that is present, with known prompt and response.
     """
     referenced = {(stored.prefix_call, stored.prefix_choice) for stored in calls if stored.prefix_call}
     known: dict[tuple[int, int], _Grown] = {}
@@ -298,15 +298,15 @@ def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
 
 
 class _Grown:
-    """Tokens that later calls extend. The first extension shares the memory, so a conversation of n calls is there once and not n times."""
+    """Extensible tokens. The first extension shares the memory, so a conversation of n calls is in memory once, not n times."""
 
     def __init__(self, tokens: TokenIds, room: TokenIds | None = None) -> None:
         self.tokens = tokens
         self._room = room
-        """Memory of ours that begins with the tokens; None where there is none left: what is stored is not written to."""
+        """A buffer of ours that begins with the tokens; None if it is taken, or if the tokens are the stored ones (read-only)."""
 
     def plus(self, more: TokenIds, *, spare: bool = True) -> _Grown:
-        """These tokens and `more`; `spare`: with room for others to follow."""
+        """Return these tokens followed by `more`; with `spare` in a buffer with room for further ones."""
         length = len(self.tokens)
         end = length + len(more)
         room, self._room = self._room, None
@@ -329,6 +329,6 @@ def _stored(span: Span) -> StoredCall:
 
 
 def _ids(value: Any) -> TokenIds:
-    """Token ids; none where the value is not the list of them that our proxy writes."""
+    """Return token ids; empty if the value is not a list as our proxy writes it."""
     ids = numbers(value) if isinstance(value, (list, tuple)) else []
     return np.array(ids if all(type(each) is int and 0 <= each < 1 << 31 for each in ids) else [], np.int32)

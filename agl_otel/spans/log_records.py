@@ -1,6 +1,6 @@
-"""Log records of model calls, put back onto their spans: messages may travel as logs. Pure.
+"""Merge log records of model calls into their spans: messages may be sent as logs. Pure.
 
-Up to OpenTelemetry 1.36 each message is a record; from 1.37 on one record may hold all of them, as the attributes that a span would have.
+Up to OpenTelemetry 1.36 each message is a record; from 1.37 on one record may have all of them, as attributes like those of a span.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from agl_otel.types import Event, Span
 from agl_otel_hook import conventions
 
 DETAILS: Final = "gen_ai.client.inference.operation.details"
-"""The event that says all of a call; its attributes are those of the span, and its messages."""
+"""The event with all details of a call; its attributes are those of the span, and the messages."""
 _OURS: Final = f"{conventions.SPAN_LLM.split('.')[0]}."
 _MESSAGES: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.prompt", "gen_ai.completion", conventions.LLM_CALL)
 
 
 def may_have_records(span: Span) -> bool:
-    """Whether it is a model call by OpenTelemetry's conventions that does not say what was said: log records may."""
+    """Whether it is a model call by OpenTelemetry's conventions without messages, which log records may have."""
     said = span.attributes
     return "gen_ai.operation.name" in said and not span.events and not any(key in said for key in _MESSAGES)
 
 
 def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """The spans, with the log records of theirs that have an event name: as events, or as attributes that the span lacks (DETAILS).
+    """Add the log records with an event name to their spans: as events, or as attributes that the span lacks (DETAILS).
 
-    Agents write records: by an attribute of ours, from one of them, a span would be a call of the proxy.
+    Our own attributes are not taken from records: agents write records, and could make a span pass for a call of the proxy.
     A record is a mapping with `trace_id`, `span_id`, `event_name`, `body` (any JSON value) and `attributes`.
     """
     found: dict[tuple[str, str], list[Event]] = {}

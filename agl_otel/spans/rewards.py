@@ -1,6 +1,6 @@
-"""What spans say of rewards, also in the forms of older releases. Pure, and below adapters and emitters, which both need it.
+"""Read rewards from spans, also in the forms of older releases. Pure; used by adapters and emitters.
 
-Every function takes a stored span, a span of the OpenTelemetry SDK, what an emitter handed out, or a mapping of attributes.
+Each function takes a stored span, a span of the OpenTelemetry SDK, the result of an emitter, or a mapping of attributes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from agl_otel.types import SpanLike
 from agl_otel_hook import conventions
 
 AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
-"""Where AgentOps put what a reward function returned, as JSON."""
+"""AgentOps' attribute for the result of a reward function, as JSON."""
 OLD_REWARD: Final = "reward"
-"""The attribute of an annotation that was a reward before 0.3."""
+"""The reward attribute of annotations before 0.3."""
 _DIMENSION: Final = re.compile(re.escape(conventions.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.(name|value)")
 _log = logging.getLogger(__name__)
 Readable = SpanLike | Mapping[str, Any]
@@ -27,7 +27,7 @@ AnySpan = TypeVar("AnySpan", bound=Readable)
 
 
 def dimensions_of(attributes: Mapping[str, Any]) -> list[tuple[int, str, float]]:
-    """(index, name, value) of each dimension of a reward, by index. One without a number is left out; NaN and infinities are not."""
+    """Return (index, name, value) of each dimension, by index. Dimensions without a number are skipped; NaN and infinities are kept."""
     found: dict[int, dict[str, Any]] = {}
     for key, value in attributes.items():
         if match := _DIMENSION.fullmatch(key):
@@ -40,16 +40,16 @@ def dimensions_of(attributes: Mapping[str, Any]) -> list[tuple[int, str, float]]
 
 
 def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
-    """Every dimension of the reward that a span holds, the primary one first; [] without a primary one.
+    """Return all dimensions of a span's reward, the primary one first; [] without a primary one.
 
-    A dimension whose value is no finite number counts as none.
+    A dimension whose value is not a finite number is ignored.
     """
     found = [each for each in dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
     return [RewardPydanticModel(name=name, value=value) for _, name, value in found] if found and found[0][0] == 0 else []
 
 
 def get_reward_value(span: Readable) -> float | None:
-    """The primary reward that a span holds; None where it holds none. Knows AgentOps' form and that of releases before 0.3 too."""
+    """Return the primary reward of a span, or None. Also reads AgentOps' form and that of releases before 0.3."""
     if rewards := get_rewards_from_span(span):
         return rewards[0].value
     attributes = attributes_of(span)
@@ -63,19 +63,19 @@ def get_reward_value(span: Readable) -> float | None:
 
 
 def is_reward_span(span: Readable) -> bool:
-    """Whether a span holds a reward."""
+    """Whether a span has a reward."""
     return get_reward_value(span) is not None
 
 
 def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
-    """Those that hold a reward, in their order."""
+    """Return the spans with a reward, in order."""
     return [span for span in spans if is_reward_span(span)]
 
 
 def find_final_reward(spans: Sequence[Readable]) -> float | None:
-    """The reward of the last span that holds one, in the order given; of those that the runner gave, where it gave any.
+    """Return the reward of the last span that has one, in the given order; None without one.
 
-    None without one.
+    If the runner set rewards, only those count.
     """
     last = [span for span in reversed(spans) if get_reward_value(span) is not None]
     given = (span for span in last if conventions.REWARD_GIVEN in attributes_of(span))
@@ -83,7 +83,7 @@ def find_final_reward(spans: Sequence[Readable]) -> float | None:
 
 
 def attributes_of(span: Readable) -> Mapping[str, Any]:
-    """The attributes, whichever form the span has."""
+    """Return the attributes of a span in any of these forms."""
     return span if isinstance(span, Mapping) else span.attributes or {}
 
 

@@ -1,7 +1,7 @@
-"""Read values that agents wrote on spans, so that a bad one harms its own attempt alone. Pure.
+"""Read values that agents wrote on spans, so that a malformed one affects only its own attempt. Pure.
 
-JSON may be nested a hundred thousand levels deep and a number may be a word. Readers of attributes use these functions, whose only errors
-are ValueError, and count an error of MALFORMED as a fault of that one attempt.
+JSON may be nested a hundred thousand levels deep, and a number may be a word. Readers of attributes use these functions, which raise only
+ValueError, and treat an error of MALFORMED as a fault of that attempt.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, Final, cast
 
 from agl_otel.types.strict import SURROGATE
 
-MAX_DEPTH: Final = 100  # levels; schemas of tools, the deepest that libraries write, have some twenty
-MAX_BRACKETS: Final = 1_000_000  # lists and objects in one text: each takes some 60 bytes for the two or three of its text
+MAX_DEPTH: Final = 100  # levels; tool schemas, the deepest JSON of libraries, have some twenty
+MAX_BRACKETS: Final = 1_000_000  # lists and objects in one text: each of two or three bytes takes some 60 in memory
 MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors that code raises on values of another shape than it expects."""
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def json_of(text: str) -> Any:
-    """What the JSON holds, at most MAX_DEPTH levels; half a surrogate pair, which no file can hold, is U+FFFD.
+    """Parse JSON of at most MAX_DEPTH levels; lone surrogates, which UTF-8 cannot encode, become U+FFFD.
 
-    Raises ValueError where it is no JSON, nested too deep or too large.
+    Raises ValueError if it is not JSON, nested too deep or too large.
     """
     brackets = text.count("[") + text.count("{")
     if brackets > MAX_BRACKETS:
@@ -41,7 +41,7 @@ def json_of(text: str) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """Raise ValueError where lists and objects are nested in more than MAX_DEPTH levels."""
+    """Raise ValueError if lists and objects are nested more than MAX_DEPTH levels deep."""
     level = [value] if isinstance(value, (list, tuple, dict)) else []
     for _ in range(MAX_DEPTH):
         level = [
@@ -56,7 +56,7 @@ def check_depth(value: Any) -> None:
 
 
 def whole_of(value: Any) -> int:
-    """A whole number of 64 bits, also as text; 0 where it is none, as ClickHouse's toInt64OrZero has it."""
+    """Return a 64-bit integer, also from text; 0 for other values, like ClickHouse's toInt64OrZero."""
     if isinstance(value, str):
         value = int(value) if _WHOLE.fullmatch(value) else 0
     elif isinstance(value, float):
@@ -65,7 +65,7 @@ def whole_of(value: Any) -> int:
 
 
 def number_of(value: Any) -> float | None:
-    """A number, also as text, which may be NaN or infinite; None where it is none."""
+    """Return a number, also from text, which may be NaN or infinite; None for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""How instrumentations write a model call onto a span: one file for each dialect, and the registry of them.
+"""The dialects in which instrumentations write model calls: one file for each, and their registry.
 
 docs/dialects.md shows how to add one.
 """
@@ -22,4 +22,4 @@ DIALECTS: Final[Sequence[Dialect]] = (
     openllmetry.DIALECT,
     gen_ai_events.DIALECT,
 )
-"""Asked in this order, the first that matches reads the span: unmistakable marks first, OpenTelemetry's general conventions last."""
+"""The first that matches reads the span: unambiguous marks first, OpenTelemetry's general conventions last."""

@@ -1,7 +1,7 @@
-"""The types of the boundary: Message, Conversation, Content, and Dialect, which describes how one instrumentation writes a model call.
+"""The shared types: Message, Conversation, Content, and Dialect, which describes how one instrumentation writes a model call. Pure.
 
-A dialect names attributes; how conversations are read from them stands in shapes.py, once for each shape. A value is looked up by a path:
-an attribute key, and, where that attribute holds JSON, the steps into it. Pure.
+A dialect names attributes; shapes.py reads conversations from them, with one reader for each shape. A value is looked up by a path: an
+attribute key and, if that attribute is JSON, the steps into it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Message = dict[str, Any]
 """One chat message, in OpenAI's form."""
 Attributes = Mapping[str, Any]
 Path = tuple[str | int, ...]
-"""An attribute key, then steps into what it holds."""
+"""An attribute key, then steps into its value."""
 ANY: Final = ("any",)
-"""As the allowed values of a key: the key is there."""
+"""As the allowed values of a key: the key is present."""
 ABSENT: Final = None
-"""Among the allowed values of a key: the key is not there."""
+"""Among the allowed values of a key: the key is absent."""
 SPAN_NAME: Final = "span.name"
-"""Stands for the span's name in a condition."""
+"""The key of the span's name in a condition."""
 
 
 class Conversation(NamedTuple):
-    """What one model call was asked and what it answered."""
+    """Prompt and replies of one model call."""
 
     prompt: list[Message]
     reply: list[Message]
@@ -39,9 +39,9 @@ class Conversation(NamedTuple):
 
 
 def checked(said: Conversation) -> Conversation:
-    """The conversation as OpenAI has it: who speaks and what are texts, parts and tool calls are objects.
+    """Return the conversation in OpenAI's form: roles and contents are strings, parts and tool calls are objects.
 
-    Raises ValueError, TypeError or LookupError where it cannot be made so.
+    Raises ValueError, TypeError or LookupError if it cannot be converted.
     """
     prompt, reply, tools = said
     for tool in tools or ():
@@ -72,12 +72,12 @@ def _checked_part(part: Message) -> Message:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, anything else as JSON; bytes are base64 there. Raises ValueError or RecursionError where it is nested too deep."""
+    """Return text unchanged, other values as JSON with bytes in base64. Raises ValueError or RecursionError if nested too deep."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_base64)
 
 
 def text_or_none(value: Any) -> str | None:
-    """`as_text`, but nothing stays nothing."""
+    """`as_text`, but None stays None."""
     return None if value is None else as_text(value)
 
 
@@ -88,34 +88,34 @@ def _base64(value: Any) -> str:
 
 
 Shape = Literal["messages", "numbered", "parts", "list", "body", "logprobs", "text"]
-"""How an attribute holds content. `messages`: a JSON list of them; `numbered`: flat keys KEY{i}.field. The others cannot be split into
-messages: `parts` of one message, a `list` or a `body` in JSON, tokens with `logprobs`, any `text`."""
+"""How an attribute stores content. `messages`: a JSON list of messages; `numbered`: flat keys KEY{i}.field. The others cannot be split
+into messages: `parts` of one message, a `list` or a `body` in JSON, tokens with `logprobs`, any `text`."""
 
 
 class Content(NamedTuple):
-    """An attribute, or all that begin with its key, that holds content: the text of people, models and tools."""
+    """An attribute (or all that begin with its key) with content: text of users, models and tools."""
 
     key: str
-    """With a dot at its end: every key that begins so."""
+    """A key that ends in a dot is a prefix."""
     shape: Shape = "text"
     role: str = ""
-    """Of the author; empty where the messages name it themselves, or it cannot be known."""
+    """The author's role; empty if the messages name it, or if it is unknown."""
     reply: bool = False
     """Whether the model wrote it in this call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How one instrumentation writes a model call. The first path of several that leads somewhere is taken."""
+    """How one instrumentation writes a model call. Of several paths the first that has a value is used."""
 
     name: str
     written_by: str
-    """For people: which libraries write so."""
+    """For display: the libraries that write it."""
     call: tuple[Mapping[str, Collection[str | None]], ...]
-    """A span is a model call in this dialect where one of these holds: {key: allowed values}, all of them. A key that ends in a dot
-    stands for any key that begins so."""
+    """A span is a model call in this dialect if one of these matches in all its entries {key: allowed values}. A key that ends in a dot
+    is a prefix."""
     read: Callable[[SpanLike], Conversation]
-    """Raises an error of tolerant.MALFORMED where the attributes have another shape."""
+    """Reads the conversation. Raises an error of tolerant.MALFORMED if the attributes have another shape."""
     model: tuple[Path, ...] = (("gen_ai.response.model",), ("gen_ai.request.model",))
     response_id: tuple[Path, ...] = (("gen_ai.response.id",),)
     input_tokens: tuple[Path, ...] = (("gen_ai.usage.input_tokens",), ("gen_ai.usage.prompt_tokens",))
@@ -125,11 +125,11 @@ class Dialect:
     logprobs: tuple[Path, ...] = (("logprobs.content",),)
     """A list of numbers, or of OpenAI's `{"token": …, "logprob": …}`."""
     request: tuple[str, ...] = field(default=("gen_ai.request",))
-    """Prefixes under which the settings of the request stand."""
+    """Key prefixes of the request's settings."""
     response: tuple[str, ...] = field(default=("gen_ai.response",))
-    """Prefixes under which the other fields of the response stand."""
+    """Key prefixes of other fields of the response."""
     content: tuple[Content, ...] = ()
-    """The attributes that masking looks at, on any span of the library: wider than what `read` reads."""
+    """The attributes to mask, on any span of the library; more than `read` reads."""
 
     def matches(self, name: str, attributes: Attributes) -> bool:
         """Whether a span of that name and attributes is a model call in this dialect."""
@@ -144,7 +144,7 @@ def _allowed(name: str, attributes: Attributes, key: str, values: Collection[str
 
 
 def first(attributes: Attributes, paths: Sequence[Path]) -> Any:
-    """What the first path that leads somewhere leads to; None where none does."""
+    """Return the value at the first path that has one; None if none has."""
     return next((found for path in paths if (found := _at(attributes, path)) is not None), None)
 
 
@@ -160,7 +160,7 @@ def _at(attributes: Attributes, path: Path) -> Any:
 
 
 def loads(text: str) -> Any:
-    """JSON, or what Python's repr wrote (litellm does); the text itself where it is neither, or more than tolerant.py reads."""
+    """Parse JSON or a Python repr (litellm writes it); return the text if it is neither, or exceeds the limits of tolerant.py."""
     for parse in (json_of, _of_repr):
         try:
             return parse(text)
@@ -169,7 +169,7 @@ def loads(text: str) -> Any:
     return text
 
 
-_MAX_REPR: Final = 100_000  # values in one text: Python's parser takes some 400 bytes for each
+_MAX_REPR: Final = 100_000  # values in one text: Python's parser takes some 400 bytes each
 
 
 def _of_repr(text: str) -> Any:
@@ -179,7 +179,7 @@ def _of_repr(text: str) -> Any:
 
 
 def numbers(value: Any) -> list[Any]:
-    """A list of token ids or log-probs, however it was written; [] where there is none, or where an item is no number."""
+    """Return a list of token ids or log-probs, in any of their forms; [] if there is none, or if an item is not a number."""
     value = loads(value) if isinstance(value, str) else value
     if not isinstance(value, (list, tuple)):
         return []

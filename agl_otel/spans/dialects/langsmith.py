@@ -1,4 +1,4 @@
-"""LangSmith by OpenTelemetry: the bodies of request and response, as JSON, in `gen_ai.prompt` and `gen_ai.completion`."""
+"""LangSmith over OpenTelemetry: the bodies of request and response, as JSON, in `gen_ai.prompt` and `gen_ai.completion`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 
 
 def read(span: SpanLike) -> Conversation:
-    """OpenAI's bodies, or LangChain's serialised messages and generations where LangChain made the call."""
+    """Read OpenAI's bodies, or LangChain's serialised messages and generations if LangChain made the call."""
     asked: Any = loads(str((span.attributes or {}).get("gen_ai.prompt", "{}")))
     messages = asked.get("messages") if isinstance(asked, dict) else None
     if not messages or not isinstance(messages[0], list):

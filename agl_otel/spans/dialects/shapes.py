@@ -1,7 +1,7 @@
-"""The shapes in which instrumentations write a conversation, each read into OpenAI's messages: what dialects are made of. Pure.
+"""Readers for the shapes in which instrumentations write a conversation, each to OpenAI's messages; dialects are built of them. Pure.
 
-A reader takes a span and raises an error of tolerant.MALFORMED where the attributes have another shape than the dialect describes; messages
-that are absent (content capture off, a streamed reply that was not kept) read as none.
+A reader takes a span and raises an error of tolerant.MALFORMED if the attributes do not have the dialect's shape; absent messages (content
+capture off, a streamed reply that was not kept) read as none.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def _list(attributes: Attributes, key: str) -> list[Any]:
 
 
 def _of_entry(entry: Any) -> list[Message]:
-    """`of_parts`; an entry without a role, or that is no message, has the role None, which `checked` refuses and people are shown."""
+    """`of_parts`; an entry without a role, or that is no message, gets the role None, which `checked` rejects and displays show."""
     if not isinstance(entry, Mapping):
         return [{"role": None, "content": entry}]
     return of_parts({"role": None, **cast("Json", entry)})
 
 
 def of_parts(entry: Json) -> list[Message]:
-    """One entry is one message, but each tool's answer in it is a message of its own.
+    """Convert an entry to one message, or to one for each tool answer in it.
 
-    The message keeps its other `parts` as they were written: `text_of` shows them, `checked` drops them. An entry without parts is read as
-    OpenAI's message.
+    The message keeps its other `parts` unchanged: `text_of` shows them, `checked` drops them. An entry without parts is read as OpenAI's
+    message.
     """
     if "parts" not in entry and not _OPENAI_FIELDS.isdisjoint(entry):
         return [plain_message(entry)]
@@ -79,7 +79,7 @@ _OPENAI_FIELDS: Final = frozenset({"content", "tool_calls"})
 
 
 def _content(parts: Sequence[Json]) -> Any:
-    """Text, where all parts are text; else OpenAI's content parts, so that images are kept."""
+    """Return text if all parts are text; else OpenAI's content parts, so that images are kept."""
     made = [PARTS.get(str(part.get("type")), _text_part)(part) for part in parts]
     if all(part["type"] == "text" for part in made):
         return "".join(part["text"] for part in made)
@@ -95,7 +95,7 @@ def _image_part(url: Any) -> Message:
 
 
 def _source(part: Json) -> str:
-    """The address in an image of Anthropic's form; empty where it is another."""
+    """Return the URL of an image in Anthropic's form; empty for other forms."""
     source: Json = part.get("source") or {}
     return str(source.get("url", "")) or (
         f"data:{source.get('media_type', 'image/png')};base64,{source['data']}" if "data" in source else ""
@@ -112,7 +112,7 @@ PARTS: Final[dict[str, Callable[[Json], Message]]] = {
     "blob": lambda part: _image_part(f"data:{part.get('mime_type', 'image/png')};base64,{part.get('content', part.get('data', ''))}"),
     "file": lambda part: _image_part(part.get("data") or part.get("url")),
 }
-"""{type of a part: how it becomes a part of OpenAI's}; what is not here is text."""
+"""{type of a part: its conversion to OpenAI's}; other types are text."""
 
 
 # --- flat keys: OpenLLMetry before 0.50, AgentOps -----------------------------------------------------------------
@@ -132,7 +132,7 @@ def from_flat(span: SpanLike) -> Conversation:
 
 
 def nested_list(attributes: Attributes, prefix: str) -> list[Any]:
-    """The flat keys `prefix.{i}.field…` as a list. Raises ValueError where they are not 0 … n - 1."""
+    """Nest the flat keys `prefix.{i}.field…` as a list. Raises ValueError if the indices are not 0 … n - 1."""
     below = {key[len(prefix) + 1 :]: value for key, value in filter_attributes(attributes, prefix).items() if key != prefix}
     flat = {key: value for key, value in below.items() if key not in NO_ITEMS}
     nested = unflatten_attributes(flat)
@@ -144,7 +144,7 @@ def nested_list(attributes: Attributes, prefix: str) -> list[Any]:
 
 
 NO_ITEMS: Final = frozenset({"prompt_filter_results", "prompt_error"})
-"""Keys that OpenLLMetry writes beside the indices: what Azure's content filter found of the whole prompt."""
+"""Keys that OpenLLMetry writes beside the indices: results of Azure's content filter for the whole prompt."""
 
 
 def _of_fields(entry: Json) -> Message:
@@ -163,7 +163,7 @@ def _of_fields(entry: Json) -> Message:
 
 
 def _parsed_content(text: str) -> Any:
-    """Content parts that were written as JSON; the text where it is no such thing."""
+    """Parse content parts written as JSON; return other text unchanged."""
     parts = loads(text)
     return parts if isinstance(parts, list) and all(isinstance(p, Mapping) and "type" in p for p in cast("list[Any]", parts)) else text
 
@@ -172,7 +172,7 @@ def _parsed_content(text: str) -> Any:
 
 
 def from_bodies(request_key: str, response_key: str) -> Callable[[SpanLike], Conversation]:
-    """A reader of whole bodies: `messages` and `tools` of the request, `choices` of the response."""
+    """Make a reader of whole bodies: `messages` and `tools` of the request, `choices` of the response."""
 
     def read(span: SpanLike) -> Conversation:
         attributes = span.attributes or {}
@@ -212,7 +212,7 @@ def of_bodies(request: Any, response: Any) -> Conversation:
 
 
 def plain_message(message: Json) -> Message:
-    """An OpenAI message without the fields that say nothing."""
+    """Return an OpenAI message without empty fields."""
     kept: Message = {"role": message["role"], "content": message.get("content")}
     if message.get("tool_calls"):
         kept["content"] = None if kept["content"] in ("", "null") else kept["content"]  # Agent Lightning 0.3 wrote None as JSON
@@ -250,9 +250,9 @@ def from_events(span: SpanLike) -> Conversation:
 
 
 def _of_blocks(message: Json, content: Any) -> list[Message]:
-    """Messages of a list of Bedrock's content blocks, which strands-agents writes as JSON; [] where the content is something else.
+    """Read messages from a list of Bedrock's content blocks, which strands-agents writes as JSON; [] for other content.
 
-    Each tool's answer is a message of its own.
+    Each tool answer is a separate message.
     """
     blocks = loads(content) if isinstance(content, str) and content.startswith("[") else content
     if (
@@ -277,7 +277,7 @@ def _of_blocks(message: Json, content: Any) -> list[Message]:
 
 
 BLOCKS: Final = frozenset({"text", "image", "document", "toolUse", "toolResult", "reasoningContent", "json"})
-"""The one key that says what a block of Bedrock's is."""
+"""The keys that identify the type of a Bedrock block."""
 
 
 def _block_part(block: Json) -> Message:
@@ -297,7 +297,7 @@ EVENTS: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "
 
 
 def _event_body(attributes: Attributes) -> dict[str, Any]:
-    """The fields of an event, those that hold JSON parsed."""
+    """The fields of an event, with JSON parsed."""
     body: Any = unflatten_attributes(dict(attributes))
     said = loads(body["body"]) if isinstance(body.get("body"), str) else body.get("body") or body
     calls = said.get("tool_calls")
@@ -308,13 +308,13 @@ def _event_body(attributes: Attributes) -> dict[str, Any]:
 
 
 def openai_call(call_id: Any, name: Any, arguments: Any) -> Message:
-    """A tool call in OpenAI's form: its id, name and arguments are texts."""
+    """Convert a tool call to OpenAI's form, in which id, name and arguments are strings."""
     text = as_text({} if arguments is None else arguments)
     return {"id": text_or_none(call_id), "type": "function", "function": {"name": text_or_none(name), "arguments": text}}
 
 
 def openai_tool(tool: Any) -> Message:
-    """A tool's definition in OpenAI's form. Raises KeyError where it has no name."""
+    """Convert a tool definition to OpenAI's form. Raises KeyError without a name."""
     tool = loads(tool) if isinstance(tool, str) else tool
     if "function" in tool:
         return dict(tool)

@@ -29,7 +29,7 @@ def read(span: SpanLike) -> Conversation:
 
 
 def _messages(entry: Any) -> list[Message]:
-    """One entry is one message, but each tool's answer in it is a message of its own."""
+    """Convert an entry to one message, or to one for each tool answer in it."""
     content = entry.get("content", "")
     if isinstance(content, str):
         return [{"role": entry["role"], "content": content}]
