@@ -1,1 +1,1 @@
-"""Listen and dial (HTTP, gRPC, TLS), and decide who may come in (tokens, keys), and with how much at a time."""
+"""Listen and connect (HTTP, gRPC, TLS), authenticate clients (tokens, keys), and limit request sizes."""

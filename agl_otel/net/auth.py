@@ -1,25 +1,24 @@
-"""Who may come in: what opens each port of a stack, by which names and from whose pages. Every port asks here.
+"""Access control of all ports of a stack: tokens and keys, host names, and origins of web pages.
 
-Everything is made from the stack's token (HMAC-SHA256), so there is no list to keep, and the token cannot be found from what is made:
+All keys are derived from the stack's token (HMAC-SHA256), so none are stored, and the token cannot be computed from them:
 
 | shown | opens |
 |---|---|
 | the stack's token | everything |
-| a token for some services until a time (`scoped_token`) | those services; for what looks: a browser, Grafana, Prometheus |
-| the telemetry key of an attempt (`attempt_ingest_key`) | sending telemetry, all of which is that attempt's |
-| the telemetry key of no attempt (`ingest_key`) | sending telemetry of any rollout; for services that cannot have the other |
+| an expiring token for some services (`scoped_token`) | those services; for viewers: a browser, Grafana, Prometheus |
+| the telemetry key of an attempt (`attempt_ingest_key`) | sending telemetry, all of it assigned to that attempt |
+| the telemetry key of no attempt (`ingest_key`) | sending telemetry of any rollout; for services that cannot have an attempt's key |
 | the model key of an attempt (`attempt_key`) | that attempt's model calls, by its path at the proxy |
 | the shared model key (`shared_key`) | model calls of every attempt and of none; for a process that runs many attempts (function agents) |
-| the key of model servers (`model_server_key`) | those that a training run starts on a cluster; the proxy shows it |
+| the key of model servers (`model_server_key`) | model servers that a training run starts on a cluster; the proxy sends it |
 | another key | a model call of no attempt, where `AGL_PROXY_OWN_KEYS` allows it |
-| nothing | /health as far as its status, /ping, the files of the dashboard |
+| nothing | the status in /health, /ping, the files of the dashboard |
 
-A stack without a token asks for nothing; on loopback its HTTP ports then answer only to names of their own (`Visitors`), because a page
-whose name was pointed at this machine needs no token there. Of several Authorization headers the first counts.
+A stack without a token requires none; on loopback its HTTP ports then accept only their own host names (`Visitors`), against web pages
+whose name resolves to this machine (DNS rebinding). Of several Authorization headers the first counts.
 
 The Go collector makes and checks the same telemetry keys (collector/otelcol/agentlightning; golden vectors in collector/conformance/keys).
-How a refusal looks is each port's: here are the words. TLS and client certificates: tls.py and http_server.py. Nothing here does I/O but
-`is_loopback`.
+Refusals are texts; each port chooses their form. TLS and client certificates: tls.py and http_server.py. Only `is_loopback` does I/O.
 """
 
 from __future__ import annotations
@@ -51,25 +50,25 @@ SCOPES: Final = {
     "view": "the same as far as it changes nothing: the whole dashboard",
     "metrics": "/metrics of every service, and nothing else",
 }
-"""{name: what it opens}, of tokens for some services."""
+"""{scope of a token: what it opens}."""
 NO_TOKEN: Final = "no token was made, because the stack has none: set AGL_TOKEN to it"
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 OWN_NEEDED: Final = "this call is for the stack's own services: it wants the stack's token itself (AGL_TOKEN), and not one made from it"
 NEEDED: Final = "a bearer token is needed: set AGL_TOKEN to the stack's token"
 SCOPED_PREFIX: Final = "aglt"
 KEY_PREFIX: Final = "agl-"
-"""Of keys for telemetry and model calls; no provider's key starts so."""
+"""Prefix of keys for telemetry and model calls; no provider's key has it."""
 SIGNATURE_DIGITS: Final = 40  # hexadecimal
 _BEARER: Final = "Bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_OTHER_SITES: Final = frozenset({"cross-site", "same-site"})  # of Sec-Fetch-Site; another port of this machine is of the same site
+_OTHER_SITES: Final = frozenset({"cross-site", "same-site"})  # values of Sec-Fetch-Site; another port of this machine is the same site
 
 
 # --- tokens and keys
 
 
 def scoped_token(token: str, scopes: Sequence[str], expires_at: float) -> str:
-    """A token for these services until then (Unix seconds). Raises UsageError where there is no token or no such service."""
+    """Make a token for these services until `expires_at` (Unix seconds). Raises UsageError without a token or for unknown services."""
     if not token:
         raise UsageError(NO_TOKEN)
     unknown = sorted({*scopes} - {*SCOPES})
@@ -81,12 +80,12 @@ def scoped_token(token: str, scopes: Sequence[str], expires_at: float) -> str:
 
 
 def ingest_key(token: str) -> str:
-    """The telemetry key that is bound to no attempt; empty where the stack has no token."""
+    """The telemetry key bound to no attempt; empty if the stack has no token."""
     return KEY_PREFIX + _signature(token, "otlp") if token else ""
 
 
 def attempt_ingest_key(token: str, rollout_id: str, attempt_id: str) -> str:
-    """The telemetry key of one attempt; empty where the stack has no token."""
+    """The telemetry key of one attempt; empty if the stack has no token."""
     named = f"{rollout_id}/{attempt_id}"
     return f"{BOUND_PREFIX}{named}-{_signature(token, 'otlp', named)}" if token else ""
 
@@ -102,22 +101,22 @@ def shared_key(token: str) -> str:
 
 
 def model_server_key(token: str) -> str:
-    """The key of model servers that a training run starts on a cluster; empty where the stack has no token."""
+    """The key of model servers that a training run starts on a cluster; empty if the stack has no token."""
     return KEY_PREFIX + _signature(token, "model-server") if token else ""
 
 
 def is_ours(key: str, token: str = "") -> bool:
-    """Whether this is the stack's token or looks like what is made from one, which no provider may see."""
+    """Whether this is the stack's token or looks like a key derived from one, which must not be sent to a provider."""
     return key.startswith((KEY_PREFIX, SCOPED_PREFIX, BOUND_PREFIX)) or bool(token and key == token)
 
 
 def _signature(token: str, *parts: str) -> str:
-    """Of the parts with NULs between them, which no id holds: so no key of one kind is one of another."""
+    """Sign the parts, joined by NUL, which no id contains, so that keys of different kinds cannot coincide."""
     return hmac.new(token.encode(), "\0".join(parts).encode(errors="replace"), sha256).hexdigest()[:SIGNATURE_DIGITS]
 
 
 def _same(given: str | bytes, wanted: str) -> bool:
-    """Compares in a time that does not depend on where they differ."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode(errors="replace") if isinstance(given, str) else given, wanted.encode())
 
 
@@ -130,18 +129,18 @@ def bearer(headers: Mapping[str, str]) -> str:
 
 
 def shows(authorization: str | bytes, token: str) -> bool:
-    """Whether this Authorization header has this very token, scheme included, and not one that was made from it."""
+    """Whether this Authorization header is the scheme and this token itself, not one derived from it."""
     return _same(authorization, _BEARER + token)
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The Authorization of a gRPC call: of several the first, as with headers over HTTP."""
+    """Return the Authorization of a gRPC call; the first of several, as over HTTP."""
     given = next((value for key, value in metadata or () if key == "authorization"), "")
     return given.decode(errors="replace") if isinstance(given, bytes) else given
 
 
 def refusal(token: str, given: str, *scopes: str, now: float | None = None) -> str | None:
-    """Why `given` does not open a service of these scopes: empty where it is just not a token of the stack, None where it does."""
+    """Return why `given` does not open a service of these scopes; empty for an unknown token, None if it does."""
     if _same(given, token):
         return None
     body, _, signature = given.rpartition("-")
@@ -157,12 +156,12 @@ def refusal(token: str, given: str, *scopes: str, now: float | None = None) -> s
 
 
 def shown_to_proxy(headers: Mapping[str, str]) -> str:
-    """The key of a model call, where OpenAI's clients put it or where Anthropic's do."""
+    """Return the key of a model call, from the header of OpenAI's or of Anthropic's clients."""
     return bearer(headers) or headers.get("x-api-key", "")
 
 
 def shown_to_sql(headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[str, ...]:
-    """What may be the token of a query, wherever ClickHouse's clients put a password."""
+    """Return the candidates for the token of a query, from all places where ClickHouse's clients send a password."""
     sent = headers.get("Authorization", "")
     if sent.lower().startswith("basic "):
         with contextlib.suppress(ValueError):
@@ -176,18 +175,18 @@ def shown_to_sql(headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[
 
 @dataclass(frozen=True)
 class Door:
-    """A port that asks for the stack's token: which scoped tokens open it too, and the words for a request that shows none of them."""
+    """A port that requires the stack's token: the scoped tokens that open it as well, and the text of a refusal."""
 
     scopes: tuple[str, ...]
-    """The first is its name in refusals."""
+    """The first is the port's name in refusals."""
     wanted: str
 
     def refusal(self, token: str, headers: Mapping[str, str], *more: str) -> str | None:
-        """Why a request with these headers may not come in; None where it may. `more`: scopes that open this path, too."""
+        """Return why a request with these headers is refused; None if it is allowed. `more`: further scopes that open this path."""
         return self.opens(token, (bearer(headers),), *more)
 
     def opens(self, token: str, candidates: Sequence[str], *more: str) -> str | None:
-        """As `refusal`, of tokens each of which may be the right one."""
+        """As `refusal`, for several candidates, of which one must be valid."""
         if not token:
             return None
         words = ""
@@ -212,26 +211,26 @@ METRICS: Final = Door(("metrics",), NEEDED)
 
 
 class Sender(NamedTuple):
-    """Who sends telemetry, by the key that was shown; as it stands the stack's token, or anybody where there is none."""
+    """The sender of telemetry, by its key. The default: a client with the stack's token, or any client without one."""
 
     is_agent: bool = False
     bound: tuple[str, str] | None = None
-    """(rollout, attempt) of an agent's key that is bound to one."""
+    """(rollout, attempt) if the key is bound to an attempt."""
 
 
 TRUSTED: Final = Sender()
 
 
 class Admission(NamedTuple):
-    """What the Authorization header of a request to a collector opens. A transport reads the header once, and hands this on."""
+    """The result of checking the Authorization header of a request to a collector; each transport checks it once."""
 
     refusal: str | None = None
-    """Why its client may not come in; None where it may."""
+    """Why the request is refused; None if it is allowed."""
     sender: Sender = TRUSTED
 
 
 def admission(token: str, authorization: str, *scopes: str, sending: bool = False) -> Admission:
-    """What this Authorization header opens at a collector; with `sending` a telemetry key is enough. Tokens for `scopes` count, too."""
+    """Check an Authorization header at a collector; with `sending` a telemetry key suffices. Tokens for `scopes` are accepted, too."""
     if token and sending and authorization.startswith(_BEARER):
         sender = sender_of(token, authorization.removeprefix(_BEARER))
         if sender.is_agent:
@@ -240,13 +239,13 @@ def admission(token: str, authorization: str, *scopes: str, sending: bool = Fals
 
 
 def sender_of(token: str, key: str) -> Sender:
-    """The sender that shows this key to a collector whose stack has this token."""
+    """Return the sender with this key at a collector whose stack has this token."""
     bound = attempt_of(token, key)
     return Sender(is_agent=bound is not None or (bool(token) and _same(key, ingest_key(token))), bound=bound)
 
 
 def attempt_of(token: str, key: str) -> tuple[str, str] | None:
-    """(rollout, attempt) of an attempt's telemetry key of a stack with this token; None of any other text."""
+    """Return (rollout, attempt) of an attempt's telemetry key, if it was derived from this token; else None."""
     named = named_by(key)
     return named if token and named is not None and _same(key, attempt_ingest_key(token, *named)) else None
 
@@ -255,12 +254,12 @@ def attempt_of(token: str, key: str) -> tuple[str, str] | None:
 
 
 def may_call(token: str, given: str, rollout_id: str, attempt_id: str) -> bool:
-    """Whether `given` opens this attempt at the proxy: its own key, the shared one, or the stack's token itself."""
+    """Whether `given` opens this attempt at the proxy: the attempt's key, the shared key, or the stack's token itself."""
     return not token or any(_same(given, key) for key in (attempt_key(token, rollout_id, attempt_id), shared_key(token), token))
 
 
 def is_trusted(token: str, given: str) -> bool:
-    """Whether `given` opens the proxy for a call that no path binds to an attempt: the token, one for the proxy, or the shared key."""
+    """Whether `given` opens the proxy for a call without an attempt in its path: the token, one for the proxy, or the shared key."""
     return not token or _same(given, shared_key(token)) or refusal(token, given, "proxy") is None
 
 
@@ -269,19 +268,19 @@ def is_trusted(token: str, given: str) -> bool:
 
 @dataclass(frozen=True)
 class Visitors:
-    """From where a browser may be made to call an HTTP port: anybody may write a page that posts to 127.0.0.1.
+    """The host names and origins for which browsers may call an HTTP port: any web page can post to 127.0.0.1.
 
-    A read is refused as well: its answer is kept from that page, the time that it takes is not.
+    Reads by other sites are refused as well: the browser hides the answer from the page, but not its timing.
     """
 
     names: Collection[str] | None = None
-    """Host names that a request may ask for besides addresses (`own_names`); None: any. A page whose own name was pointed at this
-    machine asks for that name (DNS rebinding)."""
+    """Host names accepted in requests besides addresses (`own_names`); None: any. Requests of a page whose name resolves to this machine
+    have that name (DNS rebinding)."""
     origins: frozenset[str] = frozenset()
-    """Whose pages may call; * for all."""
+    """Origins whose pages may call; * for all."""
 
     def refusal(self, method: str, headers: Mapping[str, str], *, link: bool = False) -> str | None:
-        """Why such a request may not come in; None where it may. `link`: it leads to a page, to which other sites may link."""
+        """Return why such a request is refused; None if it is allowed. `link`: its target is a page that other sites may link to."""
         asked = _asked_name(headers.get("Host", ""))
         if self.names is not None and asked not in self.names and not _is_address(asked):
             return f"this service is not called {asked!r:.100}: use its address, or name it in AGL_ALLOWED_HOSTS"
@@ -292,59 +291,59 @@ class Visitors:
 
 
 def own_names(settings: Settings) -> frozenset[str] | None:
-    """The host names of services that only this machine reaches and that ask for no token (see `Visitors`); None: any.
+    """Return the host names of services that require no token and are reachable from this machine only (see `Visitors`); None: any.
 
-    With a token a page of a name that was pointed at this machine has none to show.
+    With a token no check is needed, because other pages do not have it.
     """
     return None if settings.token.get_secret_value() else names_on(settings.host, settings.announced_host, allowed=settings.allowed_hosts)
 
 
 def names_on(host: str, *others: str, allowed: str) -> frozenset[str] | None:
-    """The names of a service on `host` that asks for no token, with those `allowed` (AGL_ALLOWED_HOSTS).
+    """Return the names of a service on `host` that requires no token, with those `allowed` (AGL_ALLOWED_HOSTS).
 
-    None: any, as where other machines reach it.
+    None: any, as for a service that other machines can reach.
     """
     named = {name.strip().lower() for name in allowed.split(",") if name.strip()}
     return None if "*" in named or not is_loopback(host) else frozenset({host.lower(), *map(str.lower, others), *named})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this machine alone reaches a service that listens on `host`, an address or a name.
+    """Whether a service on `host`, an address or a name, is reachable from this machine only.
 
-    Debian gives a machine's own name 127.0.1.1.
+    Debian resolves a machine's own name to 127.0.1.1.
     """
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)} if host else set[str]()
-    except (OSError, UnicodeError):  # nothing can listen there either
+    except (OSError, UnicodeError):  # it cannot be listened on either
         return False
     return bool(found) and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found)
 
 
 def _of_another_page(method: str, headers: Mapping[str, str], origin: str) -> bool:
-    """Whether a page of another origin made a browser send it, by what the browser adds."""
+    """Whether a page of another origin caused the request, by the headers that browsers add."""
     site = headers.get("Sec-Fetch-Site", "")
     if site in _OTHER_SITES:
         return True
     if method in _READING or not origin or site == "same-origin":
         return False
-    return origin.partition("://")[2] != headers.get("Host")  # an origin is a scheme and a host, and nothing more
+    return origin.partition("://")[2] != headers.get("Host")  # an origin is scheme and host only
 
 
 def _follows_a_link(headers: Mapping[str, str]) -> bool:
-    """Whether it opens in a window of its own."""
+    """Whether the request is a navigation to a document, as from a link."""
     return (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
 
 
 def _asked_name(host: str) -> str:
-    """The host name in lower case that a Host header has, without a port; what is none as it stands."""
+    """Return the host name of a Host header in lower case, without the port; an invalid header unchanged."""
     try:
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # brackets that close nothing
+    except ValueError:  # unbalanced brackets
         return host
 
 
 def _is_address(host: str) -> bool:
-    """Whether it is one of a machine: of requests to 0.0.0.0, which reach this machine, browsers do not send whose page made them."""
+    """Whether it is an address, except 0.0.0.0: it reaches this machine, but browsers send no origin with requests to it."""
     with contextlib.suppress(ValueError):
         return not ipaddress.ip_address(host).is_unspecified
     return host in ("", "localhost")

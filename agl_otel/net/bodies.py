@@ -1,6 +1,6 @@
-"""Bodies of requests over HTTP: counted from their first byte and as they unfold, and given up where they do not come in time.
+"""Read HTTP request bodies: count their bytes as received and as decompressed, and time out slow ones.
 
-A server of `make_runner` does not decompress: it would unfold what a client sends before anybody can count it.
+Servers of `make_runner` do not decompress, because that would happen before the bytes are counted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from agl_otel.net.compress import decompress, too_large
 from agl_otel.net.in_flight import Hold, InFlight
 
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
-LONG_BYTES: Final = 64 << 10  # bodies from here on are converted in a thread
-LARGE_BYTES: Final = 1 << 20  # bodies from here on are unpacked apart from the others, which one that is made to take long must not hold up
-UNPACKING: Final = 3  # threads for either
+LONG_BYTES: Final = 64 << 10  # bodies of this size are converted in a thread
+LARGE_BYTES: Final = 1 << 20  # bodies of this size have their own threads, so that slow ones do not delay the others
+UNPACKING: Final = 3  # threads in each pool
 _SMALL: Final = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack")
 _LARGE: Final = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack-large")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -30,9 +30,9 @@ class Bodies:
     """Reads the bodies of an application.
 
     Args:
-        in_flight: counts what is held.
-        limit: of one body, unpacked, in bytes.
-        seconds: how long a body may take to come.
+        in_flight: counts the bytes in memory.
+        limit: bytes of one decompressed body.
+        seconds: timeout for receiving a body.
     """
 
     def __init__(self, in_flight: InFlight, limit: int, *, seconds: float = BODY_SECONDS) -> None:
@@ -42,7 +42,7 @@ class Bodies:
 
     @web.middleware
     async def held(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Middleware: what a handler reads by `body_of` is held until it has answered."""
+        """Middleware: the bytes that a handler reads with `body_of` stay reserved until it has answered."""
         with self.in_flight.growing() as hold:
             request[_READING] = (self, hold)
             return await handler(request)
@@ -50,9 +50,9 @@ class Bodies:
     async def read(
         self, request: web.Request, hold: Hold, *, packed: bool = False, convert: Callable[[bytes], bytes] | None = None
     ) -> bytes:
-        """The body, unpacked unless it is asked for `packed`, and converted; `hold` is told of each piece.
+        """Read the body, decompress it unless `packed` is set, and convert it; `hold` is called for each piece.
 
-        Raises TooLargeError, EncodingError, DataError, and UnavailableError where it may be sent again.
+        Raises TooLargeError, EncodingError, DataError, and UnavailableError if it may be sent again.
         """
         if (request.content_length or 0) > self._limit:
             raise too_large(self._limit)
@@ -87,11 +87,11 @@ _READING: Final = web.RequestKey("reading", tuple[Bodies, Hold])
 
 
 async def body_of(request: web.Request, *, packed: bool = False) -> bytes:
-    """The body of a request of an application with `Bodies.held`; once. Raises as `Bodies.read` does."""
+    """Read the body of a request, once; the application needs `Bodies.held`. Raises as `Bodies.read` does."""
     bodies, hold = request[_READING]
     return await bodies.read(request, hold, packed=packed)
 
 
 async def json_of(request: web.Request) -> Any:
-    """The same as JSON. Raises ValueError where it is none."""
+    """Read the body as JSON. Raises ValueError if it is not JSON."""
     return json.loads(await body_of(request))

@@ -1,7 +1,7 @@
-"""Content-Encoding, taken off with bounds: on what a body unfolds to, on its members, and on the time that it takes.
+"""Decompress request bodies with limits on the decompressed size, the number of members, and the CPU time.
 
-A body is fed to its decompressor window by window: what stands behind a member's end is copied for the next one, and of a whole body of
-empty members that would be the square of its length.
+A body is decompressed in windows: the data after the end of a member is copied for the next one, which for a whole body of empty members
+would take time quadratic in its length.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from agl_otel.net.in_flight import Hold
 
 try:
     from backports import zstd as _zstd
-except ImportError:  # pragma: no cover - a dependency; where it is missing, clients are told which encodings remain
+except ImportError:  # pragma: no cover - a dependency; without it, errors list the remaining encodings
     _zstd = None
 
 WINDOW_BYTES: Final = 64 << 10
-PIECE_BYTES: Final = 1 << 20  # unfolded between two looks at the bounds
-MAX_MEMBERS: Final = 1024  # of gzip or deflate, frames of zstd; blockwise compressors make one for each 64 KiB
-CPU_SECONDS: Final = 5.0  # of the thread that unpacks: ten times what 64 MiB of spans take
+PIECE_BYTES: Final = 1 << 20  # decompressed between two checks of the limits
+MAX_MEMBERS: Final = 1024  # gzip or deflate members, zstd frames; blockwise compressors write one for each 64 KiB
+CPU_SECONDS: Final = 5.0  # of the decompressing thread: ten times what 64 MiB of spans take
 
 
 _DECOMPRESSORS: Final[dict[str, Callable[[], Any]]] = {
@@ -32,7 +32,7 @@ _DECOMPRESSORS: Final[dict[str, Callable[[], Any]]] = {
 if _zstd is not None:
     _DECOMPRESSORS["zstd"] = _zstd.ZstdDecompressor
 ENCODINGS: Final = tuple(_DECOMPRESSORS)
-"""What this installation takes, beside `identity`."""
+"""Supported encodings, besides `identity`."""
 _BROKEN: Final = (zlib.error, EOFError) if _zstd is None else (zlib.error, EOFError, _zstd.ZstdError)
 
 
@@ -53,11 +53,11 @@ def decompress(
     gone: Callable[[], bool] = _never,
     cpu_seconds: float = CPU_SECONDS,
 ) -> bytes:
-    """The bytes inside `body`; `encoding` is the value of Content-Encoding. Takes time and memory in proportion to `body` and `limit`.
+    """Decompress `body`; `encoding` is the value of Content-Encoding. Time and memory are linear in `body` and `limit`.
 
-    `hold` is told of what it unfolds to, piece by piece; `gone` says whether nobody waits for it any more. Raises EncodingError for an
-    encoding that we do not know, TooLargeError beyond `limit` bytes or `cpu_seconds` of this thread, DataError for damaged bodies and too
-    many members, UnavailableError when `gone`, and what `hold` raises.
+    `hold` is called with the size of each decompressed piece; `gone` returns whether the client has disconnected. Raises EncodingError for
+    an unknown encoding, TooLargeError beyond `limit` bytes or `cpu_seconds` of this thread, DataError for damaged bodies and too many
+    members, UnavailableError if `gone`, and what `hold` raises.
     """
     name = encoding.strip().lower() or "identity"
     if name == "identity":
@@ -84,13 +84,13 @@ def decompress(
 
 
 def _unfolded(name: str, make: Callable[[], Any], body: bytes, limit: int, check: Callable[[int], None], hold: Hold) -> bytes:
-    """What all members of `body` hold; `check` is told before each piece how many there have been."""
+    """Decompress all members of `body`; `check` is called before each piece with the number of members so far."""
     parts: list[bytes] = []
     room, position, members = limit, 0, 1
     stream, rest = make(), b""
     while not stream.eof:
         check(members)
-        if not rest and getattr(stream, "needs_input", True):  # zstd keeps what it has not read yet; zlib hands it back
+        if not rest and getattr(stream, "needs_input", True):  # zstd keeps unread input; zlib returns it
             rest = body[position : position + WINDOW_BYTES]
             position += len(rest)
         part = stream.decompress(rest, min(PIECE_BYTES, room + 1))

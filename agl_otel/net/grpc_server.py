@@ -1,11 +1,11 @@
-"""Listening over gRPC, for any client.
+"""Serve gRPC to untrusted clients.
 
-- `GrpcPort` stays: grpcio 1.85 ends the whole server at a request whose path is no UTF-8, which anybody can send; another server listens
-  in its place then. What is under way is cut, as if the service had been started again, and clients try again.
-- `AskingForToken` asks auth.py who may come in; the request of a call that may not is never read (`refusing`).
-- `Aborted` ends calls that are aborted, so that nothing keeps their requests.
-- `Registrar` and `tolerant` answer INVALID_ARGUMENT to bytes that are no such message: grpc.aio answers UNKNOWN, with a traceback for
-  each, as if the service had failed.
+- `GrpcPort` restarts a failed server: grpcio 1.85 terminates the whole server at a request whose path is not UTF-8, which any client can
+  send. Calls in flight are cut, as in a restart of the service, and clients retry them.
+- `AskingForToken` authenticates calls by auth.py; the request of a refused call is never read (`refusing`).
+- `Aborted` releases the requests of aborted calls.
+- `Registrar` and `tolerant` answer INVALID_ARGUMENT to undecodable requests: grpc.aio answers UNKNOWN and logs a traceback for each, as if
+  the service had failed.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from agl_otel.service.logs import WithoutErrors
 from agl_otel.service.ports import check_free
 
 LOOK_SECONDS: Final = 0.25
-"""How long it may stand still before it is noticed."""
+"""How long a terminated server may go unnoticed."""
 Observe = Callable[[str, str, float], None]
-"""Takes each call that has ended: its method, its status (OK, NOT_FOUND …) and the seconds that it took."""
+"""Called after each call with its method, status (OK, NOT_FOUND …) and duration in seconds."""
 Check = Callable[[str, Any], object]
-"""Takes each call before it begins: its method and its request. Raises UsageError where it is refused."""
+"""Called before each call with its method and request. Raises UsageError to refuse it."""
 _log = logging.getLogger(__name__)
 _OF_STRANGERS: Final = WithoutErrors(UnicodeDecodeError)
-"""Of each header whose name is no UTF-8, which grpcio takes as Latin-1, and goes on."""
+"""Suppress tracebacks for header names that are not UTF-8, which grpcio then reads as Latin-1."""
 _GRPCIO: Final = logging.getLogger("grpc._cython.cygrpc")
 
 
 class GrpcPort:
-    """Use `start`, then `stop`.
+    """A gRPC port that restarts its server if a request terminates it. Use `start`, then `stop`.
 
     Args:
-        make: gives a new server with its handlers, which does not listen yet.
+        make: creates a server with its handlers, which does not listen yet.
         setting: the variable that names the port, for errors.
     """
 
@@ -54,7 +54,7 @@ class GrpcPort:
         self._staying: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> int:
-        """Listen on host:port (0: a free one), with `tls` where it is given; answers the port. Raises InUseError where it is taken."""
+        """Listen on host:port (0: a free port), with `tls` if given; return the port. Raises InUseError if it is taken."""
         _GRPCIO.addFilter(_OF_STRANGERS)
         if port:
             check_free(host, port, self._setting)  # gRPC's own error does not name the reason
@@ -66,7 +66,7 @@ class GrpcPort:
         return port
 
     async def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, and let those under way end for so long."""
+        """Refuse new calls, and let those in flight finish for `grace_seconds`."""
         if self._staying is not None:
             self._staying.cancel()
             await asyncio.wait({self._staying})
@@ -90,7 +90,7 @@ class GrpcPort:
                 _log.error("a request ended the server at %s:%d (%s): another one takes its place", host, port, error)
             await server.stop(0)
             while True:
-                with contextlib.suppress(RuntimeError):  # another program was quicker: it may go away
+                with contextlib.suppress(RuntimeError):  # another program took the port: retry
                     server, _ = await self._listening(host, port, tls)
                     break
                 await asyncio.sleep(LOOK_SECONDS)
@@ -98,7 +98,7 @@ class GrpcPort:
 
 
 class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
-    """Refuses calls that may not come in by `door` of a stack with this token; `own` are the methods that want that token itself."""
+    """Refuses calls without a token that opens `door`; the methods in `own` require the stack's token itself."""
 
     def __init__(self, door: Door, token: str, own: Collection[str] = ()) -> None:
         self._door = door
@@ -107,7 +107,7 @@ class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissi
 
     @classmethod
     def at(cls, door: Door, token: str, own: Collection[str] = ()) -> list[AskingForToken]:
-        """The interceptors of a server: none where there is no token."""
+        """Return the interceptors of a server; none without a token."""
         return [cls(door, token, own)] if token else []
 
     async def intercept_service(
@@ -124,7 +124,7 @@ class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissi
 
 
 def refusing(words: str) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler that answers UNAUTHENTICATED to any call, and reads nothing of it: what it would unpack to costs no memory."""
+    """A handler that answers UNAUTHENTICATED without reading the request, so that decompressing it costs no memory."""
 
     async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with Aborted():
@@ -134,10 +134,10 @@ def refusing(words: str) -> grpc.RpcMethodHandler[Any, Any]:
 
 
 class Aborted:
-    """Ends the error that `context.abort` raises, around the whole of a handler; grpc raises it again behind it.
+    """Suppresses the error that `context.abort` raises in a handler and clears its traceback; grpc raises it again afterwards.
 
-    grpc's context keeps that error, whose traceback and cause have the frames of the handler: its request would be in a cycle with them,
-    60 MiB of it for each refused call, until garbage is collected.
+    grpc's context keeps that error, whose traceback and cause refer to the frames of the handler: without this, a reference cycle keeps the
+    request of each refused call, up to 60 MiB, until garbage collection.
     """
 
     def __enter__(self) -> None:
@@ -152,7 +152,7 @@ class Aborted:
 
 
 class Registrar:
-    """Stands for a server where generated code adds its handlers, and adds them with `tolerant` around each."""
+    """Stand-in for a server when generated code adds its handlers; wraps each in `tolerant`."""
 
     def __init__(self, server: grpc.aio.Server, observe: Observe = lambda *_: None, check: Check = lambda *_: None) -> None:
         self._server = server
@@ -160,16 +160,16 @@ class Registrar:
         self._check = check
 
     def add_generic_rpc_handlers(self, _: object) -> None:
-        """Nothing: the same handlers come by their names, below."""
+        """Ignored: the same handlers are added by name, below."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """The methods of a service."""
+        """Add the methods of a service."""
         made = {name: tolerant(handler, name, self._observe, self._check) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
 
 
 def tolerant(handler: Any, name: str = "", observe: Observe = lambda *_: None, check: Check = lambda *_: None) -> Any:
-    """A handler of a call with one request, which answers INVALID_ARGUMENT where it cannot be decoded, or `check` refuses it."""
+    """Wrap a handler with a single request to answer INVALID_ARGUMENT if it cannot be decoded, or `check` refuses it."""
     decode: Callable[[bytes], Any] = handler.request_deserializer
 
     def decoded(data: bytes) -> Any:
@@ -179,7 +179,7 @@ def tolerant(handler: Any, name: str = "", observe: Observe = lambda *_: None, c
         except DecodeError as error:
             return UsageError(f"these bytes are no such request: {error}")
         except UsageError as error:
-            return error.with_traceback(None)  # its frame has the request
+            return error.with_traceback(None)  # its frames refer to the request
         return request
 
     async def refuse(error: UsageError, context: Any) -> None:

@@ -1,11 +1,11 @@
-"""Listening over HTTP, plain or with TLS.
+"""Serve HTTP, plain or with TLS.
 
-A client certificate is asked for where there is an authority for it, and `require_certificate` refuses requests without one, so that
-/health stays open. gRPC owns its sockets: there the handshake itself fails.
+With a client authority the handshake requests a certificate, and `require_certificate` refuses requests without one, so that /health stays
+open. gRPC owns its sockets: there the handshake itself fails.
 
-Nobody holds a connection for nothing: `make_runner` ends those that rest or do not come to the end of a head, bodies.py those whose body
-does not come. Both count from the beginning, so a byte now and then does not help. `end_stalled` ends those that do not read their
-answer.
+Idle and slow connections are closed: by `make_runner` if they are idle or do not complete a request's head, by bodies.py if the body is
+late. Both timeouts run from the start, so sending a byte now and then does not extend them. `end_stalled` closes connections whose client
+does not read its answer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from agl_otel.net.auth import NO_CERTIFICATE, Visitors
 from agl_otel.service.logs import WithoutErrors
 
 BACKLOG: Final = 1024
-IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
+IDLE_SECONDS: Final = 75.0  # longer than exporters pause between requests (5 s, metrics 60 s)
 PROBE_SECONDS: Final = 2.0
-LOOK_SECONDS: Final = 0.25  # between two looks whether a client is still there
-STALLED_SECONDS: Final = 60.0  # that a client takes nothing of its answer, which is held in memory meanwhile
-_NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
+LOOK_SECONDS: Final = 0.25  # between two checks whether a client is still connected
+STALLED_SECONDS: Final = 60.0  # without progress of a client that reads its answer, which stays in memory meanwhile
+_NO_TARGET: Final = URL("*")  # as in `OPTIONS *`; matches no route
 T = TypeVar("T")
 
 
 async def listens(address: str, *, seconds: float = 1.0) -> bool:
-    """Whether a TCP connection to [scheme://]host:port comes about within `seconds`."""
+    """Whether [scheme://]host:port accepts a TCP connection within `seconds`."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
         async with asyncio.timeout(seconds):
@@ -48,7 +48,7 @@ async def listens(address: str, *, seconds: float = 1.0) -> bool:
 
 
 async def is_well(url: str, session: aiohttp.ClientSession | None = None, *, seconds: float = PROBE_SECONDS) -> bool:
-    """Whether a GET of `url` is answered with 200 within `seconds`; by `session`, where one is given."""
+    """Whether a GET of `url`, through `session` if given, is answered with 200 within `seconds`."""
     async with contextlib.AsyncExitStack() as closers:
         asking = session or await closers.enter_async_context(aiohttp.ClientSession())
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -58,15 +58,15 @@ async def is_well(url: str, session: aiohttp.ClientSession | None = None, *, sec
 
 
 _OF_STRANGERS: Final = WithoutErrors(HttpProcessingError, web.RequestPayloadError, ConnectionError)
-"""Of each request that is no HTTP or whose body is not what its Content-Encoding says (its client was answered 400 with the reason), and of
-each whose client hung up."""
+"""Suppress tracebacks for requests that are not HTTP or whose body does not match its Content-Encoding (the client got a 400 with the
+reason), and for disconnected clients."""
 
 
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:
-    """A runner for `listen`; `options` are AppRunner's.
+    """Return a runner for `listen`; `options` are AppRunner's.
 
-    A connection ends that has not sent the whole head of a request within `idle_seconds` of its beginning, or of its last answer. Bodies
-    come as they were sent: bodies.py unpacks them, with bounds.
+    A connection is closed if it has not sent the complete head of a request within `idle_seconds` of its start or its last answer. Bodies
+    are not decompressed here: bodies.py does it, with limits.
     """
     server_logger.addFilter(_OF_STRANGERS)
     app.on_response_prepare.append(_keep_from_other_pages)
@@ -74,15 +74,15 @@ def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **o
 
 
 async def _keep_from_other_pages(_: web.Request, answer: web.StreamResponse) -> None:
-    """No page of another origin gets it into its process, as an image or a script, say."""
+    """Forbid pages of other origins to load the answer, for example as an image or a script."""
     answer.headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
 
 
 class _Runner(web.AppRunner):
-    """One that answers a request line without a target (`CONNECT `), too: for aiohttp it has no URL, and its task would end there."""
+    """An AppRunner that also answers a request line without a target (`CONNECT `), whose missing URL would end aiohttp's task."""
 
     async def setup(self) -> None:
-        """Make the server."""
+        """Set up the server."""
         await super().setup()
         server = self.server
         assert server is not None, "it was just made"
@@ -95,7 +95,7 @@ class _Runner(web.AppRunner):
 
 
 async def while_connected(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. It is cancelled where the client goes away before. Raises ConnectionResetError then."""
+    """Await `work`; if the client disconnects first, cancel it and raise ConnectionResetError."""
     task = asyncio.ensure_future(work)
     try:
         while request.transport is not None:
@@ -107,7 +107,7 @@ async def while_connected(request: web.Request, work: Coroutine[Any, Any, T]) ->
 
 
 def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
-    """Have the kernel end the connections of `app` whose clients take nothing of an answer for `seconds` (Linux; elsewhere nobody does)."""
+    """Let the kernel close connections of `app` whose clients read nothing of an answer for `seconds` (Linux only)."""
     option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is None:
         return
@@ -121,7 +121,7 @@ def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
 
 
 def own_visitors(visitors: Visitors, *, page: str = "") -> Any:
-    """Middleware that refuses requests as `visitors` has it; other sites may link to a route called `page`."""
+    """Middleware that refuses requests by the rules of `visitors`; other sites may link to the route named `page`."""
 
     @web.middleware
     async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
@@ -135,7 +135,7 @@ def own_visitors(visitors: Visitors, *, page: str = "") -> Any:
 
 @web.middleware
 async def readable(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Answers 400 to JSON so deeply nested that Python's parser gives up, and to a body that breaks HTTP."""
+    """Middleware: answer 400 to JSON too deeply nested for Python's parser, and to a body that violates HTTP."""
     try:
         return await handler(request)
     except RecursionError:
@@ -145,13 +145,13 @@ async def readable(request: web.Request, handler: Callable[[web.Request], Awaita
 
 
 async def listen(runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None) -> int:
-    """Serve a runner that is set up on host:port (0: a free one), until its cleanup; the port. Raises OSError where it cannot listen."""
+    """Serve a set-up runner on host:port (0: a free port) until its cleanup; return the port. Raises OSError if it cannot listen."""
     await web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=False, ssl_context=context).start()
     return int(runner.addresses[0][1])
 
 
 def require_certificate(open_paths: Collection[str] = ()) -> Any:
-    """Middleware that refuses clients which showed no certificate, but for these paths."""
+    """Middleware that refuses clients without a certificate, except on `open_paths`."""
 
     @web.middleware
     async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
@@ -163,5 +163,5 @@ def require_certificate(open_paths: Collection[str] = ()) -> Any:
 
 
 def peer_has_certificate(transport: Any) -> bool:
-    """Whether the client of an HTTP connection showed a certificate (which the handshake then has checked)."""
+    """Whether the client of an HTTP connection has a certificate, which the handshake verified."""
     return bool(transport is not None and transport.get_extra_info("peercert"))

@@ -1,4 +1,4 @@
-"""How many bytes of requests a service holds at one time."""
+"""Limit on the request bytes that a service holds at one time."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from contextlib import contextmanager
 from agl_otel.errors import UnavailableError
 
 Hold = Callable[[int], None]
-"""Holds so many bytes more. Raises UnavailableError where there is no room, or where what they are held for is over."""
+"""Reserves more bytes. Raises UnavailableError if there is no room, or if the block of `growing` has ended."""
 
 
 class InFlight:
-    """Counts bytes that are held; in any thread. `setting` is the variable that `limit` comes from, for errors."""
+    """Counts reserved bytes; thread-safe. `setting` is the variable that sets `limit`, for errors."""
 
     def __init__(self, limit: int, setting: str = "AGL_MAX_IN_FLIGHT_BYTES") -> None:
         self.limit = limit
         self.bytes = 0
-        """Held at this moment."""
+        """Bytes reserved now."""
         self.refused = 0
-        """Requests that found no room."""
+        """Number of refused requests."""
         self._setting = setting
         self._lock = threading.Lock()
 
     @contextmanager
     def hold(self, size: int) -> Generator[None]:
-        """Hold `size` bytes for as long as the block runs; one request alone is always let in.
+        """Reserve `size` bytes while the block runs; a single request is always admitted.
 
-        Raises UnavailableError where there is no room.
+        Raises UnavailableError if there is no room.
         """
         with self.growing() as more:
             more(size)
@@ -36,7 +36,7 @@ class InFlight:
 
     @contextmanager
     def growing(self) -> Generator[Hold]:
-        """Hold what is asked for piece by piece, for as long as the block runs: what a client only announces holds nobody up."""
+        """Reserve bytes piece by piece, until the block ends, so that a merely announced length reserves nothing."""
         held = 0
         over = False
 

@@ -1,8 +1,8 @@
-"""TLS from Settings, for both sides, and the only place that makes contexts and credentials.
+"""TLS from Settings, for servers and clients; the only place that creates contexts and credentials.
 
-Servers: `Tls.load(settings)`; with `tls_cert` and `tls_key` every port of a stack speaks TLS only. Clients: `Trust`, which the calls
-below take from the environment, as they take the token: an address that begins with https:// is dialled with TLS, one that begins with
-http:// without, and a bare host:port with TLS where AGL_TLS_CA (or AGL_TLS_CERT) is set. Listening is http_server.py.
+Servers: `Tls.load(settings)`; with `tls_cert` and `tls_key` every port of a stack accepts TLS only. Clients: `Trust`, which the functions
+below take from the environment, like the token: an address with https:// is connected to with TLS, one with http:// without, and a bare
+host:port with TLS if AGL_TLS_CA (or AGL_TLS_CERT) is set. http_server.py does the listening.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     import aiohttp
 
 SECURE: Final = frozenset({"https", "grpcs"})
-_HANDSHAKE_ROUNDS: Final = 10  # of bytes there and back; TLS 1.3 needs two
+_HANDSHAKE_ROUNDS: Final = 10  # round trips; TLS 1.3 needs two
 Options = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
 class Tls:
-    """What a port needs to serve TLS."""
+    """TLS configuration of a port."""
 
     certificate: bytes
     key: bytes
     client_authority: bytes | None
     context: ssl.SSLContext
-    """For HTTP; asks for a client certificate where there is an authority for it, and leaves it to the application to insist."""
+    """For HTTP; with a client authority it requests a certificate, and the application decides whether to require it."""
     anonymous: ssl.SSLContext
-    """For HTTP, without asking for a client certificate: most model clients of agents cannot show one."""
+    """For HTTP, without requesting a client certificate: most model clients of agents have none."""
 
     @classmethod
     def load(cls, settings: Settings) -> Tls | None:
-        """None where no certificate is set. Raises SettingsError where a file is missing or wrong."""
+        """Load the files of the settings; None without a certificate. Raises SettingsError if a file is missing or invalid."""
         if settings.proxy_client_certificates and not settings.tls_client_ca:
             raise SettingsError("AGL_PROXY_CLIENT_CERTIFICATES needs AGL_TLS_CLIENT_CA, the authority of these certificates")
         if not settings.tls_cert and not settings.tls_key:
@@ -63,13 +63,13 @@ class Tls:
         return cls(certificate, key, authority, context, anonymous)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC port; with a client authority no client comes in without a certificate."""
+        """Credentials for a gRPC port; with a client authority, clients need a certificate."""
         return grpc.ssl_server_credentials(
             [(self.key, self.certificate)], self.client_authority, require_client_auth=self.client_authority is not None
         )
 
     def check(self, trust: Trust, host: str) -> None:
-        """Shake hands with ourselves, in memory: would our own clients come in at `host`? Raises SettingsError with what is wrong."""
+        """Test in memory whether our own clients could connect to `host`. Raises SettingsError with the reason if not."""
         if self.client_authority is not None and not trust.certificate:
             raise SettingsError(
                 "AGL_TLS_CLIENT_CA makes the services ask for client certificates, and they are each other's clients: "
@@ -95,24 +95,24 @@ class Tls:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whom a client trusts, and what it shows: names of PEM files; empty means the system's authorities, and nothing."""
+    """A client's authority, certificate and key: PEM files; empty: the system's authorities, no certificate."""
 
     authority: str = ""
     certificate: str = ""
     key: str = ""
     by_default: bool = False
-    """Whether an address without a scheme is dialled with TLS."""
+    """Whether an address without a scheme uses TLS."""
 
     @classmethod
     def of(cls, settings: Settings) -> Trust:
-        """As the settings say. Raises SettingsError where one of two that belong together is missing."""
+        """Build it from the settings. Raises SettingsError if only one of certificate and key is set."""
         if bool(settings.tls_client_cert) != bool(settings.tls_client_key):
             raise SettingsError("a client certificate needs both AGL_TLS_CLIENT_CERT and AGL_TLS_CLIENT_KEY")
         by_default = bool(settings.tls_ca or settings.tls_cert)
         return cls(settings.tls_ca, settings.tls_client_cert, settings.tls_client_key, by_default)
 
     def context(self) -> ssl.SSLContext:
-        """For HTTP. Raises SettingsError where a file is missing or wrong."""
+        """Context for HTTP. Raises SettingsError if a file is missing or invalid."""
         authority = _read(self.authority, "AGL_TLS_CA") if self.authority else b""
         try:
             context = ssl.create_default_context(cadata=authority.decode() if authority else None)
@@ -123,7 +123,7 @@ class Trust:
         return context
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC. Raises SettingsError where a file is missing."""
+        """Credentials for gRPC. Raises SettingsError if a file is missing."""
         authority = _read(self.authority, "AGL_TLS_CA") if self.authority else None
         if not self.certificate:
             return grpc.ssl_channel_credentials(authority)
@@ -131,7 +131,7 @@ class Trust:
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
     def dialled_securely(self, address: str) -> bool:
-        """Whether `address` (host:port, or with a scheme) is dialled with TLS."""
+        """Whether connections to `address` (host:port, or with a scheme) use TLS."""
         scheme, separator, _ = address.partition("://")
         return scheme in SECURE if separator else self.by_default
 
@@ -140,17 +140,17 @@ class Trust:
 
 
 def ambient() -> Trust:
-    """The trust that this process's environment (or agl.toml) sets."""
+    """Return the Trust set by this process's environment or agl.toml."""
     return Trust.of(Settings.load())
 
 
 def target(address: str) -> str:
-    """host:port of an address that may have a scheme."""
+    """Return host:port of an address with or without a scheme."""
     return address.rpartition("://")[2].rstrip("/")
 
 
 def aio_channel(address: str, options: Options = (), trust: Trust | None = None) -> grpc.aio.Channel:
-    """A channel of grpc.aio to `address`."""
+    """Return a grpc.aio channel to `address`."""
     trust = trust or ambient()
     if trust.dialled_securely(address):
         return grpc.aio.secure_channel(target(address), trust.credentials(), options=options)
@@ -158,7 +158,7 @@ def aio_channel(address: str, options: Options = (), trust: Trust | None = None)
 
 
 def channel(address: str, options: Options = ()) -> grpc.Channel:
-    """A channel to `address`, for threads."""
+    """Return a channel to `address`, for threads."""
     trust = ambient()
     if trust.dialled_securely(address):
         return grpc.secure_channel(target(address), trust.credentials(), options=options)
@@ -166,7 +166,7 @@ def channel(address: str, options: Options = ()) -> grpc.Channel:
 
 
 def connector(trust: Trust | None = None) -> aiohttp.TCPConnector:
-    """For an aiohttp.ClientSession: what it dials with https:// is checked as `trust` says."""
+    """Return a connector for an aiohttp.ClientSession that verifies https:// servers by `trust`."""
     import aiohttp
 
     trust = trust or ambient()
@@ -174,7 +174,7 @@ def connector(trust: Trust | None = None) -> aiohttp.TCPConnector:
 
 
 def advice(details: str, *, secure: bool) -> str:
-    """What to do about a connection that failed with `details` for a reason of TLS; empty where it is no such reason."""
+    """Return a hint for a connection that failed with `details`, if TLS may be the reason; else an empty string."""
     lower = details.lower()
     if secure and ("verify_failed" in lower or "verify failed" in lower or "certificate" in lower):
         return "its certificate is not trusted, or not for this host, or it wants one of ours: see AGL_TLS_CA and AGL_TLS_CLIENT_CERT"
