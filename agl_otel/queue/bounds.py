@@ -1,4 +1,4 @@
-"""How many items a request may have, whatever their size: of two bytes each, a message of 3 MB held 1.5 million rollouts."""
+"""Limits on the number of items in a request, whatever their size: a message of 3 MB can have 1.5 million rollouts of two bytes each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from agl_otel.errors import UsageError
 
 T = TypeVar("T")
 MAX_ITEMS: Final = 100_000
-"""In a list of a request that changes something: one transaction, which all others wait for; of rollouts it takes two seconds."""
+"""Items in a list of a request that writes: one transaction, which blocks all others; for rollouts it takes two seconds."""
 MAX_IDS: Final = 1_000_000
-"""In a list of a query or a wait, which nobody waits for; new ids of so many fill half of the largest message."""
+"""Items in a list of a query or a wait, which block nothing; that many ids fill half of the largest message."""
 
 _READING: Final = ("Stream", "Query", "Wait")
 
 
 def check_items(call: str, request: Any) -> None:
-    """Raise UsageError where a list of this request has more items than one of this call may have."""
+    """Raise UsageError if a list of this request has more items than this call allows."""
     _check(request, MAX_IDS if call.startswith(_READING) else MAX_ITEMS)
 
 
@@ -33,6 +33,6 @@ def _check(request: Any, most: int) -> None:
 
 
 def by_the_message(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """`items` in parts of at most MAX_ITEMS, in order; one part at least."""
+    """Split `items`, in order, into parts of at most MAX_ITEMS; at least one part."""
     for start in range(0, max(len(items), 1), MAX_ITEMS):
         yield items[start : start + MAX_ITEMS]
