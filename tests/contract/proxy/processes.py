@@ -17,7 +17,7 @@ from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedRe
 
 
 async def start(module: str, settings: Settings, *, before: Sequence[str] = (), **environment: str) -> asyncio.subprocess.Process:
-    """`before` goes before the command line, and becomes it."""
+    """Start a process; `before` is a command that executes the command line after it."""
     env = {**os.environ, **settings.environment(), **environment}
     return await asyncio.create_subprocess_exec(*before, sys.executable, "-m", module, env=env, stderr=asyncio.subprocess.PIPE)
 

@@ -1,4 +1,4 @@
-"""A client of the agent's kind, and the proxy it talks to."""
+"""A client like an agent's, and its proxy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 
 class Stand:
-    """The proxy in this process, and a client of the agent's kind."""
+    """The proxy in this process, and a client like an agent's."""
 
     def __init__(self, url: str, telemetry: Telemetry, receiver: OtlpReceiver) -> None:
         self.url, self._telemetry, self._receiver = url, telemetry, receiver
@@ -51,7 +51,7 @@ class Stand:
                         return await answer.json()
 
     async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-        """Status, JSON and headers of the answer."""
+        """Post; return status, JSON and headers of the answer."""
         async with (
             aiohttp.ClientSession() as session,
             session.post(
@@ -61,7 +61,7 @@ class Stand:
             return answer.status, await answer.json(), answer.headers
 
     async def until(self, reached: Callable[[Any], bool]) -> None:
-        """Return when the proxy's health is such."""
+        """Wait until the proxy's health satisfies a condition."""
         while not reached(await self.health()):  # noqa: ASYNC110  # the proxy tells nobody
             await asyncio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""What goes wrong between an agent and a model server: each case has one clear outcome, and nothing wrong is recorded as right."""
+"""Errors between an agent and a model server: each has one defined outcome, and no defect is recorded as valid."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ async def test_a_body_that_is_no_json_object_is_refused_and_takes_no_call_number
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses", "embeddings", "messages/count_tokens"])
 @pytest.mark.parametrize("value", ["{}", "[]", "1", '""', '{"a":1}', '"\\\\","\\""'])
-async def test_a_small_body_of_very_many_values_is_refused_before_it_is_read(
-    stand: Stand, model: ModelServer, path: str, value: str
-) -> None:
+async def test_a_small_body_of_too_many_values_is_refused_before_parsing(stand: Stand, model: ModelServer, path: str, value: str) -> None:
     body = gzip.compress(f'{{"model": "m", "messages": [{",".join([value] * 600_000)}]}}'.encode(), 1)
     headers = {"content-encoding": "gzip"}
     async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/{path}", data=body, headers=headers) as answer:
@@ -50,7 +48,7 @@ async def test_a_text_may_hold_any_number_of_commas_and_brackets(stand: Stand, m
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
-async def test_a_model_may_have_a_name_and_no_text(stand: Stand, model: ModelServer, path: str) -> None:
+async def test_a_model_name_has_a_length_limit(stand: Stand, model: ModelServer, path: str) -> None:
     status, said, _ = await stand.post(f"{SCOPE}/v1/{path}", {"model": "m" * 1025, "messages": HELLO})
     assert status == 400 and "1024 characters" in said["error"]["message"] and len(str(said)) < 500
     assert model.requests == [] and await stand.calls() == []
@@ -65,7 +63,7 @@ async def test_fields_of_wrong_types_are_the_model_servers_to_refuse(stand: Stan
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "9" * 4000, "9" * 20, "٣", "-1", "x"])
-async def test_a_number_in_a_header_that_is_none_is_taken_for_nothing(stand: Stand, model: ModelServer, number: str) -> None:
+async def test_an_invalid_number_in_a_header_is_ignored(stand: Stand, model: ModelServer, number: str) -> None:
     model.vocabulary = number
     headers = {"x-stainless-retry-count": number}
     url = f"{stand.url}{SCOPE}/v1/chat/completions"
@@ -75,7 +73,7 @@ async def test_a_number_in_a_header_that_is_none_is_taken_for_nothing(stand: Sta
     assert conventions.LLM_RETRY not in span.attributes and span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
 
 
-async def test_numbers_beyond_64_bits_lose_no_span_of_this_call_nor_of_another(stand: Stand) -> None:
+async def test_numbers_beyond_64_bits_lose_no_span(stand: Stand) -> None:
     for body in ({"seed": 10**30, "max_tokens": -(10**30), "top_p": 10**400}, {"seed": 7, "max_tokens": 1 << 62}):
         assert (await _raw(stand, {"model": "m", "messages": HELLO, **body}))[0] == 200
     first, second = await stand.calls()
@@ -110,7 +108,7 @@ async def test_a_stream_cut_inside_characters_is_recorded_and_passed_on_exactly(
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_cannot_be_trained_on_is_not_recorded_and_says_why(
+async def test_unusable_token_ids_are_dropped_with_the_reason(
     stand: Stand, model: ModelServer, change: dict[str, Any], defect: str, kept: tuple[str, ...], streamed: bool
 ) -> None:
     for name, value in change.items():
@@ -174,7 +172,7 @@ async def test_ids_within_the_vocabulary_are_kept(stand: Stand, model: ModelServ
     assert all(name in span.attributes for name in IDS)
 
 
-async def test_a_prompt_of_50_megabytes_reaches_the_server_and_its_text_is_shortened_in_the_span(stand: Stand, model: ModelServer) -> None:
+async def test_a_prompt_of_50_megabytes_is_forwarded_and_shortened_in_the_span(stand: Stand, model: ModelServer) -> None:
     model.prompt_tokens = [5, 6]
     said = [{"role": "user", "content": "y" * (50 << 20)}, {"role": "user", "content": "short"}]
     status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": said})
@@ -184,7 +182,7 @@ async def test_a_prompt_of_50_megabytes_reaches_the_server_and_its_text_is_short
     assert span.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == [5, 6]
 
 
-async def test_a_request_that_is_too_large_is_told_so(stand: Stand) -> None:
+async def test_a_request_that_is_too_large_is_refused_with_the_reason(stand: Stand) -> None:
     data = io.BytesIO(b" " * (65 << 20))
     async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/chat/completions", data=data) as answer:
         assert answer.status == 413
@@ -209,7 +207,7 @@ async def test_ten_thousand_calls_of_one_attempt_are_all_there(stand: Stand, mod
     assert all(conventions.LLM_RESPONSE_LOGPROBS in span.attributes for span in spans)
 
 
-async def test_a_client_that_never_reads_is_cut_off_and_what_was_sampled_is_kept(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_a_client_that_never_reads_is_disconnected_and_its_sample_kept(receiver: OtlpReceiver, model: ModelServer) -> None:
     model.padding, model.chunks = "z" * 100_000, 400
     limits = Limits(silence_seconds=30.0, client_seconds=0.2)
     async with proxy(receiver, FixedUpstreams(Upstream(model.url)), limits=limits) as stand:
@@ -226,7 +224,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_what_was_sampled_is_kept
         writer.close()
 
 
-async def test_a_stream_that_the_client_leaves_keeps_what_was_sampled(stand: Stand, model: ModelServer) -> None:
+async def test_a_stream_whose_client_disconnects_keeps_what_was_sampled(stand: Stand, model: ModelServer) -> None:
     model.gap = asyncio.Event()
     async with stand.client() as client:
         messages: Any = HELLO

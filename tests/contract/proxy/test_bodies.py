@@ -1,4 +1,4 @@
-"""What agents send is counted from its first byte until it is answered: beyond its bound the proxy tells them to come again."""
+"""The bytes of requests are counted from the first byte to the answer; beyond the limit the proxy answers with a retryable error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def narrow(receiver: OtlpReceiver, model: ModelServer) -> AsyncGenerator[S
 
 @contextlib.asynccontextmanager
 async def stalled(stand: Stand, path: str) -> AsyncGenerator[None]:
-    """A client that announces 60 MB, sends more than there is room for, and no more."""
+    """A client that announces 60 MB, sends more than there is room for, and then stalls."""
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(stand.url).port)
     writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n\r\n".encode() + b" " * (HELD_BYTES + 1))
     await writer.drain()
@@ -44,7 +44,7 @@ async def stalled(stand: Stand, path: str) -> AsyncGenerator[None]:
             await reader.read()
 
 
-async def test_bodies_that_come_slowly_are_counted_and_others_told_to_come_again(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_slow_bodies_are_counted_and_further_ones_refused_as_retryable(receiver: OtlpReceiver, model: ModelServer) -> None:
     async with narrow(receiver, model) as stand:
         for path in (CALL, f"{SCOPE}/v1/messages/count_tokens", "/close", "/delete"):
             async with stalled(stand, path):
@@ -71,7 +71,7 @@ async def test_a_body_is_counted_until_its_answer(receiver: OtlpReceiver, model:
         assert (await stand.post(CALL, SMALL))[0] == 200
 
 
-async def test_what_a_body_unfolds_to_is_counted(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_the_decompressed_size_of_a_body_is_counted(receiver: OtlpReceiver, model: ModelServer) -> None:
     packed = zlib.compress(b" " * HELD_BYTES + b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}')
     headers = {"content-encoding": "deflate"}
     async with narrow(receiver, model) as stand, aiohttp.ClientSession() as session:
@@ -86,7 +86,7 @@ async def test_what_a_body_unfolds_to_is_counted(receiver: OtlpReceiver, model: 
         assert (await waiting)[0] == 200
 
 
-async def test_a_body_that_unfolds_too_far_is_refused_before_it_does(stand: Stand) -> None:
+async def test_a_body_that_decompresses_beyond_the_limit_is_refused_early(stand: Stand) -> None:
     packer = zlib.compressobj(9)
     bomb = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Every route, as a client of it calls: passed through, recorded, and without what the agent did not ask for."""
+"""Every route, as its clients call it: forwarded, recorded, and without fields that the agent did not request."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def _native(request: web.Request) -> web.StreamResponse:
 
 
 class Native:
-    """A model server that speaks all protocols itself."""
+    """A model server with all protocols."""
 
     def __init__(self, stand: Stand, seen: list[tuple[Any, dict[str, str]]]) -> None:
         self.stand, self.seen = stand, seen

@@ -1,4 +1,4 @@
-"""A model server that means harm: it takes the proxy's memory, or its words, and other calls are served as before."""
+"""Malicious model servers, which aim at the proxy's memory or its errors: other calls are served as before."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPLY = {"id": "r", "model": "m", "choices": [CHOICE]}
 
 
 class Server:
-    """Answers every request with the same bytes; `sent` is how many the proxy let it write, in so many `answers`."""
+    """Answers every request with the same bytes; `sent` counts those written, `answers` the answers."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = pieces
@@ -91,7 +91,7 @@ OVERSIZED = {
 
 
 @pytest.mark.parametrize("kind", OVERSIZED)
-async def test_an_answer_that_is_too_long_ends_and_the_call_says_so(kind: str, receiver: OtlpReceiver) -> None:
+async def test_an_answer_that_is_too_long_is_cut_and_its_call_incomplete(kind: str, receiver: OtlpReceiver) -> None:
     server = Server(OVERSIZED[kind]())
     async with before(server, receiver) as stand:
         status, body, _ = await asked(stand)
@@ -107,8 +107,8 @@ PACKED = gzip.compress(json.dumps(REPLY).encode())
 
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request", b"503 Busy"])
 @pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
-async def test_an_answer_that_is_packed_though_nobody_asked_for_it_is_refused(status: bytes, kind: bytes, receiver: OtlpReceiver) -> None:
-    """A thousand times its bytes would have to be unpacked before anything could be said of it."""
+async def test_an_answer_compressed_without_request_is_refused(status: bytes, kind: bytes, receiver: OtlpReceiver) -> None:
+    """Up to a thousand times its bytes would have to be decompressed to check it."""
     head = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % (status, kind, len(PACKED))
     server = Server([head + PACKED])
     async with before(server, receiver) as stand:
@@ -151,7 +151,7 @@ CROWDED = {
 
 
 @pytest.mark.parametrize("kind", CROWDED)
-async def test_an_event_of_very_many_values_or_lines_ends_the_call_before_it_is_read(kind: str, receiver: OtlpReceiver) -> None:
+async def test_an_event_of_too_many_values_or_lines_ends_the_call_before_parsing(kind: str, receiver: OtlpReceiver) -> None:
     server = Server([STREAM_HEAD + EVENT, b"data: " + CROWDED[kind] + b"\n\n", EVENT])
     async with before(server, receiver, ANSWER_BYTES) as stand:
         status, body, _ = await asked(stand, stream=True)
@@ -163,7 +163,7 @@ async def test_an_event_of_very_many_values_or_lines_ends_the_call_before_it_is_
 
 @pytest.fixture
 async def turns() -> AsyncGenerator[list[int]]:
-    """How often the event loop has come around, while the test runs."""
+    """Count the iterations of the event loop during the test."""
     count = [0]
 
     async def turn() -> None:
@@ -176,7 +176,7 @@ async def turns() -> AsyncGenerator[list[int]]:
     task.cancel()
 
 
-async def test_others_get_their_turn_while_a_server_sends_many_small_events(
+async def test_many_small_events_do_not_block_other_calls(
     receiver: OtlpReceiver, turns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: Counter[int] = Counter()
@@ -193,7 +193,7 @@ async def test_others_get_their_turn_while_a_server_sends_many_small_events(
 
 
 @pytest.mark.parametrize("kind", ["numbers", "lists"])
-async def test_an_answer_of_very_many_values_is_refused_before_it_is_read(kind: str, receiver: OtlpReceiver) -> None:
+async def test_an_answer_of_too_many_values_is_refused_before_parsing(kind: str, receiver: OtlpReceiver) -> None:
     async with before(Server(sized(CROWDED[kind])), receiver, ANSWER_BYTES) as stand:
         status, body, _ = await asked(stand)
         error = json.loads(body)["error"]
@@ -252,8 +252,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-async def test_an_answer_that_is_no_http_is_told_in_short_and_without_the_key(kind: str, receiver: OtlpReceiver) -> None:
-    """aiohttp's error has the headers of the request, and as much of the answer as it has read."""
+async def test_an_answer_that_is_no_http_is_a_short_error_without_the_key(kind: str, receiver: OtlpReceiver) -> None:
+    """aiohttp's error contains the headers of the request, and the part of the answer that was read."""
     async with Server([BROKEN[kind]]).serving() as url:
         upstream = Upstream(url, api_key="zQ81hunter2", sampling={"extra_headers": {"x-mine": "zQ82hunter2"}})
         async with proxy(receiver, FixedUpstreams(upstream)) as stand:

@@ -1,4 +1,4 @@
-"""A proxy killed with -9: what the model server sampled and the clients received, against what is stored and what the seals say."""
+"""A proxy killed with -9: compare what was sampled and received with what is stored and with the counts in the seals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Life:
         return err
 
     async def ask(self, session: aiohttp.ClientSession, key: Key, text: str, **options: Any) -> str:
-        """The text of the answer; raises where it did not come whole."""
+        """Return the text of the answer; raise if it is incomplete."""
         url = f"{self.url}/rollout/{key[0]}/attempt/{key[1]}/v1/chat/completions"
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **options}
         async with session.post(url, json=body) as answer:
@@ -85,7 +85,7 @@ class Life:
         return {span.span_id: span for span in self.receiver.spans(conventions.SPAN_LLM) if span.key == key}
 
     async def proves(self, key: Key) -> str:
-        """Whether all that is known of the attempt, when it is over, says that nothing is missing: `complete`, else why not."""
+        """The verdict on the attempt after its close: `complete`, else why not."""
         (attempt,) = await self.queue.query_attempts([key[0]])
         counts = Counter(span.marker for span in self.stored(key).values())
         last: dict[str, tuple[int, int]] = {}
@@ -142,7 +142,7 @@ async def test_a_call_that_was_answered_right_before_the_kill_is_not_lost(life: 
     assert list(life.folder.iterdir()) == []
 
 
-async def test_a_call_under_way_when_the_proxy_is_killed_makes_its_attempt_incomplete_and_no_other(life: Life, model: ModelServer) -> None:
+async def test_a_call_in_flight_at_the_kill_makes_only_its_attempt_incomplete(life: Life, model: ModelServer) -> None:
     hit, whole = [key_of(await rollout(life.queue, model.url, "m")) for _ in range(2)]
     await life.begin()
     async with aiohttp.ClientSession() as session:
@@ -162,8 +162,8 @@ async def test_a_call_under_way_when_the_proxy_is_killed_makes_its_attempt_incom
     assert "and 0 are stored" in await life.proves(hit)
 
 
-async def test_attempts_go_on_behind_another_proxy_and_are_whole(life: Life, model: ModelServer) -> None:
-    """All was stored and sealed when the first one went, in order or not: its last seals say so."""
+async def test_attempts_continued_behind_another_proxy_are_complete(life: Life, model: ModelServer) -> None:
+    """All was stored and sealed when the first one ended, cleanly or not, as its last seals show."""
     key = key_of(await rollout(life.queue, model.url, "m"))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         await life.begin()
@@ -204,7 +204,7 @@ async def test_what_was_acknowledged_is_not_sent_again(life: Life, model: ModelS
 
 
 def settled(folder: Path) -> int:
-    """How many calls the journals note as acknowledged."""
+    """Number of calls recorded as acknowledged in the journals."""
     frames = [frame for path in folder.rglob("*.calls") for frame in read(path) if isinstance(frame, Frame)]
     return sum(len(unpacked(frame.payload)[1]) // 8 for frame in frames if frame.kind == SETTLED)
 
@@ -226,7 +226,7 @@ async def test_without_the_disk_those_attempts_and_only_those_are_incomplete(lif
     assert "has no last seal" in await life.proves(lost) and await life.proves(later) == "complete"
 
 
-async def test_a_disk_that_is_full_stops_no_call_and_its_attempts_are_incomplete(life: Life, model: ModelServer) -> None:
+async def test_a_full_disk_stops_no_call_but_makes_attempts_incomplete(life: Life, model: ModelServer) -> None:
     before, during = [key_of(await rollout(life.queue, model.url, "m")) for _ in range(2)]
     await life.begin()
     assert life.process is not None
@@ -245,7 +245,7 @@ async def test_a_disk_that_is_full_stops_no_call_and_its_attempts_are_incomplete
     assert await life.proves(key_of(third)) != "complete" and await life.proves(before) == "complete"
 
 
-async def test_a_proxy_on_a_full_disk_says_so_and_its_attempts_are_whole_again_when_there_is_room(life: Life, model: ModelServer) -> None:
+async def test_a_proxy_reports_a_full_disk_and_recovers_when_there_is_room(life: Life, model: ModelServer) -> None:
     before, during, after = [key_of(await rollout(life.queue, model.url, "m")) for _ in range(3)]
     life.before = on_small_disk(life.folder, "4m")
     await life.begin()
@@ -268,7 +268,7 @@ async def test_a_proxy_on_a_full_disk_says_so_and_its_attempts_are_whole_again_w
     assert await life.proves(after) == await life.proves(before) == "complete"
 
 
-async def test_nothing_is_left_of_what_was_acknowledged_sealed_or_deleted(life: Life, model: ModelServer) -> None:
+async def test_no_files_are_left_of_acknowledged_sealed_or_deleted_attempts(life: Life, model: ModelServer) -> None:
     key, deleted, kept = [key_of(await rollout(life.queue, model.url, "m")) for _ in range(3)]
     await life.begin()
 
@@ -299,7 +299,7 @@ async def test_nothing_is_left_of_what_was_acknowledged_sealed_or_deleted(life: 
     assert not any(text_of(span) == "a second word" for span in life.receiver.spans(conventions.SPAN_LLM)), "of a rollout that was deleted"
 
 
-async def test_what_is_kept_is_masked_as_spans_are(life: Life, model: ModelServer, tmp_path: Path) -> None:
+async def test_the_journal_is_masked_as_spans_are(life: Life, model: ModelServer, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\naction = "hash_text"\nrole = "user"\n')
     key = key_of(await rollout(life.queue, model.url, "m"))
@@ -314,7 +314,7 @@ async def test_what_is_kept_is_masked_as_spans_are(life: Life, model: ModelServe
     assert b"sha256:" in b"".join(legacy.ended.values())
 
 
-async def test_killed_at_random_moments_under_load_no_attempt_that_lost_a_call_counts_as_complete(life: Life, model: ModelServer) -> None:
+async def test_after_random_kills_under_load_no_attempt_with_a_lost_call_is_complete(life: Life, model: ModelServer) -> None:
     attempts, kills, turns = 120, 4, 4
     keys = [key_of(await rollout(life.queue, model.url, "m")) for _ in range(attempts)]
     received: dict[Key, set[str]] = {key: set() for key in keys}

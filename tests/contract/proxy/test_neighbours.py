@@ -1,4 +1,4 @@
-"""What an agent chooses changes nothing for others: not what is recorded of their calls, nor the way that these take."""
+"""An agent's choices do not affect others: neither what is recorded of their calls, nor their route."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def spans_of(stand: Stand, rollout_id: str) -> list[Received]:
 
 @contextlib.asynccontextmanager
 async def native(receiver: OtlpReceiver) -> AsyncGenerator[tuple[Stand, list[Any]]]:
-    """A server that speaks Messages and Responses, with token ids where it is asked for them; and what it was asked."""
+    """A server with Messages and Responses, which returns token ids on request; and the requests that it got."""
     asked: list[Any] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -57,9 +57,7 @@ async def native(receiver: OtlpReceiver) -> AsyncGenerator[tuple[Stand, list[Any
 
 
 @pytest.mark.parametrize("own", [{}, {"top_logprobs": 1}, {"return_token_ids": None}])
-async def test_a_refusal_that_repeats_an_agents_words_takes_no_token_ids_from_others(
-    stand: Stand, model: ModelServer, own: dict[str, Any]
-) -> None:
+async def test_an_error_that_quotes_an_agent_costs_others_no_token_ids(stand: Stand, model: ModelServer, own: dict[str, Any]) -> None:
     model.refused = "return_token_ids and logprobs are what I say"
     body = {"model": "m", "messages": [{"role": "user", "content": model.refused}], **own}
     for _ in range(3):
@@ -69,7 +67,7 @@ async def test_a_refusal_that_repeats_an_agents_words_takes_no_token_ids_from_ot
     assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
 
 
-async def test_nor_does_a_model_or_a_key_that_the_server_refuses(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_a_refused_model_or_key_costs_others_no_token_ids(receiver: OtlpReceiver, model: ModelServer) -> None:
     model.refused = "of-the-attacker"
     async with proxy(receiver, FixedUpstreams(Upstream(model.url))) as stand:
         for name in ("of-the-attacker", "return_token_ids of-the-attacker"):
@@ -81,7 +79,7 @@ async def test_nor_does_a_model_or_a_key_that_the_server_refuses(receiver: OtlpR
         assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
 
 
-async def test_a_server_that_refuses_the_fields_is_asked_about_them_by_the_proxy_itself(stand: Stand, model: ModelServer) -> None:
+async def test_a_server_that_refuses_the_fields_is_probed_by_the_proxy_itself(stand: Stand, model: ModelServer) -> None:
     model.plain = True
     headers = {"x-of-the-agent": "1", "authorization": "Bearer of-the-agent"}
     body = {"model": "m", "messages": [{"role": "user", "content": "of-the-agent"}]}
@@ -98,9 +96,7 @@ async def test_a_server_that_refuses_the_fields_is_asked_about_them_by_the_proxy
     ("path", "body"),
     [("messages", {"model": 'a"b', "messages": HELLO}), ("responses", {"model": "m", "input": "x", "previous_response_id": "resp_none"})],
 )
-async def test_what_an_agent_asks_for_and_is_not_there_takes_no_route_from_others(
-    receiver: OtlpReceiver, path: str, body: dict[str, Any]
-) -> None:
+async def test_a_not_found_of_one_agent_costs_others_no_route(receiver: OtlpReceiver, path: str, body: dict[str, Any]) -> None:
     async with native(receiver) as (stand, _):
         status, said = await post(stand, f"{SCOPE}/v1/{path}", body)
         assert status == 404 and "does not exist" in said
@@ -111,7 +107,7 @@ async def test_what_an_agent_asks_for_and_is_not_there_takes_no_route_from_other
 
 
 @pytest.mark.parametrize("levels", [300, 900])
-async def test_a_body_that_cannot_be_recorded_is_its_own_calls_loss(stand: Stand, model: ModelServer, levels: int) -> None:
+async def test_a_body_that_cannot_be_recorded_affects_only_its_call(stand: Stand, model: ModelServer, levels: int) -> None:
     model.prompt_tokens = [1]
     before = (await stand.health())["failures"]  # of this process, in which other files' tests have run
     deep = b'{"model": "m", "messages": [{"role": "user", "content": "a", "x": ' + b"[" * levels + b"]" * levels + b"}]}"

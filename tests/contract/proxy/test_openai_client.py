@@ -164,7 +164,7 @@ async def test_a_stream_that_breaks_off_is_seen_by_the_agent_and_recorded(stand:
     assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
 
 
-async def test_an_answer_that_is_cut_in_its_middle_is_an_error_and_is_not_sampled_a_second_time(stand: Stand, model: ModelServer) -> None:
+async def test_a_truncated_answer_is_an_error_and_not_sampled_again(stand: Stand, model: ModelServer) -> None:
     model.cut_answers = True
     with pytest.raises(openai.InternalServerError, match="model server") as failure:
         await ask(stand.client())
@@ -236,7 +236,7 @@ async def test_a_batch_of_attempts_is_closed_in_one_call(stand: Stand) -> None:
     assert [list(counts.values()) for counts in closed["counts"]] == [[1], []]
 
 
-async def test_close_says_when_the_spans_could_not_be_stored(stand: Stand, receiver: OtlpReceiver) -> None:
+async def test_close_reports_spans_that_could_not_be_stored(stand: Stand, receiver: OtlpReceiver) -> None:
     receiver.refuse = True
     await ask(stand.client())
     async with aiohttp.ClientSession() as session, session.post(f"{stand.url}/rollout/ro-1/attempt/at-1/close") as answer:
@@ -253,7 +253,7 @@ async def test_close_says_when_the_spans_could_not_be_stored(stand: Stand, recei
         ("/close", b"[]", 400, "attempts"),
     ],
 )
-async def test_a_wrong_request_is_told_what_is_right(stand: Stand, path: str, body: bytes, status: int, words: str) -> None:
+async def test_an_invalid_request_is_answered_with_what_is_valid(stand: Stand, path: str, body: bytes, status: int, words: str) -> None:
     async with aiohttp.ClientSession() as session, session.post(stand.url + path, data=body) as answer:
         assert answer.status == status and words in (await answer.json())["error"]["message"]
 

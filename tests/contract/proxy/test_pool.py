@@ -1,4 +1,4 @@
-"""Several endpoints, pauses, budgets, keys, retries, the list of models."""
+"""Several endpoints, pauses, budgets, keys, retries, the model list."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_rollout_stays_at_its_endpoint_and_moves_when_that_is_down(recei
     await spare.stop()
 
 
-async def test_one_that_cannot_serve_is_left_for_another(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_an_endpoint_that_cannot_serve_is_skipped_for_another(receiver: OtlpReceiver, model: ModelServer) -> None:
     other = ModelServer()
     await other.start()
     model.status = other.status = 503
@@ -70,7 +70,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": None, "top_p": None, "top_k": None}])
-async def test_a_model_servers_own_defaults_change_nothing_of_what_an_algorithm_asks_for(
+async def test_a_model_servers_defaults_do_not_override_sampling_parameters(
     receiver: OtlpReceiver, model: ModelServer, asked: dict[str, Any]
 ) -> None:
     val = SimpleNamespace(temperature=0.0, top_p=1.0, top_k=-1)
@@ -92,7 +92,7 @@ async def test_what_the_agent_asks_for_itself_is_what_is_sampled_and_stored(rece
     assert [call.attributes[f"gen_ai.request.{name}"] for name in ("temperature", "top_p")] == [0.2, 0.5]
 
 
-async def test_after_the_first_byte_no_other_one_is_asked(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_after_the_first_byte_no_other_endpoint_is_tried(receiver: OtlpReceiver, model: ModelServer) -> None:
     other = ModelServer()
     model.break_off_after = other.break_off_after = 1
     await other.start()
@@ -106,7 +106,7 @@ async def test_after_the_first_byte_no_other_one_is_asked(receiver: OtlpReceiver
     await other.stop()
 
 
-async def test_calls_are_held_while_weights_are_replaced_and_then_say_the_new_version(stand: Stand, model: ModelServer) -> None:
+async def test_calls_held_while_weights_are_replaced_have_the_new_version(stand: Stand, model: ModelServer) -> None:
     model.version, model.hold = None, asyncio.Event()
     first = asyncio.create_task(ask(stand.client()))
     await model.asked.wait()
@@ -135,7 +135,7 @@ async def test_a_pause_that_refuses_is_a_429_that_sdks_retry(stand: Stand, model
 @pytest.mark.parametrize(
     ("body", "words"), [({"mode": "later"}, "hold"), ({"wait_seconds": "x"}, "wait_seconds"), ({"wait_seconds": math.nan}, "wait_seconds")]
 )
-async def test_a_wrong_pause_is_told_what_is_right(stand: Stand, body: dict[str, Any], words: str) -> None:
+async def test_an_invalid_pause_is_answered_with_what_is_valid(stand: Stand, body: dict[str, Any], words: str) -> None:
     status, answer, _ = await stand.post("/pause", body)
     assert status == 400 and words in answer["error"]["message"]
 
@@ -177,8 +177,8 @@ async def test_an_agent_cannot_write_into_anothers_attempt(receiver: OtlpReceive
     assert not any("x-api-key" in headers for headers in model.headers)
 
 
-async def test_headers_and_more_of_the_body_that_a_resource_names_are_sent_by_the_proxy(receiver: OtlpReceiver, model: ModelServer) -> None:
-    """An agent is not told them: they hold a provider's keys (runner/environment.py)."""
+async def test_extra_headers_and_body_fields_of_a_resource_are_sent_by_the_proxy(receiver: OtlpReceiver, model: ModelServer) -> None:
+    """Agents do not get them: they contain a provider's keys (runner/environment.py)."""
     sampling = {"extra_headers": {"X-Api-Key": "theirs", "x-number": 5}, "extra_body": {"min_p": 0.1}, "temperature": 0.5}
     async with proxy(receiver, FixedUpstreams(Upstream(model.url, api_key="real", sampling=sampling)), token="secret") as stand:
         own = {"authorization": f"Bearer {attempt_key('secret', *KEY)}", "x-api-key": "the agent's"}
@@ -207,7 +207,7 @@ async def test_a_key_of_ours_in_a_second_header_does_not_either(receiver: OtlpRe
     assert not any("authorization" in headers for headers in model.headers)
 
 
-async def test_the_try_that_an_sdk_repeats_is_linked(stand: Stand, model: ModelServer) -> None:
+async def test_a_retry_of_an_sdk_is_linked(stand: Stand, model: ModelServer) -> None:
     model.status = 500
     retrying = asyncio.create_task(ask(stand.client().with_options(max_retries=3)))
     await model.asked.wait()
@@ -229,7 +229,7 @@ class Seeded(FixedUpstreams):
         return replace(await super().resolve(key, asked), seed=7)
 
 
-async def test_a_try_that_an_sdk_repeats_samples_as_the_one_that_failed_would_have(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_a_retry_of_an_sdk_samples_with_the_seed_of_the_failed_try(receiver: OtlpReceiver, model: ModelServer) -> None:
     async with proxy(receiver, Seeded(Upstream(model.url))) as stand:
         model.status = 500
         retrying = asyncio.create_task(ask(stand.client().with_options(max_retries=3)))
@@ -243,7 +243,7 @@ async def test_a_try_that_an_sdk_repeats_samples_as_the_one_that_failed_would_ha
     assert fresh == call_seed(7, 2), "what follows an outage is drawn as without one"
 
 
-async def test_a_call_that_the_sdk_gave_up_waiting_for_is_linked_too(stand: Stand, model: ModelServer) -> None:
+async def test_a_retry_after_a_timeout_of_the_sdk_is_linked_too(stand: Stand, model: ModelServer) -> None:
     model.hold = asyncio.Event()
     async with stand.client() as client:
         messages: Any = HELLO
@@ -271,13 +271,13 @@ async def test_other_providers_go_through_litellm_or_say_how_to_set_it_up(receiv
 
 
 class Connected:
-    """A store's side of the seam: where the proxy is, and the token."""
+    """A fake store with the proxy's address and the token."""
 
     def __init__(self, url: str | None, token: str = "secret") -> None:
         self.description, self.token = Describe(queue="127.0.0.1:1", proxy=url), token
 
 
-async def test_llm_proxy_hands_its_models_to_the_stacks_proxy_and_takes_them_back(receiver: OtlpReceiver, model: ModelServer) -> None:
+async def test_llm_proxy_sets_the_models_of_the_stacks_proxy_and_removes_them(receiver: OtlpReceiver, model: ModelServer) -> None:
     params = {"model": "hosted_vllm/local", "api_base": model.url, "temperature": 0.5, "top_p": 0.9, "rpm": 5}
     entry: Any = {"model_name": "policy", "litellm_params": params}
     models = ModelList()

@@ -1,4 +1,4 @@
-"""A model server that answers with a redirect: nobody goes where it points, and the agent is told which origin it names."""
+"""A model server that answers with a redirect: it is not followed, and the agent's error names its origin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "key-of-the-provider"
 
 
 class Lure:
-    """A server of another origin: `url`, and what came to it."""
+    """A server of another origin: `url`, and the requests that reached it."""
 
     def __init__(self) -> None:
         self.came: list[tuple[str, str, str]] = []
@@ -80,13 +80,13 @@ async def test_a_redirect_is_an_error_that_names_its_origin(stand: Stand, lure: 
     assert "location" not in headers and lure.came == []
 
 
-async def test_the_list_of_models_follows_none(stand: Stand, lure: Lure) -> None:
+async def test_the_list_of_models_follows_no_redirect(stand: Stand, lure: Lure) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"{stand.url}{SCOPE}/v1/models", allow_redirects=False) as answer:
         assert answer.status == 502 and lure.url in (await answer.json())["error"]["message"]
     assert lure.came == []
 
 
-async def test_a_redirected_call_is_recorded_with_why_and_no_other_server_is_asked(receiver: OtlpReceiver, lure: Lure) -> None:
+async def test_a_redirected_call_is_recorded_with_the_reason_and_not_retried(receiver: OtlpReceiver, lure: Lure) -> None:
     async with proxy(receiver, FixedUpstreams(Upstream(lure.upstream), Upstream(lure.upstream + "/"))) as stand:
         status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": HELLO})
         (span,) = await stand.calls()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 
 
 async def refused(settings: Settings) -> None:
-    """Return when nobody listens any more; a connection that was waiting to be accepted just then is reset."""
+    """Wait until the port is closed; a connection not yet accepted at that moment is reset."""
     with pytest.raises(ConnectionError):
         while True:
             _, writer = await asyncio.open_connection(settings.host, settings.proxy_port)

@@ -1,4 +1,4 @@
-"""Calls that litellm serves: what an agent writes into its request decides what is sampled, and never who is asked."""
+"""Calls through litellm: an agent's request can change the sampling, but never which model answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWN = {
 
 @pytest.fixture
 async def behind_litellm(receiver: OtlpReceiver, model: ModelServer) -> AsyncIterator[Stand]:
-    """A proxy whose models litellm serves: a model server stands for it, which keeps what it was asked."""
+    """A proxy with models of litellm; a model server stands in for it and records the requests."""
     upstream = Upstream("litellm:", "gemini/flash", "provider's-key", SAMPLING, provider="litellm")
     async with proxy(receiver, FixedUpstreams(upstream), limits=Limits(litellm_url=model.url)) as stand:
         yield stand
@@ -99,7 +99,7 @@ async def test_headers_to_litellm_are_dropped(behind_litellm: Stand, model: Mode
 
 
 async def test_a_counted_body_is_read_as_json_whatever_the_agent_calls_it(behind_litellm: Stand, model: ModelServer) -> None:
-    """As a form, it would have other fields than those that were looked at."""
+    """As a form it would have other fields than those that were checked."""
     text = json.dumps(body("messages/count_tokens", system="&fallbacks=other&"))
     headers = {"content-type": "application/x-www-form-urlencoded"}
     url = f"{behind_litellm.url}{SCOPE}/v1/messages/count_tokens"

@@ -1,4 +1,4 @@
-"""The proxy of a stack with a token, as a process: what it serves, tells and lends to who shows nothing of the stack's."""
+"""The proxy of a stack with a token, as a process: what it gives to untrusted clients."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_a_call_with_its_own_key_gets_nothing_of_the_stacks(model: ModelSe
     assert span.trace_id != TRACE and not span.parent_id and conventions.LLM_CALLER not in span.attributes
 
 
-async def test_health_tells_a_stranger_only_whether_all_is_well(settings: Settings) -> None:
+async def test_health_without_the_token_has_only_the_status(settings: Settings) -> None:
     async with served(settings, f"http://opuser:OPPASSWORD@127.0.0.1:{free_port()}/v1") as url:
         asking = asyncio.create_task(asked(url, SHOWN))
         while not (told := await health_of(url, SHOWN))["down"]:  # noqa: ASYNC110  # the proxy tells nobody

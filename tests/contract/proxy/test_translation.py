@@ -1,4 +1,4 @@
-"""Agents that speak Anthropic's Messages or OpenAI's Responses, a server that knows only chat/completions, and the real litellm between."""
+"""Agents with Anthropic's Messages or OpenAI's Responses, a server with chat/completions only, and the real litellm between."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Translated:
 
     @contextlib.asynccontextmanager
     async def messages(self, body: dict[str, Any]) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """What the SDK of Anthropic sends."""
+        """A request as Anthropic's SDK sends it."""
         headers = {"x-api-key": "agl-own", "anthropic-version": "2023-06-01", "traceparent": TRACEPARENT}
         asked = {"model": "claude-any", "max_tokens": 50, **body}
         async with aiohttp.ClientSession() as session, session.post(f"{self.base_url}/messages", json=asked, headers=headers) as answer:
@@ -104,7 +104,7 @@ def translated(module: Translated) -> Translated:
 
 
 def check(translated: Translated, span: Received, reply: str, *, call: int = 1, said: Any = None) -> None:
-    """The span holds the tokens of the chat call as it was sampled."""
+    """Check that the span has the tokens of the chat call as it was sampled."""
     held, asked = span.attributes, translated.model.requests[-1]
     assert held[conventions.LLM_CALL] == call and not span.error, held
     if conventions.LLM_PREFIX_CALL not in held:
@@ -189,7 +189,7 @@ async def test_the_servers_error_reaches_the_agent_in_its_own_protocol(translate
     assert span.error and span.attributes["http.response.status_code"] == 500 and len(translated.model.requests) == 1
 
 
-async def test_what_litellm_itself_refuses_is_one_failed_call(translated: Translated) -> None:
+async def test_a_refusal_of_litellm_is_one_failed_call(translated: Translated) -> None:
     async with translated.messages({"messages": "no list"}) as answer:
         assert answer.status >= 400
     (span,) = await translated.spans()
@@ -226,7 +226,7 @@ async def test_a_client_that_goes_away_ends_the_call_upstream(translated: Transl
 
 @pytest.mark.parametrize("key", ["key-of-the-resource", None])
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])
-async def test_another_providers_model_is_asked_with_its_resources_key_or_the_environments(
+async def test_a_providers_model_is_called_with_the_resources_or_the_environments_key(
     translated: Translated, path: str, key: str | None
 ) -> None:
     translated.upstreams.others[translated.rollout] = Upstream("litellm:", "hosted_vllm/far", key, provider="litellm")
@@ -253,8 +253,8 @@ async def test_an_agent_cannot_send_another_providers_key_to_an_address_of_its_o
 
 
 @pytest.mark.parametrize(("path", "is_served"), [("chat/completions", True), ("messages", True), ("messages", False), ("responses", False)])
-async def test_what_steers_litellm_is_refused_and_its_metadata_left_out(translated: Translated, path: str, is_served: bool) -> None:
-    """Where litellm serves the model, and where it only translates."""
+async def test_fields_that_control_litellm_are_refused_and_metadata_removed(translated: Translated, path: str, is_served: bool) -> None:
+    """Both if litellm serves the model and if it only translates."""
     if is_served:
         translated.upstreams.others[translated.rollout] = Upstream("litellm:", "hosted_vllm/far", "key-of-the-resource", provider="litellm")
     body = {"model": "any", "max_tokens": 50, "messages": HELLO}
@@ -340,7 +340,7 @@ async def native_server(translated: Translated, *, chat_has_ids: bool) -> AsyncG
 
 
 async def texts(translated: Translated, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What two calls are answered, the second after the proxy has asked the server about token ids."""
+    """The answers to two calls, the second after the proxy's probe for token ids."""
     said: list[str] = []
     for _ in range(2):
         async with translated.messages({"messages": HELLO}) as answer:
@@ -349,9 +349,7 @@ async def texts(translated: Translated, caplog: pytest.LogCaptureFixture) -> lis
     return said
 
 
-async def test_messages_without_token_ids_are_asked_by_chat_where_that_has_them(
-    translated: Translated, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_messages_without_token_ids_go_to_chat_if_that_has_them(translated: Translated, caplog: pytest.LogCaptureFixture) -> None:
     async with native_server(translated, chat_has_ids=True) as server:
         assert await texts(translated, caplog) == ["native", "olleh:0"]
         tried, sampled = server.requests
@@ -362,7 +360,7 @@ async def test_messages_without_token_ids_are_asked_by_chat_where_that_has_them(
         assert sampled["messages"][-1]["content"] == "hello"
 
 
-async def test_and_stay_as_they_are_where_chat_has_none_either(translated: Translated, caplog: pytest.LogCaptureFixture) -> None:
+async def test_messages_stay_untranslated_if_chat_has_no_token_ids_either(translated: Translated, caplog: pytest.LogCaptureFixture) -> None:
     async with native_server(translated, chat_has_ids=False) as server:
         assert await texts(translated, caplog) == ["native", "native"]
         assert len(server.requests) == 1, "asked once"
@@ -400,7 +398,7 @@ async def test_a_litellm_that_cannot_be_started_says_so(shared_receiver: OtlpRec
 
 
 @pytest.mark.parametrize("path", ["messages", "responses"])
-async def test_without_litellm_the_remedy_is_told(shared_receiver: OtlpReceiver, path: str) -> None:
+async def test_without_litellm_the_error_names_the_remedy(shared_receiver: OtlpReceiver, path: str) -> None:
     model = ModelServer()
     await model.start()
     async with proxy(shared_receiver, FixedUpstreams(Upstream(model.url))) as stand:

@@ -1,4 +1,4 @@
-"""Who makes a call, and who forwards it: the caller's marker in the baggage, the proxy's with the queue before the call leaves."""
+"""Markers of calling and forwarding processes: the caller's in the baggage, the proxy's announced to the queue before the call."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ MARKER = "0123456789abcdef"
         ("", None),
     ],
 )
-async def test_the_callers_marker_is_recorded_and_goes_no_further(
-    stand: Stand, model: ModelServer, baggage: str, caller: str | None
-) -> None:
+async def test_the_callers_marker_is_recorded_and_not_forwarded(stand: Stand, model: ModelServer, baggage: str, caller: str | None) -> None:
     status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", BODY, baggage=baggage)
     assert status == 200
     (span,) = await stand.calls()
@@ -42,7 +40,7 @@ async def test_the_callers_marker_is_recorded_and_goes_no_further(
 
 
 class SlowQueue:
-    """Takes a note when it may, unless it is away or fails otherwise."""
+    """Accepts announcements when released, unless it is unreachable or fails."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -56,7 +54,7 @@ class SlowQueue:
         await self.go.wait()
 
 
-async def test_announcements_that_come_together_are_one_message_and_each_is_sent_once() -> None:
+async def test_concurrent_announcements_are_one_message_and_sent_once() -> None:
     queue, counts = SlowQueue(), Counter[str]()
     witnesses = Witnesses(queue, "http://proxy", counts)
     waiting = [asyncio.create_task(witnesses.announce(("ro", f"at-{number % 3}"), "m")) for number in range(9)]
@@ -74,7 +72,7 @@ async def test_announcements_that_come_together_are_one_message_and_each_is_sent
     await witnesses.close()
 
 
-async def test_a_queue_that_is_away_holds_calls_up_for_a_while_and_is_told_when_it_is_back() -> None:
+async def test_an_unreachable_queue_delays_calls_briefly_and_is_told_later() -> None:
     queue, counts = SlowQueue(), Counter[str]()
     queue.error = UnavailableError("the queue is away")
     witnesses = Witnesses(queue, "", counts, wait_seconds=0.01)
@@ -90,7 +88,7 @@ async def test_a_queue_that_is_away_holds_calls_up_for_a_while_and_is_told_when_
 
 
 @pytest.mark.parametrize("error", [RefusedError("another token", status=401, code="token"), ValueError("nobody expected this")])
-async def test_a_refusal_is_counted_said_once_and_holds_no_call_up(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_counted_logged_once_and_delays_no_call(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     queue, counts = SlowQueue(), Counter[str]()
     queue.go.set()
     queue.error = error

@@ -28,7 +28,7 @@ from agl_otel.settings import Settings
 TOKEN = "the stack's own"
 
 
-def test_a_token_opens_what_it_is_for_until_its_time_is_over() -> None:
+def test_a_scoped_token_opens_its_services_until_it_expires() -> None:
     made = scoped_token(TOKEN, ["web", "clickhouse"], 1000.0)
     for scope in SCOPES:
         assert (refusal(TOKEN, made, scope, now=999.0) is None) == (scope in ("web", "clickhouse"))
@@ -42,14 +42,14 @@ def test_a_token_opens_what_it_is_for_until_its_time_is_over() -> None:
     lambda made: made.replace("-1000-", "-9000-"), lambda made: made.replace("web", "queue"), lambda made: made[:-1] + "g",
     lambda made: "", lambda made: "aglt", lambda made: "aglt-web-1000-", lambda made: "aglt---", lambda made: made + "\udcff",
 ])  # fmt: skip
-def test_what_was_changed_or_made_up_opens_nothing(change: object) -> None:
+def test_altered_or_invented_tokens_open_nothing(change: object) -> None:
     assert callable(change)
     given = str(change(scoped_token(TOKEN, ["web"], 1000.0)))
     assert refusal(TOKEN, given, "web", now=1.0) == ""
     assert refusal("another stack's", scoped_token(TOKEN, ["web"], 1000.0), "web", now=1.0) == ""
 
 
-def test_the_proxy_knows_them_and_shows_them_to_no_provider() -> None:
+def test_the_proxy_recognises_our_keys_and_sends_none_to_a_provider() -> None:
     made = scoped_token(TOKEN, ["proxy"], 1e11)
     assert is_ours(made) and is_trusted(TOKEN, made) and not is_trusted(TOKEN, scoped_token(TOKEN, ["web"], 1e11))
 
@@ -57,7 +57,7 @@ def test_the_proxy_knows_them_and_shows_them_to_no_provider() -> None:
 @pytest.mark.parametrize(
     ("given", "scopes", "says"), [("", ["web"], "AGL_TOKEN"), (TOKEN, [], "opens nothing"), (TOKEN, ["all"], "no service all")]
 )
-def test_none_is_made_of_nothing(given: str, scopes: list[str], says: str) -> None:
+def test_no_token_is_made_without_a_stack_token_or_scope(given: str, scopes: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         scoped_token(given, scopes, 1000.0)
 
@@ -75,7 +75,7 @@ def test_the_key_for_telemetry_is_printed_and_no_token(monkeypatch: pytest.Monke
 
 
 def test_the_key_of_an_attempt_is_no_token() -> None:
-    """Whatever ids it has: both are signed with the stack's token."""
+    """With any ids: both are signed with the stack's token."""
     signature = attempt_key(TOKEN, "aglt-web-99999999999", "at").rpartition("-")[2]
     assert refusal(TOKEN, f"aglt-web-99999999999/at-{signature}", "web", now=1.0) == ""
 
@@ -96,7 +96,7 @@ def test_without_a_token_no_key_is_asked_for() -> None:
     assert may_call("", "anything", "ro-1", "at-1") and is_trusted("", "")
 
 
-def test_names_are_asked_for_where_this_machine_alone_reaches_a_port() -> None:
+def test_host_names_are_checked_on_loopback_only() -> None:
     for host in ("127.0.0.1", "127.0.1.1", "::1", "localhost"):
         assert is_loopback(host) and own_names(Settings(host=host, allowed_hosts="a, B")) == {host, "a", "b"}
     for host in ("0.0.0.0", "::", "192.0.2.7", "no-such-host.invalid", ""):
@@ -104,7 +104,7 @@ def test_names_are_asked_for_where_this_machine_alone_reaches_a_port() -> None:
     assert own_names(Settings(allowed_hosts="*")) is None and own_names(Settings(token=SecretStr("t"))) is None
 
 
-def test_a_name_of_this_machine_that_leads_to_loopback_is_no_other_machines() -> None:
+def test_a_host_name_that_resolves_to_loopback_is_loopback() -> None:
     name = socket.gethostname()
     try:
         found = {each[4][0] for each in socket.getaddrinfo(name, None)}
@@ -116,6 +116,6 @@ def test_a_name_of_this_machine_that_leads_to_loopback_is_no_other_machines() ->
 
 
 @pytest.mark.parametrize("origin", ["http://[", "null", "http://evil.example", "http://127.0.0.1:80@evil.example", "127.0.0.1:80"])
-def test_a_page_whose_origin_is_not_the_port_itself_may_not_post(origin: str) -> None:
+def test_a_page_of_another_origin_may_not_post(origin: str) -> None:
     assert Visitors().refusal("POST", {"Host": "127.0.0.1:80", "Origin": origin})
     assert Visitors().refusal("POST", {"Host": "127.0.0.1:80", "Origin": "http://127.0.0.1:80"}) is None

@@ -1,4 +1,4 @@
-"""A body comes in time or is given up; what is held of bodies is counted, in any thread, and let go."""
+"""Slow bodies time out; the bytes of bodies are counted, in any thread, and released."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.net.test_http_server import HEAD, PATIENCE_SECONDS, SHORT_SECOND
 
 
 class Echo:
-    """Answers with the body."""
+    """A server that answers with the body."""
 
     def __init__(self) -> None:
         self.bodies = Bodies(InFlight(1 << 20), 1 << 20, seconds=SHORT_SECONDS)
@@ -34,7 +34,7 @@ class Echo:
 
 
 @pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
-async def test_a_body_that_does_not_come_is_given_up_and_no_longer_held(drip: bytes) -> None:
+async def test_a_body_that_does_not_arrive_times_out_and_is_released(drip: bytes) -> None:
     echo = Echo()
     async with serving(echo.__call__) as port, connection(port) as (reader, writer):
         writer.write(HEAD % 1_000_000 + b"begin")
@@ -43,7 +43,7 @@ async def test_a_body_that_does_not_come_is_given_up_and_no_longer_held(drip: by
     assert echo.bodies.in_flight.bytes == 0
 
 
-async def test_a_body_that_is_there_may_be_worked_on_for_long_and_is_held_so_long() -> None:
+async def test_a_received_body_stays_reserved_while_it_is_processed() -> None:
     echo = Echo()
     echo.go.clear()
     async with serving(echo.__call__) as port, connection(port) as (reader, writer):
@@ -59,7 +59,7 @@ async def test_a_body_that_is_there_may_be_worked_on_for_long_and_is_held_so_lon
 
 
 @pytest.mark.parametrize("encoding", [b"zstd", b"gzip", b"deflate"])
-async def test_a_body_that_is_not_what_its_encoding_says_is_a_400_without_a_traceback(
+async def test_a_body_that_does_not_match_its_encoding_is_a_400_without_a_traceback(
     encoding: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(Echo().__call__) as port, connection(port) as (reader, writer):
@@ -70,14 +70,14 @@ async def test_a_body_that_is_not_what_its_encoding_says_is_a_400_without_a_trac
 
 
 @pytest.mark.parametrize(("size", "status"), [(1 << 20, 200), ((1 << 20) + 1, 413)])
-async def test_a_packed_body_may_unfold_up_to_the_limit(size: int, status: int) -> None:
+async def test_a_compressed_body_may_decompress_up_to_the_limit(size: int, status: int) -> None:
     body = gzip.compress(bytes(size))
     async with serving(Echo().__call__) as port, connection(port) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         assert (await until_closed(reader, writer)).startswith(b"HTTP/1.1 %d" % status)
 
 
-def test_an_encoding_that_nobody_knows_and_a_size_beyond_the_limit_have_their_own_status() -> None:
+def test_an_unknown_encoding_and_an_oversized_body_have_their_own_status() -> None:
     assert (http_status(TooLargeError("")), http_status(EncodingError(""))) == (413, 415)
 
 
@@ -92,7 +92,7 @@ def test_bytes_in_flight_are_bounded_but_one_request_always_fits() -> None:
     assert (flight.bytes, flight.refused) == (0, 1)
 
 
-def test_bytes_that_come_piece_by_piece_are_held_as_they_come_and_let_go_together() -> None:
+def test_pieces_are_reserved_as_they_arrive_and_released_together() -> None:
     flight = InFlight(10)
     with flight.growing() as slow:
         assert flight.bytes == 0
@@ -104,7 +104,7 @@ def test_bytes_that_come_piece_by_piece_are_held_as_they_come_and_let_go_togethe
     assert (flight.bytes, flight.refused) == (0, 1)
 
 
-def test_a_thread_that_outlives_its_request_holds_nothing_for_it() -> None:
+def test_a_thread_that_outlives_its_request_reserves_nothing() -> None:
     flight = InFlight(10)
     with flight.growing() as hold:
         hold(4)

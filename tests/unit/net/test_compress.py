@@ -1,4 +1,4 @@
-"""Bodies unfold up to the limit and not beyond."""
+"""Bodies are decompressed up to the limit and not beyond."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "defl
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
-def test_what_was_compressed_comes_back(encoding: str) -> None:
+def test_compressed_bodies_round_trip(encoding: str) -> None:
     data = bytes(range(256)) * 40
     assert decompress(encoding, COMPRESSORS[encoding](data), len(data)) == data
     assert decompress(encoding.upper(), COMPRESSORS[encoding](b"a") + COMPRESSORS[encoding](b"b"), 10) == b"ab"
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
-def test_a_bomb_is_refused_before_it_unfolds(encoding: str) -> None:
+def test_a_decompression_bomb_is_refused_early(encoding: str) -> None:
     with pytest.raises(TooLargeError, match="larger than 1 MiB"):
         decompress(encoding, COMPRESSORS[encoding](bytes(50 << 20)), 1 << 20)
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
-def test_damaged_and_torn_bodies_are_invalid(encoding: str) -> None:
+def test_damaged_and_truncated_bodies_are_invalid(encoding: str) -> None:
     body = COMPRESSORS[encoding](b"hello" * 100)
     for broken in (body[:-6], b"\x00garbage" + body, body + b"tail"):
         with pytest.raises(DataError):
@@ -58,7 +58,7 @@ def test_no_encoding_and_an_unknown_one() -> None:
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
-def test_bodies_of_several_windows_and_members_come_back(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_of_several_windows_and_members_round_trip(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compress = COMPRESSORS[encoding]
     noise, dense = os.urandom(WINDOW_BYTES + 1), bytes(3 * PIECE_BYTES + 1)
     parts = [noise, dense, b"", noise * 5, b"x", dense]
@@ -76,8 +76,8 @@ def test_a_body_of_too_many_members_is_refused(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
-def test_no_more_of_a_body_is_copied_than_a_window_for_each_member(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a decompressor leaves behind its end is a copy: of whole bodies of empty members that was the square of their length."""
+def test_at_most_a_window_is_copied_for_each_member(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decompressor copies the data after its end: for whole bodies of empty members that was quadratic in their length."""
     copied: list[int] = []
     make = _DECOMPRESSORS[encoding]
 
@@ -97,7 +97,7 @@ def test_no_more_of_a_body_is_copied_than_a_window_for_each_member(encoding: str
     assert max(copied) <= WINDOW_BYTES
 
 
-def test_unpacking_ends_when_its_client_goes_and_when_it_takes_too_long() -> None:
+def test_decompression_stops_if_the_client_disconnects_or_it_takes_too_long() -> None:
     body = gzip.compress(bytes(20 * PIECE_BYTES))
     left = iter([False, False, True])
     with pytest.raises(UnavailableError, match="client went away"):

@@ -1,4 +1,4 @@
-"""A gRPC port that a request has ended listens again, and refusals keep nothing."""
+"""A gRPC port restarts after a request terminated it, and refusals leave no garbage."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def call(port: int, method: str) -> bytes:
         return await channel.unary_unary(method, None, None)(b"x", wait_for_ready=True, timeout=300)
 
 
-async def test_a_request_that_ends_the_server_cuts_what_is_under_way_and_another_one_listens() -> None:
+async def test_a_request_that_terminates_the_server_cuts_calls_and_it_restarts() -> None:
     held = asyncio.Event()
     echo = listener(held)
     port = await echo.start("127.0.0.1", 0)
@@ -104,7 +104,7 @@ CALLS = 8
 
 
 class Refusing(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
-    """Takes any bytes as a request, and then aborts; `/refusing/many` in a stream."""
+    """Accepts any bytes as a request, then aborts; `/refusing/many` as a stream."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         async def one(request: bytes, context: Any) -> None:

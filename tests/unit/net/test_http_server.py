@@ -1,4 +1,4 @@
-"""Who holds an HTTP connection without getting on with a request loses it; who waits for an answer does not."""
+"""Idle and slow HTTP connections are closed; clients that wait for an answer keep theirs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def serving(handler: object) -> AsyncGenerator[int]:
-    """The port of a server with one handler, where a connection may rest for SHORT_SECONDS."""
+    """The port of a server with one handler, where a connection may be idle for SHORT_SECONDS."""
     app = web.Application()
     app.router.add_post("/", handler)  # pyright: ignore[reportArgumentType] a handler
     runner = make_runner(app, idle_seconds=SHORT_SECONDS, lingering_time=SHORT_SECONDS)
@@ -44,7 +44,7 @@ async def connection(port: int) -> AsyncGenerator[tuple[asyncio.StreamReader, as
 
 
 async def until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, drip: bytes = b"") -> bytes:
-    """Send `drip` again and again until the server closes; what it said."""
+    """Send `drip` repeatedly until the server closes; return its answer."""
 
     async def drips() -> None:
         with contextlib.suppress(OSError):
@@ -75,13 +75,13 @@ async def echo(request: web.Request) -> web.Response:
     [(b"", b""), (b"POST / HT", b""), (b"POST / HTTP/1.1\r\nX-Slow: ", b"a")],
     ids=["nothing", "half a line", "a byte now and then"],
 )
-async def test_a_head_that_does_not_come_ends_the_connection(first: bytes, drip: bytes) -> None:
+async def test_an_incomplete_head_closes_the_connection(first: bytes, drip: bytes) -> None:
     async with serving(echo) as port, connection(port) as (reader, writer):
         writer.write(first)
         assert await until_closed(reader, writer, drip) == b""
 
 
-async def test_a_connection_that_rests_after_an_answer_ends() -> None:
+async def test_a_connection_idle_after_an_answer_is_closed() -> None:
     async with serving(echo) as port, connection(port) as (reader, writer):
         writer.write(HEAD % 2 + b"hi")
         answer = await until_closed(reader, writer)
@@ -89,7 +89,7 @@ async def test_a_connection_that_rests_after_an_answer_ends() -> None:
         assert answer.endswith(b"hi")
 
 
-async def test_who_waits_for_an_answer_may_wait_longer() -> None:
+async def test_a_client_waiting_for_an_answer_is_not_idle() -> None:
     others_went = asyncio.Event()
 
     async def slow(request: web.Request) -> web.Response:
@@ -124,7 +124,7 @@ def test_every_body_is_counted(room: str) -> None:
     assert not [path.name for path in files if re.search(r"request\.(read|json|post|text|multipart|content)\b[^_]", path.read_text())]
 
 
-async def test_work_is_cancelled_when_its_client_goes() -> None:
+async def test_work_is_cancelled_when_its_client_disconnects() -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def endless() -> web.Response:

@@ -10,7 +10,7 @@ IDS = st.lists(st.integers(0, 2), max_size=6)
 
 
 @given(st.lists(st.tuples(IDS, st.lists(IDS, min_size=1, max_size=3)), max_size=8))
-def test_every_prompt_is_rebuilt_from_its_prefix_and_the_longest_one_is_named(calls: list[tuple[list[int], list[list[int]]]]) -> None:
+def test_prompts_are_rebuilt_from_the_longest_prefix(calls: list[tuple[list[int], list[list[int]]]]) -> None:
     attempts = Attempts(lambda _: None)
     said: dict[tuple[int, int], list[int]] = {}
     for prompt, replies in calls:
@@ -24,7 +24,7 @@ def test_every_prompt_is_rebuilt_from_its_prefix_and_the_longest_one_is_named(ca
             said |= {(number, choice): prompt + reply for choice, reply in enumerate(replies)}
 
 
-def test_calls_are_numbered_by_attempt_also_those_without_tokens() -> None:
+def test_calls_are_numbered_per_attempt_even_without_tokens() -> None:
     attempts = Attempts(lambda _: None)
     first, number = attempts.begin(KEY)
     assert attempts.continued(first, number, None, {}) is None
@@ -33,7 +33,7 @@ def test_calls_are_numbered_by_attempt_also_those_without_tokens() -> None:
     assert attempts.active(KEY) == 2
 
 
-def test_an_attempt_without_a_call_under_way_is_forgotten_when_room_is_needed() -> None:
+def test_an_attempt_without_calls_in_flight_is_evicted_when_the_table_is_full() -> None:
     forgotten: list[tuple[str, str]] = []
     attempts = Attempts(forgotten.append, max_attempts=2)
     attempts.begin(("ro", "busy"))
@@ -45,7 +45,7 @@ def test_an_attempt_without_a_call_under_way_is_forgotten_when_room_is_needed() 
     assert attempts.begin(("ro", "idle"))[1] == 1
 
 
-def test_an_attempt_that_says_very_much_loses_what_it_said_and_no_other_anything() -> None:
+def test_only_the_attempt_with_the_longest_history_loses_it() -> None:
     forgotten: list[tuple[str, str]] = []
     attempts = Attempts(forgotten.append, max_held=16)
     other, number = attempts.begin(("ro", "other"))
@@ -63,7 +63,7 @@ def test_an_attempt_that_says_very_much_loses_what_it_said_and_no_other_anything
     assert number == 2 and attempts.continued(again, number, [1, 2], {0: [3]}) is not None
 
 
-def test_attempts_that_are_over_are_forgotten() -> None:
+def test_closed_attempts_are_evicted() -> None:
     forgotten: list[tuple[str, str]] = []
     now = [0.0]
     attempts = Attempts(forgotten.append, clock=lambda: now[0])
@@ -81,7 +81,7 @@ def test_attempts_that_are_over_are_forgotten() -> None:
     assert forgotten == [("ro", "over"), ("ro", "never-called")] and not attempts.is_closed(("ro", "over")) and len(attempts) == 2
 
 
-def test_one_that_comes_back_after_a_day_goes_on_counting_its_calls_and_tokens_and_has_forgotten_what_it_said() -> None:
+def test_an_attempt_resumed_after_a_day_keeps_its_counts_and_loses_its_history() -> None:
     forgotten: list[tuple[str, str]] = []
     idle: list[tuple[str, str]] = []
     now = [0.0]
@@ -121,7 +121,7 @@ def test_a_retry_is_linked_to_the_try_that_failed() -> None:
     assert attempt.tried(6, b"z", retry=False) == (None, 4), "what comes later is numbered as if nothing had failed"
 
 
-def test_of_several_equal_calls_that_went_well_none_is_guessed() -> None:
+def test_a_retry_of_several_successful_equal_calls_is_not_linked() -> None:
     attempt, _ = Attempts(lambda _: None).begin(KEY)
     for number in (1, 2):
         attempt.tried(number, b"x", retry=False)
@@ -131,7 +131,7 @@ def test_of_several_equal_calls_that_went_well_none_is_guessed() -> None:
     assert attempt.tried(5, b"only", retry=True) == (4, 4)
 
 
-def test_a_conversation_of_thousands_of_calls_names_the_call_before_each_time() -> None:
+def test_each_of_thousands_of_calls_refers_to_the_previous_one() -> None:
     attempts = Attempts(lambda _: None)
     prompt: list[int] = []
     for turn in range(1, 3_001):

@@ -1,4 +1,4 @@
-"""The table of dialects: every row, whole and streamed."""
+"""Every row of the table of dialects, whole and streamed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ PARTS = [
         ("messages", MESSAGE_EVENTS, "tool_calls"),
     ],
 )
-def test_whole_and_streamed_answers_say_the_same(path: str, payloads: list[Any], finish: str) -> None:
+def test_whole_and_streamed_answers_give_equal_replies(path: str, payloads: list[Any], finish: str) -> None:
     reply = Reply()
     for payload in payloads:
         DIALECTS[path].take(reply, payload)
@@ -90,7 +90,7 @@ def test_whole_and_streamed_answers_say_the_same(path: str, payloads: list[Any],
 
 
 @pytest.mark.parametrize(("path", "events"), [("responses", RESPONSE_EVENTS[:3]), ("messages", MESSAGE_EVENTS[:4])])
-def test_a_stream_that_was_cut_off_keeps_what_came(path: str, events: list[Any]) -> None:
+def test_a_truncated_stream_keeps_what_was_received(path: str, events: list[Any]) -> None:
     reply = Reply()
     for event in events:
         DIALECTS[path].take(reply, event)
@@ -98,14 +98,14 @@ def test_a_stream_that_was_cut_off_keeps_what_came(path: str, events: list[Any])
 
 
 @pytest.mark.parametrize("path", ["responses", "messages"])
-def test_ids_are_taken_out_of_nested_payloads_too(path: str) -> None:
+def test_ids_are_removed_from_nested_payloads_too(path: str) -> None:
     for payload in (RESPONSE_EVENTS[-1], MESSAGE_EVENTS[0], RESPONSE, MESSAGE):
         copy = json.loads(json.dumps(payload))
         assert take_out(copy, frozenset({"return_token_ids"}))
         assert "token_ids" not in json.dumps(copy)
 
 
-def test_sampling_parameters_take_each_dialects_names() -> None:
+def test_sampling_parameters_get_each_dialects_names() -> None:
     sampling = {"temperature": 0.5, "max_tokens": 9, "frequency_penalty": 1}
     asked = {"temperature": 0}
     bodies = {
@@ -117,7 +117,7 @@ def test_sampling_parameters_take_each_dialects_names() -> None:
     assert bodies["embeddings"] == {"temperature": 0, "model": "m"}
 
 
-def test_conversations_of_every_dialect_are_shown_alike() -> None:
+def test_conversations_of_all_dialects_have_the_same_form() -> None:
     call, result = (
         {"type": "tool_call", "id": "c", "name": "f", "arguments": {"a": 1}},
         {"type": "tool_call_response", "id": "c", "response": "42"},
@@ -187,7 +187,7 @@ def test_no_json_breaks_a_dialect(path: str) -> None:
 
 
 @pytest.mark.parametrize("ids", [[1, -1], [1 << 31], [1 << 70], ["a"], [True], [1.0], "abc", {"a": 1}])
-def test_what_is_no_token_id_is_noted_and_left_out(ids: Any) -> None:
+def test_invalid_token_ids_are_flagged_and_dropped(ids: Any) -> None:
     reply = Reply()
     DIALECTS["chat/completions"].take(reply, {"choices": [{"token_ids": ids}]})
     assert reply.bad_ids and reply.choices[0].token_ids == []
@@ -199,7 +199,7 @@ def test_lone_surrogates_reach_the_agent_as_escapes_and_the_span_as_question_mar
     assert json.loads(dump([{"role": "user", "parts": [payload]}]))[0]["parts"] == [{"text": "a?"}]
 
 
-def test_text_of_a_span_is_bounded_and_says_so() -> None:
+def test_the_text_of_a_span_is_limited_and_notes_what_is_left_out() -> None:
     messages = [{"role": "user", "parts": [{"type": "text", "content": "x" * 400_000}]} for _ in range(5)]
     shown = json.loads(dump(messages))
     assert len(shown) == 3 and "3 messages of 120" in shown[0]["parts"][0]["content"]
@@ -212,7 +212,7 @@ def test_events_keep_their_other_lines() -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_an_event_may_have_fields_after_its_data_and_data_over_several_lines(end: str) -> None:
+def test_an_event_may_have_fields_after_its_data_and_several_data_lines(end: str) -> None:
     event = end.join(["event: x", 'data: {"a":', "data: 1}", "id: 7", "", ""]).encode()
     assert payload_of(event) == {"a": 1}
     assert with_payload(event, {"b": 2}) == b'event: x\nid: 7\ndata: {"b":2}\n\n'
@@ -220,7 +220,7 @@ def test_an_event_may_have_fields_after_its_data_and_data_over_several_lines(end
 
 
 @given(st.lists(st.sampled_from(["data: ü€😀\n\n", "data: x\r\n\r\n", ": p\n\n", "event: a\ndata: b\n\n"])), st.lists(st.integers(0, 200)))
-def test_events_survive_a_cut_inside_a_character(events: list[str], cuts: list[int]) -> None:
+def test_events_may_be_split_inside_a_character(events: list[str], cuts: list[int]) -> None:
     whole = [event.encode() for event in events]
     stream = b"".join(whole)
     splitter, seen, at = Events(), [], 0
@@ -239,7 +239,7 @@ def test_events_survive_a_cut_inside_a_character(events: list[str], cuts: list[i
         ("embeddings", embedding_create_params.EmbeddingCreateParams),
     ],
 )
-def test_a_dialects_fields_are_those_that_openais_sdk_sends_and_those_that_say_how_to_sample(path: str, request_type: Any) -> None:
+def test_a_dialects_fields_are_those_of_openais_sdk_and_of_sampling(path: str, request_type: Any) -> None:
     sent: frozenset[str] = request_type.__required_keys__ | request_type.__optional_keys__
     assert sent <= DIALECTS[path].fields | LEFT_OUT
     assert DIALECTS[path].fields - sent <= SAMPLING | {"thinking"}

@@ -1,4 +1,4 @@
-"""What dead proxies left: each journal by itself, whatever stands in it."""
+"""Recovery of dead proxies' journals: each independently, whatever its records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(kind: int, rollout_id: str) -> tuple[int, bytes]:
 
 
 def dead(folder: Path, *records: tuple[int, bytes]) -> Path:
-    """A journal that nobody holds."""
+    """A journal whose lock is free."""
     folder.mkdir(parents=True)
     (folder / LOCK).touch()
     (folder / WHOLE).touch()
@@ -49,7 +49,7 @@ def key(rollout_id: str) -> Key:
 
 
 class Collector:
-    """Takes requests, but for those of the rollout that it refuses; what it waits for is let through by `go`."""
+    """Accepts requests, except those of the refused rollout; `go` releases those that wait."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused = refused
@@ -83,7 +83,7 @@ async def all_known(rollout_ids: Sequence[str]) -> Collection[str]:
     return rollout_ids
 
 
-async def test_a_journal_that_nobody_takes_holds_up_its_own_attempts_only(tmp_path: Path) -> None:
+async def test_a_journal_that_cannot_be_sent_delays_only_its_own_attempts(tmp_path: Path) -> None:
     for number, name in enumerate(("ro-stuck", "ro-1", "ro-2")):
         dead(tmp_path / f"{number}", record(END, name))
     collector = Collector(refused="ro-stuck")
@@ -97,9 +97,7 @@ async def test_a_journal_that_nobody_takes_holds_up_its_own_attempts_only(tmp_pa
     assert names_in(tmp_path) == ["0"]
 
 
-async def test_what_is_deleted_while_a_journal_is_sent_is_not_sent_and_nobody_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_rollout_deleted_during_recovery_is_not_sent_or_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inheritances, "REQUEST_BYTES", 1)
     names = [f"ro-{number:03d}" for number in range(200)]
     folder = dead(tmp_path / "0", *(record(END, name) for name in names))
@@ -134,7 +132,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-async def test_damage_that_parses_is_kept_aside_and_its_attempts_are_incomplete(
+async def test_a_damaged_journal_is_kept_and_its_attempts_are_incomplete(
     tmp_path: Path, bad: tuple[int, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     dead(tmp_path / "0", record(END, "ro-1"), bad, record(END, "ro-2"))
@@ -166,7 +164,7 @@ FIELDS = st.sampled_from(["ro", "1" * 32, "2" * 16, 1, -1, "", None, 2.5])
         )
     )
 )
-def test_no_record_keeps_a_journal_from_being_read_and_sent(records: list[tuple[int, bytes]]) -> None:
+def test_no_record_prevents_reading_and_sending_a_journal(records: list[tuple[int, bytes]]) -> None:
     with TemporaryDirectory() as folder:
         left = read_journal(dead(Path(folder) / "0", *records))
         for request in left.requests():

@@ -1,4 +1,4 @@
-"""The proxy's journal on a disk that refuses: what is left there stays bounded, and is whole again when there is room."""
+"""The proxy's journal on a full disk: its files stay bounded, and it recovers when there is room."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SALT_ONLY = 30  # bytes: room for a salt, and not for a HEAD
 
 
 class Kept:
-    """A journal that is tidied by hand, and the spans that it keeps."""
+    """A journal that is tidied by hand, and its spans."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
 
 
 @pytest.mark.parametrize("limit", [1, SALT_ONLY])
-def test_a_full_disk_gets_no_file_and_no_descriptor_more(kept: Kept, limit: int) -> None:
+def test_a_full_disk_does_not_leak_files_or_descriptors(kept: Kept, limit: int) -> None:
     with no_file_over(limit):
         span = kept.call()
         kept.journal.settled([span])
@@ -84,7 +84,7 @@ def test_a_full_disk_gets_no_file_and_no_descriptor_more(kept: Kept, limit: int)
     assert kept.journal.trouble == "" and WHOLE in kept.files()
 
 
-def test_a_disk_with_room_again_gets_no_segments_while_the_collector_is_away(kept: Kept) -> None:
+def test_no_segments_pile_up_after_a_full_disk_while_the_collector_is_down(kept: Kept) -> None:
     unsent = kept.call(journals.SEGMENT_BYTES)
     kept.tidy(1)
     with no_file_over(1):
@@ -98,7 +98,7 @@ def test_a_disk_with_room_again_gets_no_segments_while_the_collector_is_away(kep
     assert kept.journal.trouble == "" and len(kept.segments()) == 1
 
 
-def test_what_cannot_be_carried_over_stays_where_it_is_and_nothing_of_it_is_lost(kept: Kept) -> None:
+def test_records_that_cannot_be_copied_keep_their_segment(kept: Kept) -> None:
     room_for_a_head = kept.segments()[0].stat().st_size + 1
     under_way = kept.begin()
     kept.journal.settled([kept.call()])
@@ -111,7 +111,7 @@ def test_what_cannot_be_carried_over_stays_where_it_is_and_nothing_of_it_is_lost
     assert list(read_journal(kept.folder).legacies[KEY, under_way.marker].open) == [f"{under_way.context.span_id:016x}"]
 
 
-def test_a_call_that_no_model_server_knows_of_is_not_missed_and_its_attempt_is_sealed(kept: Kept) -> None:
+def test_a_call_that_was_never_forwarded_is_not_missing_and_its_attempt_sealed(kept: Kept) -> None:
     waiting = kept.spans.begin(KEY, None)
     kept.journal.known(waiting)
     left = read_journal(kept.folder)
@@ -125,7 +125,7 @@ def test_a_call_that_no_model_server_knows_of_is_not_missed_and_its_attempt_is_s
 
 
 @pytest.mark.parametrize("limit", [1, SALT_ONLY, 100])
-def test_a_deletion_that_the_disk_refuses_leaves_the_journal_as_it_was(tmp_path: Path, limit: int) -> None:
+def test_a_failed_deletion_leaves_the_journal_unchanged(tmp_path: Path, limit: int) -> None:
     path = tmp_path / f"1{SUFFIX}"
     file = FramedFile(path)
     file.write([(HEAD, packed([boot_id(), 0]))])

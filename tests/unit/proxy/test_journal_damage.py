@@ -1,4 +1,4 @@
-"""A journal with damage in it says so, also after a rollout was taken out of it."""
+"""A damaged journal is reported as such, also after a rollout was deleted from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def record(rollout_id: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_taking_a_rollout_out_does_not_hide_damage(tmp_path: Path, damaged: bool) -> None:
+def test_deleting_a_rollout_does_not_hide_damage(tmp_path: Path, damaged: bool) -> None:
     (tmp_path / WHOLE).touch()
     path = tmp_path / f"1{SUFFIX}"
     file = FramedFile(path)

@@ -1,4 +1,4 @@
-"""What is learnt of a model server, from its answers to questions that hold nothing of an agent's."""
+"""Detection of a model server's capabilities by probes that contain nothing of an agent's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = {"error": "Extra inputs are not permitted: return_token_ids"}
 
 
 class Server:
-    """Answers by a rule, and keeps what it was asked."""
+    """Answers by a rule, and records the requests."""
 
     def __init__(self, rule: Callable[[Dialect, Json], Answer]) -> None:
         self.rule = rule
@@ -42,7 +42,7 @@ def place(dialect: Dialect = MESSAGES, *, model: str = "m", key: bytes = b"") ->
 
 
 async def settled() -> None:
-    """Return when nothing is under way but this."""
+    """Wait until no other task is running."""
     while under_way := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(under_way)
 
@@ -57,7 +57,7 @@ async def settled() -> None:
         ((503, {}), (200, CHAT_IDS), False, False),
     ],
 )
-async def test_only_the_servers_own_answers_to_the_proxy_decide(native: Answer, chat: Answer, plain: bool, by_chat: bool) -> None:
+async def test_only_answers_to_the_proxys_own_probes_decide(native: Answer, chat: Answer, plain: bool, by_chat: bool) -> None:
     server = Server(lambda dialect, _: chat if dialect is CHAT else native)
     learner = Native("auto", can_translate=True)
     learner.look(place(), MESSAGES, server)
@@ -69,7 +69,7 @@ async def test_only_the_servers_own_answers_to_the_proxy_decide(native: Answer, 
 
 @pytest.mark.parametrize("refused", [UNKNOWN, {"error": "Unsupported parameter: use 'max_completion_tokens'. return_token_ids"}])
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
-async def test_a_server_that_answers_only_without_the_fields_is_asked_without_them(path: str, refused: Json) -> None:
+async def test_a_server_that_refuses_the_fields_is_called_without_them(path: str, refused: Json) -> None:
     dialect = DIALECTS[path]
     answer = {"messages": MESSAGE, "responses": {"output": [], "status": "completed"}}.get(path, CHAT_ANSWER)
     server = Server(lambda _, body: (400, refused) if "return_token_ids" in body else (200, answer))
@@ -81,7 +81,7 @@ async def test_a_server_that_answers_only_without_the_fields_is_asked_without_th
     assert all("return_token_ids" in body for _, body in server.asked[:-1]) and "return_token_ids" not in server.asked[-1][1]
 
 
-async def test_a_model_that_knows_no_max_tokens_is_asked_without_them() -> None:
+async def test_a_model_without_max_tokens_is_probed_without_it() -> None:
     def rule(_: Dialect, body: Json) -> Answer:
         if "return_token_ids" in body:
             return 400, UNKNOWN
@@ -93,7 +93,7 @@ async def test_a_model_that_knows_no_max_tokens_is_asked_without_them() -> None:
     assert learner.is_plain(place(CHAT)) and [sorted(body) for _, body in server.asked][-1] == ["messages", "model"]
 
 
-async def test_an_answer_that_tells_nothing_is_asked_for_again_after_a_minute_and_no_earlier() -> None:
+async def test_an_inconclusive_probe_is_repeated_after_a_minute() -> None:
     now, server = [0.0], Server(lambda *_: (503, {}))
     learner = Native("auto", can_translate=True, clock=lambda: now[0])
     for moment, asked in ((0.0, 1), (AGAIN_SECONDS - 1, 1), (AGAIN_SECONDS, 2)):
@@ -106,21 +106,21 @@ async def test_an_answer_that_tells_nothing_is_asked_for_again_after_a_minute_an
 @pytest.mark.parametrize(
     ("own", "chat", "lacks"), [(404, 400, True), (405, 500, True), (404, 404, False), (404, 0, False), (400, 400, False), (0, 400, False)]
 )
-async def test_a_route_is_missing_where_chat_is_there_and_an_empty_object_does_not_find_it(own: int, chat: int, lacks: bool) -> None:
+async def test_a_route_is_missing_if_an_empty_object_finds_chat_but_not_the_route(own: int, chat: int, lacks: bool) -> None:
     learner, server = Native("auto", can_translate=True), Server(lambda dialect, _: (chat if dialect is CHAT else own, {}))
     assert await learner.lacks_route(place(), MESSAGES, server) is lacks
     assert all(body == {} for _, body in server.asked) and learner.is_asked_by_chat(MESSAGES, SERVER, place()) is lacks
 
 
 @pytest.mark.parametrize("translate", ["missing", "always"])
-async def test_what_may_not_be_translated_stays(translate: Literal["missing", "always"]) -> None:
+async def test_calls_that_may_not_be_translated_are_not(translate: Literal["missing", "always"]) -> None:
     learner = Native(translate, can_translate=True)
     learner.look(place(), MESSAGES, Server(lambda dialect, _: (200, CHAT_IDS if dialect is CHAT else MESSAGE)))
     await settled()
     assert learner.is_asked_by_chat(MESSAGES, SERVER, place()) is (translate == "always")
 
 
-async def test_very_many_models_that_agents_name_take_no_more_room_and_leave_what_is_in_use() -> None:
+async def test_many_model_names_of_agents_are_bounded_and_keep_places_in_use() -> None:
     learner, server = Native("auto", can_translate=True), Server(lambda dialect, _: (400 if dialect is CHAT else 404, {}))
     for number in range(2 * MAX_PLACES):
         assert await learner.lacks_route(place(model=str(number)), MESSAGES, server)

@@ -22,7 +22,7 @@ def test_a_rollout_keeps_its_endpoint_and_rollouts_are_spread() -> None:
     assert all(fewer[rollout] == endpoint for rollout, endpoint in first.items() if endpoint != ENDPOINTS[2])
 
 
-def test_one_that_is_down_is_last_for_longer_each_time_and_comes_back() -> None:
+def test_an_endpoint_that_is_down_is_last_for_longer_each_time_then_returns() -> None:
     now = 0.0
     health = Health(lambda: now)
     own = health.order(ENDPOINTS, "ro")[0]
@@ -38,7 +38,7 @@ def test_one_that_is_down_is_last_for_longer_each_time_and_comes_back() -> None:
     assert health.is_up(own.base_url)
 
 
-async def test_the_gate_holds_calls_until_it_opens_and_waits_for_those_under_way() -> None:
+async def test_the_gate_holds_calls_until_it_opens_and_waits_for_those_in_flight() -> None:
     gate = Gate()
     await gate.enter()
     closing = asyncio.create_task(gate.close("hold", wait_seconds=60))
@@ -53,7 +53,7 @@ async def test_the_gate_holds_calls_until_it_opens_and_waits_for_those_under_way
     assert (gate.under_way, gate.held, gate.mode) == (1, 0, None)
 
 
-async def test_a_gate_that_refuses_says_when_to_come_again_also_to_those_it_held() -> None:
+async def test_a_refusing_gate_gives_a_retry_time_also_to_held_calls() -> None:
     gate = Gate()
     await gate.close("hold", wait_seconds=0)
     held = asyncio.create_task(gate.enter())
@@ -67,14 +67,14 @@ async def test_a_gate_that_refuses_says_when_to_come_again_also_to_those_it_held
     assert gate.under_way == 0
 
 
-async def test_calls_are_not_held_for_ever() -> None:
+async def test_calls_are_held_for_a_limited_time() -> None:
     gate = Gate(hold_seconds=0.0)
     await gate.close("hold", wait_seconds=0)
     with pytest.raises(RefusedError):
         await gate.enter()
 
 
-async def test_closing_says_how_many_are_left() -> None:
+async def test_closing_returns_the_number_of_calls_left() -> None:
     gate = Gate()
     await gate.enter()
     assert await gate.close("refuse", wait_seconds=0.0) == 1

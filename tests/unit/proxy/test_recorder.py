@@ -20,8 +20,8 @@ def said(body: Mapping[str, Any]) -> list[Any]:
     return [{"role": "user", "content": body["text"]}]
 
 
-def test_a_call_that_cannot_be_recorded_keeps_no_other_one_and_counts_as_given_up() -> None:
-    """As in a dialect of somebody's own that fails at an odd request."""
+def test_a_call_that_cannot_be_recorded_counts_as_dropped_and_blocks_no_other() -> None:
+    """As in a custom dialect that fails on an unusual request."""
     exported: list[ReadableSpan] = []
     idle: list[tuple[str, str]] = []
     ledger, attempts = Ledger(), Attempts(lambda _: None)

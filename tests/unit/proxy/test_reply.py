@@ -16,7 +16,7 @@ CHAT, MESSAGES = DIALECTS["chat/completions"], DIALECTS["messages"]
 
 
 @given(st.lists(st.sampled_from([b"data: {}\n\n", b"data: {}\r\n\r\n", b": ping\n\n", b"data: [DONE]\n\n"])), st.lists(st.integers(0, 60)))
-def test_events_survive_any_cut_of_the_stream_byte_for_byte(events: list[bytes], cuts: list[int]) -> None:
+def test_events_are_the_same_wherever_the_stream_is_split(events: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(events) + b"data: rest"
     splitter, seen, at = Events(), [], 0
     for cut in [*sorted(cuts), len(stream)]:
@@ -26,7 +26,7 @@ def test_events_survive_any_cut_of_the_stream_byte_for_byte(events: list[bytes],
 
 
 class Piece(bytes):
-    """One that counts the bytes of what is copied in front of it."""
+    """Bytes that count what is copied in front of them."""
 
     copied = 0
 
@@ -36,7 +36,7 @@ class Piece(bytes):
 
 
 @pytest.mark.parametrize("line", [b"data: x\n", b"data: x\r\n"])
-def test_a_stream_without_a_blank_line_is_not_copied_again_for_each_of_its_pieces(line: bytes) -> None:
+def test_a_stream_without_a_blank_line_is_not_copied_for_each_piece(line: bytes) -> None:
     splitter, Piece.copied = Events(), 0
     assert not any(splitter.feed(Piece(line)) for _ in range(1000))
     assert splitter.rest() == line * 1000 and Piece.copied == 0
@@ -48,7 +48,7 @@ def test_an_event_that_is_too_long_is_passed_on_unread() -> None:
     assert seen == [[], [], [], []] and splitter.feed(b"y") == [piece * 4 + b"y"] and splitter.rest() == b""
 
 
-def test_tool_calls_in_pieces_are_put_together() -> None:
+def test_tool_calls_in_pieces_are_joined() -> None:
     reply = Reply()
     for piece in (
         {"index": 0, "id": "call_1", "function": {"name": "add", "arguments": ""}},
@@ -75,7 +75,7 @@ IDS: list[int] = [1] * (MAX_IDS // 4)
 
 @pytest.mark.parametrize("name", ["chat/completions", "messages", "responses"])
 @pytest.mark.parametrize("field", ["token_ids", "logprobs"])
-def test_a_reply_has_so_many_tokens_and_what_is_more_is_a_defect(name: str, field: str) -> None:
+def test_more_tokens_than_the_limit_of_a_reply_are_a_defect(name: str, field: str) -> None:
     reply, dialect = Reply(), DIALECTS[name]
     held: Any = IDS if field == "token_ids" else {"token_logprobs": IDS}
     payload = {"choices": [{"index": 0, field: held}, {"index": 1, field: held}], "content": [], "output": [], field: held}
@@ -88,7 +88,7 @@ def test_a_reply_has_so_many_tokens_and_what_is_more_is_a_defect(name: str, fiel
     assert sum(len(choice.token_ids) + len(choice.logprobs) for choice in reply.choices.values()) == MAX_IDS
 
 
-def test_a_prompt_has_no_more_tokens_than_a_reply() -> None:
+def test_the_token_limit_of_a_prompt_is_that_of_a_reply() -> None:
     reply = Reply()
     CHAT.take(reply, {"prompt_token_ids": IDS * 4})
     assert reply.prompt_token_ids == IDS * 4 and not reply.too_many_ids
@@ -107,14 +107,14 @@ def test_a_prompt_has_no_more_tokens_than_a_reply() -> None:
         {"choices": [{"logprobs": {"token_logprobs": [10**400]}}]},
     ],
 )
-def test_what_is_malformed_is_left_out(payload: dict[str, Any]) -> None:
+def test_malformed_parts_are_skipped(payload: dict[str, Any]) -> None:
     reply = Reply()
     CHAT.take(reply, payload)
     take_out(payload, frozenset({"logprobs", "return_token_ids"}))
     assert reply.prompt_token_ids is None and all(not choice.token_ids and choice.logprobs_defect() for choice in reply.choices.values())
 
 
-def test_only_what_was_added_is_taken_out() -> None:
+def test_only_results_of_added_fields_are_removed() -> None:
     prepared = prepare(CHAT, {"logprobs": True, "model": "a"}, model=None, sampling={"top_p": 0.5}, capture=True)
     assert prepared.added == {"return_token_ids"} and prepared.fields == {"top_p": 0.5, "return_token_ids": True}
     payload = {"prompt_token_ids": [1], "choices": [{"token_ids": [2], "logprobs": {"content": []}}]}
@@ -139,12 +139,14 @@ JSON: Any = st.recursive(
     ascii_only=st.booleans(),
     indent=st.sampled_from([None, 1]),
 )
-def test_fields_are_set_and_all_else_stays(payload: dict[str, Any], fields: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
+def test_fields_are_set_and_the_rest_is_unchanged(
+    payload: dict[str, Any], fields: dict[str, Any], ascii_only: bool, indent: int | None
+) -> None:
     raw = json.dumps(payload, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
     assert json.loads(with_fields(raw, payload, fields).decode("utf-8", "surrogatepass")) == payload | fields
 
 
-def test_what_is_set_leaves_the_rest_as_it_was_spelled() -> None:
+def test_setting_fields_keeps_the_spelling_of_the_rest() -> None:
     raw = b' {"model" : "gpt\\"-4", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}]}\n'
     set_ = with_fields(raw, json.loads(raw), {"model": "own", "logprobs": True})
     assert set_ == b'{"model" : "own", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}],"logprobs": true}'
@@ -156,8 +158,8 @@ def test_what_is_set_leaves_the_rest_as_it_was_spelled() -> None:
 
 
 @pytest.mark.parametrize("piece", ["x", "\\n", "\\u0041"])
-def test_a_long_string_takes_its_own_bytes_to_set_a_field(piece: str) -> None:
-    """In the value that is set, and in what stands before it; the escape \\u00 is the one that has everything before it looked at."""
+def test_setting_a_field_beside_a_long_string_takes_linear_memory(piece: str) -> None:
+    """In the value that is set, and before it; the escape \\u00 causes everything before it to be scanned."""
     raw = f'{{"messages":"{piece * 500_000}\\u0041","model":"{piece * 500_000}"}}'.encode()
     payload = json.loads(raw)
     with peak_memory() as peak:
@@ -165,7 +167,7 @@ def test_a_long_string_takes_its_own_bytes_to_set_a_field(piece: str) -> None:
     assert peak.bytes < 3 * len(raw)
 
 
-def test_conversations_are_shown_as_the_conventions_say() -> None:
+def test_conversations_follow_the_conventions() -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "http://x"}}]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "not json"}}]},
@@ -197,7 +199,7 @@ def chunk(text: str, finish: str | None = None, ids: bool = True) -> dict[str, A
         ([chunk("a", "stop", ids=False), chunk("b", "stop", ids=False)], False),  # as some servers end each chunk
     ],
 )
-def test_a_stream_goes_on_after_the_end_of_a_choice_only_where_it_has_others(chunks: list[Any], mixed: bool) -> None:
+def test_a_stream_continues_after_a_finished_choice_only_with_others(chunks: list[Any], mixed: bool) -> None:
     reply = Reply()
     for each in chunks:
         CHAT.take(reply, each)
@@ -205,7 +207,7 @@ def test_a_stream_goes_on_after_the_end_of_a_choice_only_where_it_has_others(chu
 
 
 class Text(str):
-    """One that counts the characters of what is copied in front of it."""
+    """A string that counts the characters copied in front of it."""
 
     copied = 0
 
@@ -215,7 +217,7 @@ class Text(str):
 
 
 @pytest.mark.parametrize("name", ["name", "arguments"])
-def test_a_streamed_tool_call_is_not_copied_again_for_each_of_its_pieces(name: str) -> None:
+def test_a_streamed_tool_call_is_not_copied_for_each_piece(name: str) -> None:
     reply, Text.copied = Reply(), 0
     for _ in range(1000):
         CHAT.take(reply, {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {name: Text("x")}}]}}]})
@@ -223,7 +225,7 @@ def test_a_streamed_tool_call_is_not_copied_again_for_each_of_its_pieces(name: s
     assert part[name] == "x" * 1000 and Text.copied == 0
 
 
-def test_the_input_of_a_streamed_tool_use_is_not_copied_again_for_each_of_its_pieces() -> None:
+def test_the_input_of_a_streamed_tool_use_is_not_copied_for_each_piece() -> None:
     reply, Text.copied = Reply(), 0
     block = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
     MESSAGES.take(reply, {"type": "content_block_start", "index": 0, "content_block": block})

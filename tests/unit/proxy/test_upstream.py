@@ -33,7 +33,7 @@ def attempt(attempt_id: str, status: AttemptStatus, number: int = 1) -> Attempt:
 
 
 class OneRollout:
-    """The queue's side of the seam: one rollout with these resources."""
+    """A queue with one rollout with these resources."""
 
     def __init__(self, resources: NamedResources) -> None:
         self.update = ResourcesUpdate(resources_id="rs-1", create_time=0, update_time=0, version=3, resources=resources)
@@ -58,7 +58,7 @@ class OneRollout:
         return self.update
 
 
-async def test_the_fallback_key_goes_to_that_server_only() -> None:
+async def test_the_fallback_key_is_sent_to_that_server_only() -> None:
     for endpoint, key in (("http://here/v1/", "person"), ("http://elsewhere/v1", "")):
         upstreams = QueueUpstreams(
             OneRollout({"m": LLM(endpoint=endpoint, model="")}), fallback_url="http://here/v1", fallback_key="person"
@@ -66,7 +66,7 @@ async def test_the_fallback_key_goes_to_that_server_only() -> None:
         assert (await only(upstreams)).api_key == key
 
 
-async def test_the_key_of_the_resource_wins_and_an_empty_model_means_the_agents() -> None:
+async def test_the_resources_key_wins_and_an_empty_model_is_the_agents_choice() -> None:
     queue = OneRollout({"m": LLM(endpoint="http://here/v1", model="", api_key="own")})
     upstream = await only(QueueUpstreams(queue, fallback_url="http://here/v1", fallback_key="person"))
     assert (upstream.api_key, upstream.model, upstream.version) == ("own", None, "3")
@@ -79,12 +79,12 @@ async def test_a_rollout_is_looked_up_once() -> None:
     assert queue.asked == 1
 
 
-async def test_a_version_that_no_new_attempt_uses_for_an_hour_is_not_held() -> None:
+async def test_a_version_unused_for_an_hour_leaves_the_cache() -> None:
     now = [0.0]
     asked: list[str | None] = []
 
     class Versions(OneRollout):
-        """Each rollout has resources of its own."""
+        """A queue in which each rollout has its own resources."""
 
         async def query_rollouts(self, *, rollout_id_in: Sequence[str]) -> PaginatedResult[Rollout]:
             self.resources_id = f"rs-{rollout_id_in[0]}"
@@ -111,7 +111,7 @@ async def test_a_version_that_no_new_attempt_uses_for_an_hour_is_not_held() -> N
     assert asked == ["rs-one", "rs-two", "rs-three", "rs-two"]
 
 
-async def test_resources_without_a_model_server_are_named() -> None:
+async def test_resources_without_a_model_server_are_an_error_that_names_them() -> None:
     upstreams = QueueUpstreams(OneRollout({"m": LLM(endpoint="http://proxy/v1", model="x")}), own_urls=["http://proxy"])
     with pytest.raises(NotFoundError, match="no LLM among its resources"):
         await only(upstreams)
@@ -135,7 +135,7 @@ async def test_the_agent_chooses_by_model_or_by_name_and_equal_models_are_one_po
     assert chosen == {None: actors, "unknown": actors, "policy": actors, "big": judges, "judge": judges}
 
 
-async def test_a_resource_that_names_the_proxy_takes_its_list_of_models() -> None:
+async def test_a_resource_that_names_the_proxy_uses_its_model_list() -> None:
     models = ModelList([{"model_name": "m*", "litellm_params": {"model": "hosted_vllm/x", "api_base": "http://v/v1/", "top_p": 0.5}}])
     queue = OneRollout({"main": LLM(endpoint="http://proxy", model="mine", sampling_parameters={"temperature": 1})})
     upstream = await only(QueueUpstreams(queue, models=models, own_urls=["http://proxy"]))
@@ -149,7 +149,7 @@ async def test_a_resource_that_names_the_proxy_takes_its_list_of_models() -> Non
     assert free.model == "x"
 
 
-async def test_a_resource_that_names_the_proxy_goes_upstream_where_no_model_is_listed() -> None:
+async def test_a_resource_that_names_the_proxy_goes_upstream_without_a_listed_model() -> None:
     for endpoint, model in ((OWN, ""), (OWN, "mine"), ("http://proxy/v1", "")):
         queue = OneRollout({"main": LLM(endpoint=endpoint, model=model)})
         upstreams = QueueUpstreams(queue, fallback_url="http://here/v1", fallback_key="k", own_urls=["http://proxy"])
@@ -158,7 +158,7 @@ async def test_a_resource_that_names_the_proxy_goes_upstream_where_no_model_is_l
             await only(QueueUpstreams(queue, own_urls=["http://proxy"]))
 
 
-async def test_a_rollout_without_a_model_of_its_own_takes_the_proxys_as_it_is_now() -> None:
+async def test_a_rollout_without_a_model_uses_the_proxys_current_one() -> None:
     queue = OneRollout({"prompt": PromptTemplate(template="{x}", engine="f-string")})
     queue.metadata = {"budget": {"calls": 5}, "sampling_seed": 7}
     models = ModelList()
@@ -169,7 +169,7 @@ async def test_a_rollout_without_a_model_of_its_own_takes_the_proxys_as_it_is_no
     assert (await only(upstreams, "x")).model == "y"
 
 
-async def test_what_is_published_after_its_enqueue_is_not_the_model_of_a_rollout_without_resources() -> None:
+async def test_resources_published_after_enqueue_are_not_used() -> None:
     queue = OneRollout({"m": LLM(endpoint="http://later/v1", model="x")})
     queue.resources_id = None
     assert await only(QueueUpstreams(queue, fallback_url="http://here/v1")) == Upstream("http://here/v1")
@@ -183,7 +183,7 @@ async def test_calls_of_no_rollout_may_go_to_several_servers() -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "succeeded", "timeout"])
-async def test_an_attempt_that_is_over_is_refused_and_a_live_one_is_not(status: AttemptStatus) -> None:
+async def test_a_closed_attempt_is_refused_and_a_running_one_is_not(status: AttemptStatus) -> None:
     queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
     queue.attempts = [attempt("at-1", status)]
     with pytest.raises(RefusedError, match="is over") as caught:
@@ -197,14 +197,14 @@ async def test_an_attempt_that_is_over_is_refused_and_a_live_one_is_not(status: 
             await upstreams.resolve(("ro-1", attempt_id), None)
 
 
-async def test_a_rollout_may_have_a_budget_of_its_own() -> None:
+async def test_a_rollout_may_set_its_budget() -> None:
     queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
     for metadata, budget in ((None, None), ({"budget": {"calls": 5}}, Budget(5, 0)), ({"budget": {"tokens": "many"}}, Budget(0, 0))):
         queue.metadata = metadata
         assert (await QueueUpstreams(queue).resolve(KEY, None)).budget == budget
 
 
-async def test_a_rollout_may_have_a_seed_of_its_own() -> None:
+async def test_a_rollout_may_set_its_seed() -> None:
     queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
     for metadata, seed in ((None, None), ({"sampling_seed": 5}, 5), ({"sampling_seed": "five"}, None), ({"sampling_seed": True}, None)):
         queue.metadata = metadata
@@ -227,7 +227,7 @@ def test_entries_of_the_list_go_directly_or_through_litellm(params: dict[str, An
 
 
 @pytest.mark.parametrize("entry", [{}, {"model_name": "n"}, {"model_name": "n", "litellm_params": {"model": "hosted_vllm/x"}}])
-def test_a_wrong_entry_is_named_and_changes_nothing(entry: dict[str, Any]) -> None:
+def test_an_invalid_entry_is_named_and_nothing_changes(entry: dict[str, Any]) -> None:
     models = ModelList([{"model_name": "n", "litellm_params": {"model": "openai/x"}}])
     with pytest.raises(UsageError, match="model"):
         models.replace([entry])

@@ -1,4 +1,4 @@
-"""Every dialect against what the real library wrote; tests/recordings/README.md says how the recordings are made."""
+"""Every dialect against recordings of the real library; tests/recordings/README.md describes how they are made."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PICTURE: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Expected:
-    """What a recording must say; the conversations in order."""
+    """Expected values of a recording; the conversations in order."""
 
     dialect: str
     messages: list[list[dict[str, Any]]]
@@ -83,8 +83,8 @@ def spans_of(name: str) -> list[Span]:
     return with_records(spans, records)
 
 
-def test_log_records_say_nothing_in_the_place_of_the_stack() -> None:
-    """Agents send log records: by one of them no span becomes a call of the proxy, or a reward that the runner gives."""
+def test_log_records_cannot_set_attributes_of_ours() -> None:
+    """Agents send log records: none may turn a span into a call of the proxy, or into a reward set by the runner."""
     chat = span("chat", 1, 2, **{"gen_ai.operation.name": "chat"})
     said = {conventions.LLM_CALL: 1, conventions.LLM_RESPONSE_TOKEN_IDS: [1], conventions.REWARD_GIVEN: True, "gen_ai.response.id": "r"}
     for place in ("attributes", "body"):
@@ -133,7 +133,7 @@ def test_conversations_of_a_recording(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_calls_of_a_recording_count_once_with_model_id_usage_agent_and_tokens(name: str) -> None:
+def test_calls_of_a_recording_count_once_with_all_fields(name: str) -> None:
     expected = EXPECTED[name]
     calls = TraceTree.from_spans(spans_of(name)).find_llm_calls()
     assert [call.calls[0].dialect.name for call in calls] == [expected.dialect] * len(expected.messages)
@@ -160,7 +160,7 @@ def test_agents_of_a_recording_are_selected() -> None:
         assert TracerTraceToTriplet(agent_match="^judge$")(spans_of(name)) == []
 
 
-def test_reward_of_a_rollout_that_agent_lightning_stored_is_found() -> None:
+def test_the_reward_in_spans_stored_by_agent_lightning_is_found() -> None:
     rewards = [triplet.reward for triplet in TracerTraceToTriplet()(spans_of("agent_lightning_weave"))]
     assert rewards[-1] == 0.75
     assert LlmProxyTraceToTriplet()(spans_of("agent_lightning_weave")) == []
@@ -177,7 +177,7 @@ def test_tools_and_agents_are_no_model_calls() -> None:
 
 
 def strands_call(*, tool: bool) -> Span:
-    """As strands-agents 1.62 writes events: the content blocks of each message, which are Bedrock's, as JSON."""
+    """A call as strands-agents 1.62 writes it: events with the Bedrock content blocks of each message as JSON."""
     use = {"toolUse": {"toolUseId": "call_1", "name": "get_weather", "input": {"city": "Rome"}}}
     answer = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "sunny"}]}}
     told: list[tuple[str, list[dict[str, Any]]]] = [
@@ -198,20 +198,20 @@ def test_content_blocks_of_strands_are_messages() -> None:
     assert to_messages([strands_call(tool=True)]) == [{"messages": [*asked, CALLED[-1]], "tools": None}]
 
 
-def test_a_choice_whose_message_is_a_text_is_that_text() -> None:
+def test_a_choice_with_a_plain_text_message_is_read() -> None:
     made = strands_call(tool=False)
     made.events[-1].attributes["message"] = "[no JSON"
     assert to_messages([made])[0]["messages"][-1] == {"role": "assistant", "content": "[no JSON"}
 
 
-def test_what_azures_filter_found_of_a_prompt_is_no_message() -> None:
+def test_results_of_azures_content_filter_are_no_message() -> None:
     filtered = call("a", 1, 2)
     filtered.attributes["gen_ai.prompt.prompt_filter_results"] = '[{"prompt_index": 0, "content_filter_results": {}}]'
     filtered.attributes["gen_ai.completion.0.content_filter_results"] = "{}"
     assert to_messages([filtered]) == to_messages([call("a", 1, 2)])
 
 
-def test_a_span_of_another_shape_is_a_line_that_names_it_and_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_span_is_logged_and_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     broken = call("a", 1, 2)
     broken.attributes["gen_ai.prompt.2.role"] = "user"
     assert to_messages([broken, call("b", 3, 4)]) == to_messages([call("b", 3, 4)])
@@ -230,7 +230,7 @@ def test_a_span_of_another_shape_is_a_line_that_names_it_and_leaves_the_others(c
 
 
 @pytest.mark.parametrize("piece", ["x", "\\n"])
-def test_a_long_text_that_is_cut_takes_its_own_bytes_to_be_shown(piece: str) -> None:
+def test_showing_a_long_truncated_text_takes_linear_memory(piece: str) -> None:
     messages = f'[{{"role": "assistant", "parts": [{{"type": "text", "content": "{piece * 500_000}'
     with peak_memory() as peak:
         assert text_of_cut(messages) == piece.replace("\\n", "\n") * 500_000

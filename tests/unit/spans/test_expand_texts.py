@@ -18,17 +18,17 @@ def said(*texts: str) -> str:
     return json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]} for text in texts])
 
 
-def test_calls_that_go_on_from_others_are_told_whole() -> None:
+def test_calls_that_continue_others_are_expanded() -> None:
     places = [at(1), at(2), at(3), at(4)]
     full = expand_texts(places, [said("a", "b"), said("c"), said("d"), said("x")], [0, 1, 2, 1], [0, 2, 3, 1])
     assert full == [said("a", "b"), said("a", "b", "c"), said("a", "b", "c", "d"), said("a", "x")]
 
 
-def test_choices_of_a_call_share_what_came_before() -> None:
+def test_choices_of_a_call_share_its_history() -> None:
     assert expand_texts([at(1), at(1)], [said("a", "b"), said("b")], [0, 1], [0, 1]) == [said("a", "b"), said("a", "b")]
 
 
-def test_half_a_conversation_is_not_told() -> None:
+def test_a_conversation_with_a_missing_call_is_not_expanded() -> None:
     lost = expand_texts(
         [at(2), at(3), at(1, "at-2"), at(2, "at-2")], [said("b"), said("c"), "no JSON", said("d")], [1, 2, 0, 1], [1, 2, 0, 1]
     )
@@ -36,7 +36,7 @@ def test_half_a_conversation_is_not_told() -> None:
     assert expand_texts([at(1), at(2)], [said("a"), said("c")], [0, 1], [0, 2])[1] == ""  # more than the first has
 
 
-def test_the_columns_of_texts_are_whole_whatever_order_they_were_stored_in() -> None:
+def test_texts_are_expanded_in_any_storage_order() -> None:
     stored = {
         "RolloutId": ["ro-1", "ro-1"], "AttemptId": ["at-1", "at-1"], "SpanId": ["s2", "s1"], "Instructions": ["", ""],
         "Asked": [said("c"), said("a", "b")], "Answered": ["", ""], "Tools": ["", ""], "MessagesCall": [1, 0], "MessagesBefore": [2, 0],

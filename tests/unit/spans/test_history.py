@@ -32,7 +32,7 @@ def stored(calls: list[list[Message]]) -> list[Span]:
 
 
 @given(st.lists(st.lists(MESSAGES, min_size=1, max_size=6), max_size=8), st.randoms(use_true_random=False))
-def test_every_conversation_is_rebuilt_whatever_the_order_of_the_spans(calls: list[list[Message]], chance: Any) -> None:
+def test_conversations_are_rebuilt_from_spans_in_any_order(calls: list[list[Message]], chance: Any) -> None:
     spans = stored(calls)
     assert all(json.loads(span.attributes[INPUT])[-1:] == messages[-1:] for span, messages in zip(spans, calls, strict=True))
     shuffled = chance.sample(spans, len(spans))
@@ -42,13 +42,13 @@ def test_every_conversation_is_rebuilt_whatever_the_order_of_the_spans(calls: li
         assert (json.loads(held) if isinstance(held, str) else held) == messages
 
 
-def test_a_message_that_was_said_before_is_stored_once() -> None:
+def test_a_repeated_message_is_stored_once() -> None:
     turns = [{"role": "user", "parts": [{"type": "text", "content": str(turn)}]} for turn in range(50)]
     spans = stored([turns[: turn + 1] for turn in range(50)])
     assert [len(json.loads(span.attributes[INPUT])) for span in spans] == [1] * 50
 
 
-def test_further_choices_and_adapters_see_the_whole() -> None:
+def test_further_choices_and_adapters_get_the_full_history() -> None:
     user, answer, more = (
         {"role": role, "parts": [{"type": "text", "content": text}]} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))
     )
@@ -71,6 +71,6 @@ def test_a_call_whose_history_is_missing_has_no_messages() -> None:
         assert INPUT not in expand_spans([broken, second])[1].attributes
 
 
-def test_spans_of_others_stay_as_they_are() -> None:
+def test_spans_of_other_instrumentations_are_unchanged() -> None:
     spans = [call("a", 0, 1), proxy_call("b", 1, 2)]
     assert expand_spans(spans) is spans
