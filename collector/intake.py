@@ -252,9 +252,7 @@ def _longest_list(span: Span) -> int:
 
 
 def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> str:
-    digest = hashlib.sha1(
-        raw, usedforsecurity=False
-    )  # half the cost of sha256; a sender who finds a collision loses only a request of their own
+    digest = hashlib.sha1(raw, usedforsecurity=False)  # half the cost of sha256; who finds a collision loses only their own request
     for name in (conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID):
         digest.update(b"\0" + metadata.get(name, "").encode())
     digest.update(b"\0" + "/".join(sender.bound or ()).encode() if sender.is_agent else b"")  # senders differ in what they may send
