@@ -317,7 +317,7 @@ class Runner:
         try:
             ended = await run.supervise(self._agent, job)
             if job.returned:
-                await asyncio.to_thread(self._telemetry.take, job.key, job.returned)
+                await self._take_returned(job, ended)
             job.over = job.over or time.time()
             over.set()
             await output
@@ -326,6 +326,13 @@ class Runner:
         if run.abandoned:
             self.counts["abandoned"] += 1
         self._end(ended)
+
+    async def _take_returned(self, job: Job, ended: Ended) -> None:
+        try:
+            await asyncio.to_thread(self._telemetry.take, job.key, job.returned)
+        except Exception as error:  # noqa: BLE001 - boundary: spans from user code may hold anything
+            _log.exception("spans that the agent of attempt %s returned cannot be taken", job.attempt_id)
+            ended.status, ended.error = "failed", f"the spans that the agent returned cannot be taken: {type(error).__name__}: {error}"
 
     async def _store_output(self, job: Job, over: asyncio.Event) -> None:
         """Store the agent's output while it runs; completion stores the rest."""

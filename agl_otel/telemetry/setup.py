@@ -159,9 +159,12 @@ class Telemetry:
 
         May wait, as ending a span may, while the exporter is full.
         """
-        for context, span in {span.get_span_context(): span for span in spans if marker_of(span) is None}.items():
-            if context is None:
+        known: set[int] = set()
+        for span in spans:
+            context = span.get_span_context()
+            if context is None or context.span_id in known or marker_of(span) is not None:
                 continue
+            known.add(context.span_id)
             marker = self._ledger.started(key, context.span_id, (context.trace_id, (span.parent or context).span_id)).marker
             ids = {conventions.ROLLOUT_ID: key[0], conventions.ATTEMPT_ID: key[1], conventions.PROCESS: marker}
             now = time.time_ns()
