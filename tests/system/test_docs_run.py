@@ -44,6 +44,7 @@ OTHERS_NOT_RUN: Final = {
     r"jaeger --config": "needs a Jaeger: tests/system/test_jaeger.py starts it with this file",
     r"python -m bench\.scale plan": "tests/unit/bench plays it",
     r"pip install": "the package itself: tests/try_wheel.py tries the wheel; others' from where a test has its own environment",
+    r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"python (optimise|runner|algorithm)\.py": "of an example: test_prompt_search.py and test_tutorial.py play it",
 }
 """The same of commands that are not ours."""
