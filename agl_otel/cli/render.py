@@ -17,8 +17,8 @@ from rich.tree import Tree
 from agl_otel.adapters.own_sampling import own_of
 from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.spans.calls import Outline, pairs
-from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, read_call, text_of, written
-from agl_otel.spans.dialects.dialect import numbers
+from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
+from agl_otel.spans.dialects.dialect import first, numbers
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import printable
@@ -169,8 +169,9 @@ def _outline(span: Span) -> Outline:
 
 def _model_of(span: Span) -> str:
     """Return the model that a model call's span names; empty for other spans."""
-    call = read_call(span)
-    return call.model if call is not None else str(span.attributes.get("gen_ai.request.model") or "")
+    dialect = dialect_of(span)
+    found = first(span.attributes, dialect.model) if dialect is not None else span.attributes.get("gen_ai.request.model")
+    return str(found or "")
 
 
 def _is_proxied(span: Span) -> bool:
