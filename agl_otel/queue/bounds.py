@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from agl_otel.errors import UsageError
 
@@ -24,10 +24,9 @@ def check_items(call: str, request: Any) -> None:
 def _check(request: Any, most: int) -> None:
     for field, value in request.ListFields():
         if isinstance(value, Collection) and not isinstance(value, str | bytes):
-            if len(value) > most:  # pyright: ignore[reportUnknownArgumentType] - of whatever
-                raise UsageError(
-                    f"{field.name} has {len(value)} items, and {most} is the most for one message: send them in several"  # pyright: ignore[reportUnknownArgumentType]
-                )
+            count = len(cast("Collection[Any]", value))
+            if count > most:
+                raise UsageError(f"{field.name} has {count} items, and {most} is the most for one message: send them in several")
         elif field.message_type is not None:
             _check(value, most)
 

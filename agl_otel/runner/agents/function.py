@@ -84,5 +84,5 @@ class FunctionAgent:
 def _kind(answer: Any) -> str:
     if not isinstance(answer, (list, tuple)):
         return f"a {type(answer).__name__}"
-    items = cast("Sequence[Any]", answer)
-    return f"a {type(answer).__name__} of {', '.join(sorted({type(item).__name__ for item in items}))}"  # pyright: ignore[reportUnknownArgumentType]
+    items = {type(item).__name__ for item in cast("Sequence[object]", answer)}
+    return f"a {type(cast('object', answer)).__name__} of {', '.join(sorted(items))}"
