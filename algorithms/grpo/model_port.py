@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agl_otel.errors import SettingsError
+from agl_otel.errors import SettingsError, UsageError
 from agl_otel.net.auth import Visitors, is_loopback, names_on, shows
-from agl_otel.net.bodies import Bodies
+from agl_otel.net.bodies import Bodies, json_of
 from agl_otel.net.http_server import own_visitors
 from agl_otel.net.in_flight import InFlight
 from agl_otel.settings import Settings
@@ -44,6 +44,14 @@ def access_checks(host: str, key: str = "") -> list[Any]:
 def counted() -> Any:
     """Make the middleware that bounds what is held of bodies; handlers read them by `bodies.body_of`."""
     return Bodies(InFlight(IN_FLIGHT_BYTES, "the model server's bound"), MAX_BODY_BYTES).held
+
+
+async def json_body(request: web.Request) -> Any:
+    """Read the body as JSON. Raises UsageError if it is none."""
+    try:
+        return await json_of(request)
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}") from error
 
 
 def require_key(host: str, key: str) -> None:

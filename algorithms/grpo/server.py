@@ -14,18 +14,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.generate import Row
-from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, make_parser
+from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, json_body, make_parser
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.sampler import Engine, Job
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import DataError, UnavailableError, UsageError, http_status
-from agl_otel.net.bodies import json_of
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
@@ -62,13 +61,6 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         return error_response(error.status, f"{request.method} {request.path}: {error.reason}")
 
 
-async def _json(request: web.Request) -> Any:
-    try:
-        return await json_of(request)
-    except ValueError as error:
-        raise UsageError(f"the body is not JSON: {error}") from error
-
-
 async def _health(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok", "model_version": request.app[ENGINE].version})
 
@@ -79,7 +71,7 @@ async def _models(request: web.Request) -> web.Response:
 
 
 async def _weights(request: web.Request) -> web.Response:
-    body = await _json(request)
+    body = await json_body(request)
     if not isinstance(body, dict) or not isinstance(body.get("path"), str) or not isinstance(body.get("version"), (str, int)):
         raise UsageError('POST /weights takes {"path": folder with model.safetensors, "version": string or integer}')
     version = str(body["version"])
@@ -89,7 +81,7 @@ async def _weights(request: web.Request) -> web.Response:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    chat = parse(await _json(request))
+    chat = parse(await json_body(request))
     prompt = engine.policy.prompt_ids(chat.messages, chat.tools)
     room = engine.policy.context_tokens - len(prompt)
     if room < 1:

@@ -28,9 +28,9 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, make_parser
+from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, json_body, make_parser
 from agl_otel.errors import AglError, DataError, ModelServerError, SettingsError, UnavailableError, UsageError, http_status
-from agl_otel.net.bodies import body_of, json_of
+from agl_otel.net.bodies import body_of
 from agl_otel.net.http_server import is_well, listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process, signal_group
@@ -122,10 +122,7 @@ class Front:
         )
 
     async def _weights(self, request: web.Request) -> web.Response:
-        try:
-            body: Any = await json_of(request)
-        except ValueError as error:
-            raise UsageError(f"the body is not JSON: {error}") from error
+        body = await json_body(request)
         if not isinstance(body, dict) or not isinstance(body.get("path"), str) or not isinstance(body.get("version"), (str, int)):
             raise UsageError('POST /weights takes {"path": folder with model.safetensors, "version": string or integer}')
         if not await asyncio.to_thread((Path(body["path"]) / "model.safetensors").is_file):
