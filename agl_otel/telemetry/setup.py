@@ -26,7 +26,7 @@ from agl_otel.telemetry.otlp import OtlpExporter
 from agl_otel_hook import conventions, forks, waiting
 from agl_otel_hook.context import Key, format_traceparent
 from agl_otel_hook.export import ExportProcessor
-from agl_otel_hook.hook import Hook, count_dropped, ensure_propagators, finish_at_exit, takes
+from agl_otel_hook.hook import Hook, count_dropped, ensure_propagators, finish_at_exit
 from agl_otel_hook.ids import draw_from_system
 from agl_otel_hook.ledger import Count, Ledger
 from agl_otel_hook.processor import AttemptProcessor, marker_of
@@ -85,7 +85,7 @@ class Telemetry:
         self._export = ExportProcessor(
             make(),
             rebuild=make,
-            takes=lambda span: takes(self._ledger, span),
+            takes=self._ledger.takes,
             on_dropped=lambda spans: count_dropped(self._ledger, spans),
         )
         self._sealer = Sealer(self._ledger, self._provider, self._flush)

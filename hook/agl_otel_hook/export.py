@@ -32,7 +32,7 @@ BACK_PRESSURE_SECONDS: Final = 5.0  # limit on how long ending a span may block 
 
 
 class ExportProcessor(SpanProcessor):
-    """Queue of the sampled spans that `takes` accepts, exported with `exporter`; `rebuild` makes a new exporter after a fork.
+    """Queue of the sampled spans whose ids `takes` accepts, exported with `exporter`; `rebuild` makes a new exporter after a fork.
 
     Spans for which `apart` returns different texts are never exported in one batch (None: any may be).
     """
@@ -42,7 +42,7 @@ class ExportProcessor(SpanProcessor):
         exporter: SpanExporter,
         *,
         rebuild: Callable[[], SpanExporter],
-        takes: Callable[[ReadableSpan], bool],
+        takes: Callable[[int], bool],
         on_dropped: Callable[[Sequence[ReadableSpan]], None] | None = None,
         apart: Callable[[ReadableSpan], str] | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class ExportProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a sampled span (OpenTelemetry calls this)."""
         context = span.get_span_context()
-        if context is None or not context.trace_flags.sampled or not self._takes(span):
+        if context is None or not context.trace_flags.sampled or not self._takes(context.span_id):
             return
         size = approximate_bytes(span)
         with self._changed:

@@ -266,7 +266,7 @@ class Hook:
         export = ExportProcessor(
             keyed(span_exporter),
             rebuild=rebuild,
-            takes=lambda span: takes(self.ledger, span),
+            takes=self.ledger.takes,
             on_dropped=self._dropped if counts else None,
             apart=key_of_span if given is not None else None,
         )
@@ -350,12 +350,6 @@ def keep_sigterm_for_forked_children() -> None:
         return wrapper
 
     os.fork, os.forkpty = patiently(os.fork), patiently(os.forkpty)
-
-
-def takes(ledger: Ledger, span: ReadableSpan) -> bool:
-    """Return whether an exporter is to take the span (Ledger.takes)."""
-    context = span.get_span_context()
-    return context is not None and ledger.takes(key_of_attributes(span), context.span_id, marker_of(span))
 
 
 def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:

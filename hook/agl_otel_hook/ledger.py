@@ -10,12 +10,12 @@ span has ended. An attempt without a record, e.g. because it has no folder, is a
 from __future__ import annotations
 
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from sys import is_finalizing
 from typing import Final, NamedTuple
 
 from agl_otel_hook import forks
@@ -72,17 +72,15 @@ class _Entry:
     """Spans that were open when the process closed: abandoned, unless they end after all."""
     late: set[int] = field(default_factory=set[int])
     """Open spans that began after the slot was read, or after the process closed for the last time."""
-    exporting: set[int] = field(default_factory=set[int])
-    """Open spans that an exporter has taken: they have ended and are about to be counted."""
 
     def count(self) -> Count:
         """Return the numbers for a seal."""
         return Count(self.marker, self.spans, self.dropped, len(self.open))
 
-    def close(self, ending: Set[int] = frozenset()) -> None:
+    def close(self, ending: Set[int]) -> None:
         """Abandon the open spans and close the slot. Spans in `ending`, which may be exported or not, stay in flight."""
         if self.slot is not None:
-            self.given_up |= self.open - self.late - self.exporting - ending
+            self.given_up |= self.open - self.late - ending
             self.record()
             self.slot.closed(closed=True)
 
@@ -107,9 +105,14 @@ class Ledger:
         self._reset()
         forks.register(self.after_fork)
 
-    def _reset(self, foreign: frozenset[str] = frozenset()) -> None:
+    def _reset(self, inherited: frozenset[int] = frozenset()) -> None:
         parents, self._records = self._records, None  # first: after a fork, its file is mapped by the parent, too
-        self._foreign = foreign
+        self._inherited = inherited
+        """Spans that were open when this process was forked: its parent's."""
+        self._open: set[int] = set()
+        """Open spans of all attempts."""
+        self._exporting: set[int] = set()
+        """Open spans that an exporter has taken: they have ended and are about to be counted."""
         self._lock = threading.Lock()
         self._entries: dict[Key, _Entry] = {}
         self._marker = new_marker()
@@ -139,7 +142,7 @@ class Ledger:
         At interpreter shutdown no lock is taken: a thread that holds it never runs again, and no other thread runs.
         """
         forks.notice()
-        return self._lock if not sys.is_finalizing() else nullcontext()
+        return self._lock if not is_finalizing() else nullcontext()
 
     def loaded(self, key: Key) -> None:
         """Record that the hook is loaded in this process, which was started for the attempt."""
@@ -156,7 +159,7 @@ class Ledger:
 
     def after_fork(self) -> None:
         """Reset in a child process: a new marker, no counts, a free lock."""
-        self._reset(self._foreign | {entry.marker for entry in self._entries.values()})
+        self._reset(self._inherited | self._open)
 
     def started(self, key: Key, span_id: int, place: Place) -> Started:
         """Count a started span of the attempt and return what to mark it with. `place`: ids of its trace and parent (a root: its own)."""
@@ -174,6 +177,7 @@ class Ledger:
                 except OSError as error:
                     failed = error
             entry.open.add(span_id)
+            self._open.add(span_id)
             slot, late = entry.slot, self._over and threading.get_ident() != threading.main_thread().ident
             if late:
                 entry.late.add(span_id)
@@ -194,7 +198,7 @@ class Ledger:
         """Close all attempts at the end of the process: open spans are abandoned. Spans in `ending`, exported or not, stay in flight."""
         with self._held():
             for entry in self._entries.values():
-                entry.close(ending)
+                entry.close(self._exporting | ending)
 
     def close_for_good(self) -> None:
         """Close every attempt for the last time: spans that no exporter has taken are neither counted nor exported.
@@ -204,30 +208,27 @@ class Ledger:
         with self._held():
             self._over = True
             for entry in self._entries.values():
-                entry.close()
+                entry.close(self._exporting)
 
-    def takes(self, key: Key | None, span_id: int, marker: str | None) -> bool:
+    def takes(self, span_id: int) -> bool:
         """Return whether an exporter is to take an ended span: it began after the fork, and the process has not closed for good."""
         with self._held():
-            if marker in self._foreign:
-                return False
-            entry = self._entries.get(key) if key is not None else None
-            if entry is None or span_id not in entry.open:
-                return True
+            if span_id not in self._open:
+                return span_id not in self._inherited
             if not self._over:
-                entry.exporting.add(span_id)
-            return span_id in entry.exporting
+                self._exporting.add(span_id)
+            return span_id in self._exporting
 
     def exporting(self) -> bool:
         """Return whether exporters have taken spans that are not counted yet."""
         with self._held():
-            return any(entry.exporting for entry in self._entries.values())
+            return bool(self._exporting)
 
     def over(self, key: Key) -> None:
         """Close one attempt, for which this process does nothing more: its open spans are abandoned."""
         with self._held():
             if (entry := self._entries.get(key)) is not None:
-                entry.close()
+                entry.close(self._exporting)
 
     def reopen(self) -> None:
         """Undo `close`: the process goes on."""
@@ -247,19 +248,23 @@ class Ledger:
             entry = self._entries.get(key)
             if entry is None or span_id not in entry.open:
                 return False
-            if self._over and span_id not in entry.exporting:
+            if self._over and span_id not in self._exporting:
                 return False
             entry.open.discard(span_id)
-            entry.exporting.discard(span_id)
+            self._open.discard(span_id)
+            self._exporting.discard(span_id)
             counts = marker == entry.marker
             entry.spans += counts
             if span_id in entry.late:
                 entry.late.discard(span_id)
             elif entry.slot is not None:
-                entry.given_up.discard(span_id)
                 entry.ended += counts
                 entry.abandoned += not counts
-                entry.record()
+                if counts and not entry.given_up:
+                    entry.slot.ended(entry.ended)
+                else:
+                    entry.given_up.discard(span_id)
+                    entry.record()
             return not entry.open
 
     def dropped(self, key: Key, marker: str) -> None:
@@ -351,6 +356,8 @@ class Ledger:
         self._freed(self._entries.pop(key))
 
     def _freed(self, entry: _Entry) -> None:
+        self._open -= entry.open
+        self._exporting -= entry.open
         self._marker = new_marker()
         if entry.slot is not None:
             entry.slot.free()

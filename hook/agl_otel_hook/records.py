@@ -113,6 +113,10 @@ class Slot:
         words[base + _CLOSED] = 0
         return self.is_read  # checked after writing: the reader has seen the span, or it is late
 
+    def ended(self, count: int) -> None:
+        """Write how many spans have ended."""
+        self._words[self._base + _ENDED] = count
+
     def closed(self, *, closed: bool) -> None:
         """Write whether the process has closed the attempt in order."""
         self._words[self._base + _CLOSED] = int(closed)
