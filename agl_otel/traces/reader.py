@@ -13,7 +13,6 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import QueryError, UnavailableError, UsageError
@@ -22,6 +21,7 @@ from agl_otel.traces.collector_client import barriers, unanswered
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
+from agl_otel.traces.names import OUTPUT_MESSAGES, names_in
 from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
@@ -35,7 +35,6 @@ from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel_hook import conventions
 
 T = TypeVar("T")
-AGENT_NAME: Final = "gen_ai.agent.name"
 LOOK_BACK_SECONDS: Final = (600, 6 * 3600)
 """How far back a search for traces looks, before it searches everything."""
 LISTED: Final = 5_000  # most ids in one condition; more are read as a range, which is contiguous in ClickHouse
@@ -53,46 +52,6 @@ TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
 OF_ALL: Final = "(total)"  # marks the limit on a whole server's memory, which other queries use up
 UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
 _log = logging.getLogger(__name__)
-NAMES: Final[Mapping[str, str]] = {
-    "process": conventions.PROCESS,
-    "seal": conventions.SPAN_SEAL,
-    "attempt": conventions.SPAN_ATTEMPT,
-    "annotation": conventions.SPAN_ANNOTATION,
-    "llm": conventions.SPAN_LLM,
-    "call": conventions.LLM_CALL,
-    "choice": conventions.LLM_CHOICE,
-    "prefix_call": conventions.LLM_PREFIX_CALL,
-    "prefix_choice": conventions.LLM_PREFIX_CHOICE,
-    "model_version": conventions.LLM_MODEL_VERSION,
-    "incomplete": conventions.LLM_INCOMPLETE,
-    "retry_of": conventions.LLM_RETRY_OF,
-    "finish": "gen_ai.response.finish_reasons",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "seal_spans": conventions.SEAL_SPANS,
-    "seal_dropped": conventions.SEAL_DROPPED,
-    "seal_closing": conventions.SEAL_CLOSING,
-    "late": conventions.LATE,
-    "caller": conventions.LLM_CALLER,
-    "hooked": conventions.ATTEMPT_HOOKED,
-    "prefix": f"{conventions.REWARD}.",
-    "agent": AGENT_NAME,
-    "own_agent": "agent.name",
-    "task": "execute_task ",
-    "node": "traceloop.association.properties.langgraph_node",
-    "integration": "traceloop.association.properties.ls_integration",
-    "instructions": "gen_ai.system_instructions",
-    "asked": "gen_ai.input.messages",
-    "answered": "gen_ai.output.messages",
-    "tools": "gen_ai.tool.definitions",
-    "messages_call": conventions.LLM_MESSAGES_CALL,
-    "messages_before": conventions.LLM_MESSAGES_BEFORE,
-    "model": "gen_ai.request.model",
-    "response": "gen_ai.response.id",
-    "tool": "gen_ai.tool.name",
-}
-"""Values of the named queries' parameters."""
-OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 
 
 class FoundTrace(NamedTuple):
@@ -208,7 +167,7 @@ class TraceReader:
         rollouts = await self.rollouts_of_traces(trace_ids) if rollouts is None else rollouts
         if not rollouts:
             return []
-        params = {"traces": list(trace_ids), "rollouts": list(rollouts), "limit": limit, **_named("by_trace", STEP_NAMES)}
+        params = {"traces": list(trace_ids), "rollouts": list(rollouts), "limit": limit, **names_in("by_trace", STEP_NAMES)}
         return (await self._spans(named_query("by_trace"), params))[0]
 
     async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:
@@ -345,17 +304,17 @@ class TraceReader:
 
     async def known_steps(self, trace_id: str, span_ids: Sequence[str]) -> dict[str, str]:
         """Return {span id: digest} of a training run's spans that are stored."""
-        params = {"trace": trace_id, "spans": list(span_ids), **_named("known_steps", STEP_NAMES)}
+        params = {"trace": trace_id, "spans": list(span_ids), **names_in("known_steps", STEP_NAMES)}
         return {row["SpanId"]: row["Digest"] for row in await self.query(named_query("known_steps"), params=params)}
 
     async def steps(self, run_id: str, *, version: str = "") -> list[TrainingStep]:
         """Return the steps of a training run in order, only those that made `version` if not empty."""
         given = {"trace": trace_id_of(run_id), "version": version}
-        return steps_of(run_id, await self.query(named_query("steps"), params={**given, **_named("steps", STEP_NAMES)}))
+        return steps_of(run_id, await self.query(named_query("steps"), params={**given, **names_in("steps", STEP_NAMES)}))
 
     async def runs(self, limit: int) -> list[TrainingRun]:
         """Return the training runs with the latest steps, the latest first."""
-        rows = await self.query(named_query("runs"), params={"limit": limit, **_named("runs", STEP_NAMES)})
+        rows = await self.query(named_query("runs"), params={"limit": limit, **names_in("runs", STEP_NAMES)})
         return [run_of(row) for row in rows]
 
     async def count(self) -> int:
@@ -525,15 +484,5 @@ def _unreadable(verdict: Verdict, why: str) -> Verdict:
     return verdict.model_copy(update={"kind": "incomplete", "reasons": [why]})
 
 
-@cache
-def _names_in(name: str) -> tuple[str, ...]:
-    return tuple(set(re.findall(r"\{(\w+):String\}", named_query(name))))
-
-
 def _params(name: str, ids: Sequence[str]) -> dict[str, object]:
-    return {"rollouts": list(ids), **_named(name, NAMES)}
-
-
-def _named(name: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `names` that a named query has as parameters."""
-    return {key: names[key] for key in _names_in(name) if key in names}
+    return {"rollouts": list(ids), **names_in(name)}

@@ -19,8 +19,9 @@ from agl_otel.settings import free_port, free_ports
 from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.figures import SETTLED_SECONDS
+from agl_otel.traces.names import AGENT_NAME
 from agl_otel.traces.opened import TraceStore
-from agl_otel.traces.reader import AGENT_NAME, TraceReader
+from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 from agl_otel.types.columns import Traces
 from agl_otel_hook import conventions

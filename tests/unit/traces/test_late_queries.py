@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agl_otel.traces.reader import NAMES
+from agl_otel.traces.names import NAMES
 from agl_otel.traces.schema import statements
 from agl_otel.traces.sql import named_query
 

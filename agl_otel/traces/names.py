@@ -1,0 +1,63 @@
+"""Names of attributes and spans: the values of the named queries' parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Final
+
+from agl_otel.traces.sql import named_query
+from agl_otel_hook import conventions
+
+AGENT_NAME: Final = "gen_ai.agent.name"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+NAMES: Final[Mapping[str, str]] = {
+    "process": conventions.PROCESS,
+    "seal": conventions.SPAN_SEAL,
+    "attempt": conventions.SPAN_ATTEMPT,
+    "annotation": conventions.SPAN_ANNOTATION,
+    "llm": conventions.SPAN_LLM,
+    "call": conventions.LLM_CALL,
+    "choice": conventions.LLM_CHOICE,
+    "prefix_call": conventions.LLM_PREFIX_CALL,
+    "prefix_choice": conventions.LLM_PREFIX_CHOICE,
+    "model_version": conventions.LLM_MODEL_VERSION,
+    "incomplete": conventions.LLM_INCOMPLETE,
+    "retry_of": conventions.LLM_RETRY_OF,
+    "finish": "gen_ai.response.finish_reasons",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "seal_spans": conventions.SEAL_SPANS,
+    "seal_dropped": conventions.SEAL_DROPPED,
+    "seal_closing": conventions.SEAL_CLOSING,
+    "late": conventions.LATE,
+    "caller": conventions.LLM_CALLER,
+    "hooked": conventions.ATTEMPT_HOOKED,
+    "prefix": f"{conventions.REWARD}.",
+    "agent": AGENT_NAME,
+    "own_agent": "agent.name",
+    "task": "execute_task ",
+    "node": "traceloop.association.properties.langgraph_node",
+    "integration": "traceloop.association.properties.ls_integration",
+    "instructions": "gen_ai.system_instructions",
+    "asked": "gen_ai.input.messages",
+    "answered": OUTPUT_MESSAGES,
+    "tools": "gen_ai.tool.definitions",
+    "messages_call": conventions.LLM_MESSAGES_CALL,
+    "messages_before": conventions.LLM_MESSAGES_BEFORE,
+    "model": "gen_ai.request.model",
+    "response": "gen_ai.response.id",
+    "tool": "gen_ai.tool.name",
+}
+"""{parameter: attribute or span name}."""
+
+
+def names_in(query: str, names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """Return those of `names` that a named query has as parameters."""
+    return {parameter: names[parameter] for parameter in _text_parameters(query) if parameter in names}
+
+
+@cache
+def _text_parameters(query: str) -> tuple[str, ...]:
+    return tuple(set(re.findall(r"\{(\w+):String\}", named_query(query))))
