@@ -1,10 +1,12 @@
-"""The fast road of spans: a request's protobuf bytes go to ClickHouse as they are, with what only the collector knows put beside them.
+"""The fast path of spans: pass a request's protobuf bytes to ClickHouse unchanged, together with the fields that only the collector knows.
 
-Pure. A request is parsed with plain.proto, which knows exactly what ClickHouse can make rows of (otlp_rows.proto says how); the ids,
-numbers and positions of its spans are set, its resources are prepared (they repeat, so once), and it is serialised again: no
-attribute value becomes a Python object. Serialising fails where a request holds anything else (events, links, maps, bytes, lists in
-lists): then its spans are told apart one by one, and those that are not plain are left to decode.py, which knows everything. So are
-those with a value whose text ClickHouse would write in another way (`is_odd`). Both roads make the same rows, byte for byte.
+Pure. A request is parsed with plain.proto, which has only the fields and types that ClickHouse can build rows from (see otlp_rows.proto).
+The ids, numbers and positions of its spans are set and its resources are prepared (cached, because they repeat); then it is serialised
+again. No attribute value becomes a Python object.
+
+Serialising fails if a request contains anything else (events, links, maps, bytes, nested lists). Its spans are then checked one by one, and
+those that are not plain are left to decode.py, which supports everything. So are spans with a value whose text ClickHouse would write
+differently (`is_odd`). Both paths produce the same rows, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,44 +27,48 @@ from agl_otel.collector.identify import Identity
 from agl_otel.collector.values import REPEATED, doubles, int_array, int_arrays, is_whole, to_map
 from agl_otel_hook.varint import varint
 
-MAX_RESOURCES: Final = 4096  # prepared ones that are remembered, unless they are longer than
-REMEMBERED_BYTES: Final = 16 << 10
+MAX_RESOURCES: Final = 4096  # limit on cached prepared resources
+REMEMBERED_BYTES: Final = 16 << 10  # longer resources are not cached
 _TOKEN_KEYS: Final = tuple(key.encode() for key in TOKEN_COLUMNS)
 _LARGE: Final = re.compile(rb"!(?<=[\n\x12]\t!).{7}[\x44-\x7f\xc4-\xff]", re.DOTALL)
-"""A double of 2**65 or more, or one that is not finite, as the value of an attribute or in a list; or what happens to look like one."""
+"""A double of 2**65 or more, or not finite, as an attribute's value or in a list; also bytes that only look like one."""
 _LIST: Final = re.compile(rb"\*(?<=[\x12\x80-\xff][\x00-\x7f]\*)(?=([\x80-\xff]*[\x00-\x7f]))")
-"""A list as an attribute's value, up to its length; or what happens to look like one: _is_odd_list looks again."""
+"""A list as an attribute's value, up to its length; also bytes that only look like one, which _is_odd_list rules out."""
 _ODD: Final = re.compile(rb"[!\x0b\x0e\x0f\x1a-\x1f]")  # the tag of a double, or a character whose escape has a letter
 _ODD_TEXT: Final = re.compile("[\x0b\x0e\x0f\x1a-\x1f]")
 _FIELDS: Final = {"PromptTokenIds": "prompt_token_ids", "ResponseTokenIds": "response_token_ids", LOGPROBS: "response_logprobs"}
 
 
 class Packed(NamedTuple):
-    """A request on the fast road."""
+    """A request as the fast path inserts it."""
 
     data: bytes
-    """What ClickHouse's Protobuf format takes: the length, then the message. Empty where no span is plain."""
+    """Input of ClickHouse's Protobuf format: the length, then the message. Empty if no span is plain."""
     left: frozenset[int]
-    """BatchPos of the spans that are left to decode.py."""
+    """BatchPos of the spans left to decode.py."""
     keys: int = 0
-    """How many attributes `data` holds of spans, those of repeated keys included."""
+    """Number of span attributes in `data`, repeated keys included."""
     repeated: int = 0
-    """How many repeated keys were dropped on the way."""
+    """Number of repeated keys dropped while packing."""
 
 
 def pack(
     raw: bytes, identities: Sequence[Identity], numbers: Sequence[int], *, received_ms: int, batch: int, first: int, stored: Container[int]
 ) -> Packed:
-    """The arguments are those of `decode.span_rows`; positions in `stored` are left out. Raises ValueError where they do not fit."""
+    """Build the fast path's bytes of a request.
+
+    The arguments are those of `decode.span_rows`; spans at positions in `stored` are left out. Raises ValueError if the numbers of
+    identities, numbers and spans do not agree.
+    """
     everything = range(first, first + len(numbers))
     again: list[int] = []
     try:
         request = plain.Request.FromString(raw)
-        request.DiscardUnknownFields()  # so that values look as is_odd knows them
+        request.DiscardUnknownFields()  # is_odd expects only the bytes of known fields
         spans, repeated = _put_ids(request, identities, numbers, first, stored)
         if any(key in raw for key in _TOKEN_KEYS):
             again = _take_tokens(spans)
-    except DecodeError:  # bytes or a map that cannot be read as what they are not
+    except DecodeError:  # a bytes value or a map that does not parse as plain.proto's type
         return Packed(b"", frozenset(position for position in everything if position not in stored))
     request.batch_id = batch
     request.received_ms = received_ms
@@ -82,14 +88,14 @@ def pack(
 
 
 def is_odd(data: bytes) -> bool:
-    """Whether there may be a value in it whose text ClickHouse would write otherwise than values.py."""
+    """Whether `data` may contain a value whose text ClickHouse would write differently from values.py."""
     return _LARGE.search(data) is not None or any(_is_odd_list(data, found) for found in _LIST.finditer(data))
 
 
 def _is_odd_list(data: bytes, found: re.Match[bytes]) -> bool:
     size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[1]))
     start = found.end(1)
-    whole = varint(size + 1 + len(found[1]))  # the length that the attribute's value has then
+    whole = varint(size + 1 + len(found[1]))  # the length of an attribute value that holds this list
     if not data.endswith(b"\x12" + whole, 0, found.start()):
         return False
     if not _ODD.search(data, start, start + size):
@@ -112,8 +118,9 @@ def _is_odd_list(data: bytes, found: re.Match[bytes]) -> bool:
 def _put_ids(
     request: plain.Request, identities: Sequence[Identity], numbers: Sequence[int], first: int, stored: Container[int]
 ) -> tuple[list[plain.Span], int]:
-    """Prepare the resources and number the spans; what is rejected or stored is emptied. Answers the spans that become rows, and how many
-    keys of resources were given again."""
+    """Prepare the resources and number the spans; clear those that are rejected or stored. Return the spans that become rows, and the
+    number of repeated resource keys.
+    """
     found: list[plain.Span] = []
     index = taken = repeated = 0
     for group in request.resource_spans:
@@ -150,7 +157,7 @@ def _leave_out(span: plain.Span) -> int:
 
 
 def prepared(resource: bytes) -> tuple[bytes, int]:
-    """The attribute texts and types of a serialised Resource, as otlp_rows.proto's Prepared; and how many keys were given again."""
+    """Return a serialised Resource's attribute texts and types as otlp_rows.proto's Prepared, and the number of repeated keys."""
     return _remembered(resource) if len(resource) <= REMEMBERED_BYTES else _prepare(resource)
 
 
@@ -168,10 +175,10 @@ _remembered = lru_cache(MAX_RESOURCES)(_prepare)
 def _take_tokens(spans: Sequence[plain.Span]) -> list[int]:
     """Move token ids and log-probs that fit their columns out of the attributes: see decode.split_tokens.
 
-    Answers the index of a span for each key of it that was given again, and is dropped.
+    Drops repeated keys, and returns the index of the span for each of them.
     """
     given: list[tuple[int, int, str]] = []  # (span, attribute, key)
-    again: list[tuple[int, int]] = []  # of a key given twice the first counts
+    again: list[tuple[int, int]] = []  # the first value of a repeated key counts
     for number, span in enumerate(spans):
         seen: set[str] = set()
         for position, attribute in enumerate(span.attributes):
@@ -195,7 +202,7 @@ def _take_tokens(spans: Sequence[plain.Span]) -> list[int]:
             into.columns.append(key)
         elif column == LOGPROBS:
             numbers = np.asarray(nearest(value), dtype=np.float32)
-        if numbers is not None and len(numbers):  # ClickHouse takes a packed field without elements for damaged
+        if numbers is not None and len(numbers):  # ClickHouse rejects an empty packed field as damaged
             setattr(into, _FIELDS[column], numbers.astype(numbers.dtype.newbyteorder("<")).tobytes())
     for number, packed in tokens.items():
         spans[number].tokens = packed.SerializeToString()

@@ -1,4 +1,4 @@
-"""What the collector's instruments read: one table, from the plain counters that the parts keep. Names get the prefix agl.collector."""
+"""What the collector's metrics read: one table of instruments over the counters of its parts. The prefix of the names is agl.collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts that are read."""
+    """The parts of the collector that the instruments read."""
 
     intake: Intake
     writer: Writer
@@ -113,7 +113,7 @@ COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("masked", "{item}", "texts that rules took out, and calls without their token ids", _masked),
     ("forwarded", "{request}", "copies for the second endpoint, by what became of them", _forwarded),
 )
-"""(name, unit, description, what to read)."""
+"""(name, unit, description, reader of the value)."""
 
 GAUGES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("backlog", "{row}", "rows in the log that are not stored yet", _one(lambda p: p.writer.backlog)),
@@ -125,7 +125,7 @@ GAUGES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("forward_queue_bytes", "By", "copies that wait", _one(lambda p: p.forwarder.queued_bytes if p.forwarder else 0)),
     ("traces_remembered", "{trace}", "traces by which later spans can be identified", _one(lambda p: len(p.intake.memory))),
 )
-"""(name, unit, description, what to read)."""
+"""(name, unit, description, reader of the value)."""
 
 
 def watch(telemetry: Telemetry, parts: Parts) -> None:

@@ -1,4 +1,4 @@
-"""What both ways of OTLP share: what takes requests, and our errors as google.rpc.Status. The transports are grpc_port and http_port."""
+"""Shared by OTLP over gRPC (grpc_port) and over HTTP (http_port): what takes requests, and our errors as google.rpc.Status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, grpc_status
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
-RETRY_SECONDS: Final = 1  # what we tell clients to wait
+RETRY_SECONDS: Final = 1  # the delay that responses ask clients for
 METRICS_OFF: Final = "this collector takes no metrics (AGL_METRICS is false): set OTEL_METRICS_EXPORTER=none, or send them elsewhere"
 GRPC_NUMBER: Final = {code.name: code.value[0] for code in grpc.StatusCode}
 
@@ -29,17 +29,17 @@ class Receiver:
     writer: Writer
     token: str = ""
     metrics: bool = True
-    """Whether metrics are taken."""
+    """Whether metrics are accepted."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """After decompression."""
+    """Limit on a message after decompression."""
 
     def takes(self, protocol: Protocol) -> bool:
-        """Whether this signal is switched on."""
+        """Return whether this signal is enabled."""
         return self.metrics or protocol.signal != "metrics"
 
 
 def status_of(error: AglError) -> Status:
-    """The google.rpc.Status of an error, with RetryInfo where the same request may succeed later."""
+    """Return an error's google.rpc.Status, with RetryInfo if the same request may succeed later."""
     status = Status(code=GRPC_NUMBER[grpc_status(error)], message=str(error))
     if error.retryable:
         status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=RETRY_SECONDS)))

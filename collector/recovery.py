@@ -1,9 +1,9 @@
-"""Batches in doubt that end the collector each time they are tried: no crash loop, whatever a request does to ClickHouse or to it.
+"""Recovery of batches in doubt that may end the collector each time they are tried: prevents a crash loop.
 
-Before a try the file trying.json in the log's folder names it; after it, whatever came of it, the file is mended. So a start that finds
-one was ended in the middle of a try, kill -9 and lack of memory alike. A batch on which a start has died is tried apart: each of its
-requests alone, a piece of its rows at a time. A request on which DEATHS starts have died alone becomes a dead
-letter (dead_letters.py) with its reason.
+The file trying.json in the log's folder names the batch during a try and is updated or deleted after it, whatever the outcome. A start that
+finds the file therefore follows a process that died during a try, whether by kill -9 or for lack of memory. If a start has died on a batch,
+each of its requests is tried alone, a piece of its rows at a time. A request on which DEATHS starts have died alone becomes a dead letter
+(dead_letters.py) with its reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agl_otel.service.framed import write_private
 
 FILE: Final = "trying.json"
 DEATHS: Final = 2
-"""Of starts, while they tried a request alone: one may be somebody's kill -9."""
+"""Number of starts that may die while they try a request alone; one death may be an unrelated kill -9."""
 _logger = logging.getLogger(__name__)
 
 
@@ -32,15 +32,15 @@ class _Try:
     apart: bool = False
     """Whether its requests are tried alone."""
     at: int | None = None
-    """Log position of the request that is tried alone at this moment."""
+    """Log position of the request that is being tried alone."""
     deaths: dict[str, int] = field(default_factory=dict[str, int])
-    """{log position: starts that died on it}."""
+    """{log position: number of starts that died on it}."""
     aside: list[int] = field(default_factory=list[int])
     """Log positions of the requests that became dead letters."""
 
 
 class Recovery:
-    """Stores batches in doubt through `store`; `directory` is the log's. Runs in the writer's thread."""
+    """Stores batches in doubt through `store`; `directory` is the log's folder. Runs in the writer's thread."""
 
     def __init__(self, store: BatchStore, directory: Path) -> None:
         self._store = store
@@ -48,7 +48,7 @@ class Recovery:
         self._try = self._load()
 
     def store(self, batch: Batch, members: Sequence[Member]) -> None:
-        """Insert what is missing of a batch. Raises ClickHouseError to be tried again."""
+        """Insert the missing rows of a batch. Raises ClickHouseError; the caller tries again."""
         if self._try is None or self._try.batch != batch.batch_id:
             self._try = _Try(batch.batch_id)
         now = self._try
@@ -78,7 +78,7 @@ class Recovery:
 
     @contextmanager
     def _noted(self, now: _Try) -> Generator[None]:
-        """On disk for as long as the block runs: a start that finds it died in there."""
+        """Keep the try noted on disk while the block runs, so that the next start knows of a death in it."""
         self._save(now)
         try:
             yield
@@ -93,11 +93,11 @@ class Recovery:
         try:
             write_private(new := self._path.with_suffix(".new"), json.dumps(asdict(now)).encode())
             new.replace(self._path)
-        except OSError as error:  # it goes on without: a full disk must not stop what would make room
+        except OSError as error:  # go on without the note: a full disk must not stop the inserts that would free space
             _logger.warning("recovery: %s cannot be written: %s", self._path, error)
 
     def _load(self) -> _Try | None:
-        """What the start before this one left."""
+        """Return the try during which the previous start died, or None."""
         try:
             left = _Try(**json.loads(self._path.read_text()))
         except (OSError, ValueError, TypeError):

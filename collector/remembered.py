@@ -1,8 +1,8 @@
-"""The answers to recent requests in memory, by which intake.py knows a resend. A plain one takes some 155 bytes, so that ten minutes of
-the requests that a collector can take fit.
+"""The responses to recent requests, in memory: intake.py detects resends with them.
 
-They are in generations of a minute, or of a part of what may be held; a generation is forgotten as a whole, because an entry that had a
-time and neighbours of its own would take twice as much.
+A plain response takes about 155 bytes, so that ten minutes of the requests that a collector can take fit. Responses are kept in
+generations, each of a minute or of a fraction of the memory limit, and a generation is dropped as a whole: a time and links per entry would
+double its size.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final, TypeAlias
 from agl_otel.collector.resends import MAX_REMEMBERED, RESEND_SECONDS, Outcome
 
 ENTRY_BYTES: Final = 160
-"""Of a plain answer: 64 of its key, 32 of its position, the rest of its place in a dictionary."""
+"""Size of a plain response: 64 bytes for its key, 32 for its position, the rest for its dictionary slot."""
 MAX_BYTES: Final = MAX_REMEMBERED * ENTRY_BYTES
-_OUTCOME_BYTES: Final = 160  # of an outcome with a message, beside the message
+_OUTCOME_BYTES: Final = 160  # of an outcome with a message, without the message
 _GENERATION_SECONDS: Final = RESEND_SECONDS / 10
-_GENERATIONS: Final = 20  # at least so many, where all are full
-_NOT_KEPT: Final = -1  # the position of a plain answer without one
+_GENERATIONS: Final = 20  # minimum number, if all are full
+_NOT_KEPT: Final = -1  # the position of a plain response that has none
 
 _Kept: TypeAlias = "int | Outcome | asyncio.Future[Outcome]"
 
 
 class _Generation:
-    """What was answered from a time on."""
+    """Responses from a time on."""
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
@@ -35,7 +35,7 @@ class _Generation:
 
 
 class Remembered:
-    """Answers for ten minutes from their receipt, and at most a minute longer. Beyond `max_bytes` the oldest are forgotten earlier."""
+    """Responses for ten minutes from receipt, and at most one minute longer. Beyond `max_bytes` the oldest are dropped earlier."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -45,7 +45,7 @@ class Remembered:
         return sum(len(each.answers) for each in self._generations)
 
     def forget_old(self, now: float) -> None:
-        """Forget what was received more than ten minutes before `now`."""
+        """Drop responses received more than ten minutes before `now`."""
         held = self._generations
         while held and (
             now - held[0].began_at > RESEND_SECONDS + _GENERATION_SECONDS or sum(each.bytes for each in held) > self._max_bytes
@@ -53,7 +53,7 @@ class Remembered:
             held.popleft()
 
     def get(self, key: str) -> Outcome | asyncio.Future[Outcome] | None:
-        """The answer to the request that this key tells, or what will be; None where it is not known."""
+        """Return the response to the request with this key, or its future; None if the key is unknown."""
         packed = _packed(key)
         for generation in reversed(self._generations):
             kept = generation.answers.get(packed)
@@ -64,7 +64,7 @@ class Remembered:
         return None
 
     def put(self, key: str, at: float, answer: Outcome | asyncio.Future[Outcome]) -> None:
-        """Remember the answer to a request received at `at`."""
+        """Store the response to a request received at `at`."""
         packed = _packed(key)
         self._remove(packed)
         last = self._generations[-1] if self._generations else None
@@ -76,7 +76,7 @@ class Remembered:
         last.bytes += size
 
     def settle(self, key: str, outcome: Outcome) -> None:
-        """Put the outcome in the place of what it was waited for by; nothing where that is forgotten."""
+        """Replace a key's future by its outcome; do nothing if the key has been dropped."""
         packed = _packed(key)
         for generation in self._generations:
             if packed in generation.answers:
@@ -84,7 +84,7 @@ class Remembered:
                 generation.bytes += size - ENTRY_BYTES
 
     def forget(self, key: str) -> None:
-        """Take a request for new when it comes again."""
+        """Remove a key, so that the request counts as new when it is sent again."""
         self._remove(_packed(key))
 
     def _remove(self, packed: bytes) -> None:
@@ -94,12 +94,12 @@ class Remembered:
 
 
 def _packed(key: str) -> bytes:
-    """A key of intake.py, a letter and hexadecimal digits, in half the bytes."""
+    """Pack a key of intake.py, a letter and hexadecimal digits, into half the bytes."""
     return key[:1].encode() + bytes.fromhex(key[1:])
 
 
 def _small(answer: _Kept) -> tuple[_Kept, int]:
-    """What is held of an answer, and its bytes."""
+    """Return the compact form of a response, and its size in bytes."""
     if not isinstance(answer, Outcome):
         return answer, ENTRY_BYTES
     if not answer.rejected and not answer.message:

@@ -1,9 +1,9 @@
-"""The answers to recent requests, by which a resend is known: an SDK that got no answer sends the same bytes again.
+"""The responses to recent requests, for detecting resends: an SDK that got no response sends the same bytes again.
 
-For ten minutes a resend gets the first one's outcome and is not stored again (remembered.py); of more requests than a collector can take
-in that time the oldest are forgotten earlier.
-After a restart the write-ahead log tells what it still holds. What it may forget is in a journal beside it: framed files (framed.py) that
-get the answers of a batch once it is stored, before its segments go, and are deleted when all in them is old. They hold hashes and counts.
+For ten minutes a resend gets the outcome of the first request and is not stored again (remembered.py). If there are more requests than a
+collector can take in that time, the oldest are dropped earlier. After a restart they are read from the write-ahead log and, for requests
+that the log may delete, from a journal beside it. The journal consists of framed files (framed.py). It gets the responses of a batch when
+the batch is stored, before its segments are deleted; a file is deleted when all its entries are old. It contains only hashes and counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agl_otel.service.framed import Frame, FramedFile
 
 RESEND_SECONDS: Final = 600.0  # SDKs give up on a request after a minute; senders with a queue on disk come back later
 MAX_REMEMBERED: Final = 1_250_000
-"""Ten minutes of 1,900 requests a second: twice what one collector takes."""
+"""Ten minutes of 1,900 requests a second: twice what one collector can take."""
 MAX_FILES: Final = 3
 _ANSWERS: Final = 1
 _IN_A_RECORD: Final = 10_000
@@ -36,46 +36,46 @@ _NO_REJECTION: Final = frozenset({"", DROPPED, ALREADY})
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answer to a request."""
+    """The response to a request."""
 
     rejected: int = 0
-    """How many spans or records were refused."""
+    """Number of spans or records rejected."""
     message: str = ""
-    """Why, with counts."""
+    """The reasons, with counts."""
     position: int | None = None
-    """Where the request stands in the log; None where nothing of it was kept, or all of it is stored."""
+    """Log position of the request; None if none of it was kept or all of it is stored."""
 
     @classmethod
     def of(cls, request: Request, position: int | None = None) -> Outcome:
-        """The answer to a request."""
+        """Build the response to a request."""
         reasons = rejections(request.identities, request.unreadable)
         return cls(sum(reasons.values()), reason_text(reasons), position)
 
 
 class Answered(NamedTuple):
-    """A request that was answered."""
+    """A request that has got its response."""
 
     key: str
-    """What tells a resend of it."""
+    """Identifies a resend of the request."""
     received_ms: int
     outcome: Outcome
 
 
 def rejections(identities: Iterable[Identity], unreadable: int = 0) -> Counter[str]:
-    """{reason: how many were refused for it}; `unreadable` were taken out before."""
+    """Return {reason: number of items rejected for it}; `unreadable` items were removed before."""
     reasons = Counter(identity.reason for identity in identities if identity.reason not in _NO_REJECTION)
     return reasons + Counter({UNREADABLE: unreadable})
 
 
 def reason_text(reasons: Mapping[str, int]) -> str:
-    """Reasons as clients are told them."""
+    """Format the reasons for clients."""
     return "; ".join(f"{count} × {reason}" for reason, count in reasons.items())
 
 
 class ResendJournal:
-    """The journal in a folder. Opening it reads what is there (`known`), and goes on in a file of what is not old yet.
+    """The journal in a folder. Opening it reads the existing files (`known`) and copies the entries that are not old to a new file.
 
-    One thread at a time adds. Raises SettingsError where the folder cannot be used.
+    Only one thread may add at a time. Raises SettingsError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, max_entries: int = MAX_REMEMBERED) -> None:
@@ -92,7 +92,7 @@ class ResendJournal:
             entries = [entry for path in before for entry in framed.mend(path) if isinstance(entry, Frame)]
             self._number = int(before[-1].stem) + 1 if before else 0
             self.known = self._recent(answer for entry in entries for answer in _unpack(entry.payload))
-            """The answers that were given before, the oldest first."""
+            """The responses read when the journal was opened, oldest first."""
             if self.known:
                 self._add(self.known)
             for path in before:
@@ -101,14 +101,14 @@ class ResendJournal:
             raise SettingsError(f"cannot use the journal of resends in {folder}: {error.strerror or error}") from None
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Keep the answers to these requests; on disk when this returns. Raises UnavailableError; then it can be asked for again."""
+        """Append the responses to these requests; they are on disk on return. Raises UnavailableError; the call may then be repeated."""
         answers = self._recent(Answered(each.key, each.received_ms, Outcome.of(each)) for each in requests if each.key)
         if not answers:
             return
         try:
             self._add(answers)
         except OSError as error:
-            self.close()  # nobody knows what is in this file; another is begun
+            self.close()  # the contents of this file are uncertain now; the next call begins another
             raise UnavailableError(unwritable(f"the journal of resends in {self._folder}", error)) from None
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class ResendJournal:
         if self._file is None or now - self._began_at > RESEND_SECONDS or self._entries > self._max_entries // 2:
             self._begin(now)
         file = self._file
-        assert file is not None  # it was begun
+        assert file is not None  # _begin opened it
         try:
             for start in range(0, len(answers), _IN_A_RECORD):
                 file.write([(_ANSWERS, _pack(answers[start : start + _IN_A_RECORD]))])
@@ -139,7 +139,7 @@ class ResendJournal:
         self._entries += len(answers)
 
     def _begin(self, now: float) -> None:
-        """Go on in another file. What is older than the one before it was full or ten minutes old is forgotten."""
+        """Start another file and delete old ones: all but the last if it is more than ten minutes old, otherwise all but MAX_FILES - 1."""
         old = self._file is not None and now - self._began_at > RESEND_SECONDS
         self.close()
         while len(self._files) > (1 if old else MAX_FILES - 1):
@@ -157,7 +157,7 @@ def _pack(answers: Iterable[Answered]) -> bytes:
 
 
 def _unpack(payload: bytes) -> list[Answered]:
-    plain = Outcome()  # one for all of them: there may be a million
+    plain = Outcome()  # shared: there may be a million
     return [
         Answered(key, received_ms, Outcome(rejected, message) if rejected or message else plain)
         for key, received_ms, rejected, message in json.loads(payload)

@@ -1,4 +1,4 @@
-"""The collector as a service: opens the engine and the log, recovers, listens, announces itself, and drains on the way out."""
+"""The collector as a service: opens the engine and the log, recovers, listens, registers with the queue, and drains on shutdown."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Collector:
-    """One collector on one data directory. `start`, then `stop`; `addresses` says where it listens."""
+    """One collector on one data directory. Call `start`, then `stop`; `addresses` has the addresses of its ports."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -75,7 +75,7 @@ class Collector:
         self._away = ""
 
     async def start(self) -> None:
-        """Return when every port answers. Raises InUseError, SettingsError or ConflictError; then nothing is left open."""
+        """Start the collector; all ports answer on return. Raises InUseError, SettingsError or ConflictError; nothing is left open then."""
         try:
             await self._start()
         except BaseException:
@@ -128,7 +128,7 @@ class Collector:
             accepted=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
         )
-        resends.known.clear()  # the intake holds them now, in less memory
+        resends.known.clear()  # the intake has copied them, into less memory
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(writer, heartbeats, forwarder, server)
         ping = server.ping if server is not None else ""
@@ -144,7 +144,7 @@ class Collector:
             await self._pushing.enter_async_context(pushing(self._own_metrics, settings))
 
     def _begin_tasks(self, writer: Writer, heartbeats: Heartbeats, forwarder: Forwarder | None, server: ServerAddress | None) -> None:
-        """Begin what runs beside the ports until `stop`."""
+        """Start the tasks that run beside the ports until `stop`."""
         self._writer_task = asyncio.create_task(writer.run(), name="writer")
         self._writer_task.add_done_callback(self._writer_ended)
         self._tasks.append(asyncio.create_task(heartbeats.run(), name="heartbeats"))
@@ -189,7 +189,7 @@ class Collector:
         self._registration.start()
 
     async def _post_purge(self, _: web.Request) -> web.Response:
-        """POST /purge: return when no file of the log, and of the embedded ClickHouse, holds what was deleted before."""
+        """POST /purge: return when no file of the log or of the embedded ClickHouse contains data deleted before the call."""
         try:
             await self._writer.purge()
         except OSError as error:
@@ -199,13 +199,13 @@ class Collector:
         return web.json_response({})
 
     async def failed(self) -> None:
-        """Return never, or raise what ended the writer: then nothing that is acked would become visible, and a restart is due."""
+        """Never return; raise the error that ended the writer. Acked data would no longer become visible then: the process must restart."""
         await self._failure
 
     async def _probe_clickhouse(self, server: ServerAddress) -> None:
-        """Know whether the server answers while nothing is written, and bring its schema up as soon as it does."""
+        """Check whether the server answers even while nothing is written; create or update its schema as soon as it does."""
         while True:
-            if not await is_well(server.ping):  # one that hangs would keep a query for minutes
+            if not await is_well(server.ping):  # without this check a server that hangs would block a query for minutes
                 self._away = f"ClickHouse at {server} does not answer at {server.ping}"
             else:
                 try:
@@ -221,11 +221,11 @@ class Collector:
             self._failure.set_exception(error)
 
     def health(self) -> dict[str, Any]:
-        """What GET /health answers."""
+        """Return the body of GET /health."""
         level, message = self._look_at_disk()
         trouble = (message if level == "full" else "") or self._writer.trouble or self._away
         return {
-            "status": "degraded" if trouble else "ok",  # unless its disk is full it takes spans in all the same
+            "status": "degraded" if trouble else "ok",  # it still accepts spans, unless its disk is full
             **({"reason": trouble} if trouble else {}),
             "service": "collector",
             "uptime_seconds": round(time.time() - self._started_at, 3),
@@ -241,7 +241,7 @@ class Collector:
         }
 
     def status(self) -> dict[str, Any]:
-        """What GET /status answers: every metric, how the disk is, and the dead letters."""
+        """Return the body of GET /status: all metrics, the state of the disk, and the dead letters."""
         level, message = self._look_at_disk()
         return {
             "service": "collector",
@@ -270,7 +270,7 @@ class Collector:
         if self._writer_task is not None:
             self._writer.close()
             await asyncio.wait({self._writer_task}, timeout=DRAIN_SECONDS)
-            with contextlib.suppress(TimeoutError):  # the queue may be gone before us
+            with contextlib.suppress(TimeoutError):  # the queue may have stopped already
                 await asyncio.wait_for(self._farewell(), FAREWELL_SECONDS)
             if self._forwarder is not None:
                 await self._forwarder.drain(FAREWELL_SECONDS)
@@ -289,7 +289,7 @@ class Collector:
             await self._registration.end()
 
     def _clear_log(self) -> None:
-        """After an orderly stop with nothing left to write, the next start has nothing to replay."""
+        """Clear the log after a clean stop with nothing left to write, so that the next start has nothing to replay."""
         if self._writer_task is not None and self._writer.idle:
             self._log.clear()
 

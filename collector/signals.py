@@ -1,4 +1,4 @@
-"""The three signals of OTLP as a table: where they come in, and which messages they are."""
+"""The three signals of OTLP as a table: their paths, methods and messages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from agl_otel.collector.resends import Outcome
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one signal travels."""
+    """The protocol of one signal."""
 
     signal: Signal
     path: str
-    """Of OTLP over HTTP."""
+    """Path of OTLP over HTTP."""
     method: str
-    """Of OTLP over gRPC."""
+    """Method of OTLP over gRPC."""
     request: type[Message]
     response: type[Any]
     rejected: str
-    """The field of the partial success that counts what was refused."""
+    """The partial success field that counts rejected items."""
 
     def answer(self, outcome: Outcome) -> Message:
-        """The OTLP response to a request that was taken, whole or in part."""
+        """Build the OTLP response to a request that was accepted, in whole or in part."""
         response = self.response()
         if outcome.rejected:
             setattr(response.partial_success, self.rejected, outcome.rejected)

@@ -1,6 +1,7 @@
-"""`python -m agl_otel.collector.sql`: the SQL endpoint over a ClickHouse server, where the collector is not ours and has none.
+"""`python -m agl_otel.collector.sql`: the SQL endpoint over a ClickHouse server, for stacks whose collector is not ours and has none.
 
-It brings the schema up, keeps the server's password, asks for the stack's token, and lets only reads through, as the collector's does.
+It creates or updates the schema, holds the server's password, requires the stack's token, and allows only reads, like our collector's
+endpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agl_otel.traces.opened import open_store
 
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[Serving]:
-    """The endpoint while it serves. Raises SettingsError, ConflictError, InUseError where it cannot start."""
+    """Serve the endpoint within the block. Raises SettingsError, ConflictError, InUseError if it cannot start."""
     tls = Tls.load(settings)
     engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
     ping = ServerAddress.parse(settings.clickhouse_db).ping
@@ -55,7 +56,7 @@ async def _health(_: web.Request) -> web.Response:
 
 
 def main() -> int:
-    """Run the service; the exit code."""
+    """Run the service; return the exit code."""
     return run_service("sql", serving)
 
 

@@ -1,8 +1,8 @@
-"""Read-only SQL over ClickHouse's HTTP protocol, for whoever reads traces: our reader, curl, clickhouse-connect, Grafana.
+"""Read-only SQL over ClickHouse's HTTP protocol, for all readers of traces: our own, curl, clickhouse-connect, Grafana.
 
-`guard` says what may run; the engine's reading connections say what it may cost. Queries run in a few threads of their own, those of
-our readers in others than those that people write. A server is asked through here too: so one address is enough, and its password stays
-where it is.
+`guard` decides which queries may run; the engine's read connections limit what they may cost. Queries run in a small thread pool, and those
+of our own readers in a separate one. Reads from a ClickHouse server also go through this endpoint: one address is then enough, and the
+server's password stays in the collector.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.http import OWN_HEADER
 from agl_otel.traces.opened import TraceStore
 
-PING_SECONDS: Final = 1.0  # less than whoever asks us waits
+PING_SECONDS: Final = 1.0  # less than the timeout of our callers
 READ_THREADS: Final = 4  # of each lane
 MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
-IN_FLIGHT_BYTES: Final = 256 << 20  # of all bodies
+IN_FLIGHT_BYTES: Final = 256 << 20  # limit on all bodies together
 SLICE_BYTES: Final = 256 << 10
-HELD_BYTES: Final = 1 << 30  # of answers that their readers have not taken; beyond it queries wait, so that viewers that hang cost no more
-ROOM_SECONDS: Final = 2 * STALLED_SECONDS  # that a query waits for that
-MAX_MESSAGE: Final = 4000  # characters of an error
+HELD_BYTES: Final = 1 << 30  # limit on buffered response bytes; further queries wait, so that slow clients cannot exhaust memory
+ROOM_SECONDS: Final = 2 * STALLED_SECONDS  # a query's longest wait for buffer space
+MAX_MESSAGE: Final = 4000  # limit on an error message, in characters
 DEFAULT_FORMAT: Final = "TabSeparated"
 _RESERVED: Final = frozenset(
     {"query", "database", "default_format", "user", "password", "query_id", "session_id", "session_timeout", "session_check", "compress",
      "decompress", "enable_http_compression", "client_protocol_version", "quota_key", "role", "buffer_size", "wait_end_of_query"}
 )  # fmt: skip
-PASSED_TEXTS: Final = 500  # queries of dashboards and readers: their texts stay, parameters change
+PASSED_TEXTS: Final = 500  # limit on cached query texts: dashboards and readers repeat the text and change the parameters
 PASSED_CHARS: Final = 16 << 10
-_Passed = tuple[str, dict[str, str], str]  # what guard.inner answers
-_QUERY_ID: Final = re.compile(r"[!-~]{1,200}")  # it stands in a header of the answer
-_HINT: Final = re.compile(r"(?<!\s)\s*+Maybe you meant (?!:|(?:otel|system)\.)[^?]*+\?\.?", re.I)  # a table of another database
+_Passed = tuple[str, dict[str, str], str]  # the result of guard.inner
+_QUERY_ID: Final = re.compile(r"[!-~]{1,200}")  # it is copied to a response header
+_HINT: Final = re.compile(r"(?<!\s)\s*+Maybe you meant (?!:|(?:otel|system)\.)[^?]*+\?\.?", re.I)  # names a table of another database
 _NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier, table, database
 
 
 class _Lane:
-    """Threads for the queries of some, and what is held of their answers."""
+    """Threads for one group of queries, and the size of its unsent responses."""
 
     def __init__(self, name: str) -> None:
         self.threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix=name)
@@ -60,9 +60,9 @@ class _Lane:
 
 
 class SqlEndpoint:
-    """Answers queries from `engine`; `shared` where other databases may live beside ours, which are then out of reach.
+    """Answers queries from `engine`. `shared`: the server may have other databases, which are then inaccessible.
 
-    `ping` is the URL at which a server tells that it answers; the embedded one has none.
+    `ping`: health check URL of the server; empty for the embedded one.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SqlEndpoint:
         self.counts: Counter[str] = Counter()
 
     def app(self, names: Collection[str] | None = None) -> web.Application:
-        """The HTTP application: GET and POST on /, GET /ping; `names`: see `auth.Visitors`."""
+        """Build the HTTP application: GET and POST on /, GET /ping; `names`: see `auth.Visitors`."""
         bodies = Bodies(InFlight(self._in_flight_bytes), MAX_BODY_BYTES)
         app = web.Application(middlewares=[own_visitors(Visitors(names)), readable, bodies.held])
         app.router.add_get("/ping", self._ping)
@@ -98,7 +98,7 @@ class SqlEndpoint:
         return app
 
     def close(self) -> None:
-        """Wait for the queries that run, and end the threads."""
+        """Wait for the running queries, and end the threads."""
         for lane in (self._own, self._others):
             lane.threads.shutdown(wait=True, cancel_futures=True)
 
@@ -123,7 +123,7 @@ class SqlEndpoint:
             if request.content_type == "multipart/form-data":
                 try:
                     values |= await _form(request, body)
-                except (ValueError, AssertionError, RuntimeError) as error:  # aiohttp's words for a form that is none
+                except (ValueError, AssertionError, RuntimeError) as error:  # what aiohttp raises for a malformed form
                     return _error(400, 27, f"the form cannot be read: {error}", "CANNOT_PARSE_INPUT_ASSERTION_FAILED")
                 sql = values.get("query", "")
             else:
@@ -164,7 +164,7 @@ class SqlEndpoint:
             "X-ClickHouse-Format": used,
             "X-ClickHouse-Timezone": "UTC",
             "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed}"}}',
-            "X-Content-Type-Options": "nosniff",  # rows hold what agents said
+            "X-Content-Type-Options": "nosniff",  # rows contain text written by agents
             "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
         }
         if len(data) <= SLICE_BYTES or request.method == "HEAD":
@@ -172,7 +172,7 @@ class SqlEndpoint:
         return await self._send(request, data, headers, lane)
 
     async def _send(self, request: web.Request, data: bytes, headers: Mapping[str, str], lane: _Lane) -> web.StreamResponse:
-        """A large answer, as its reader takes it: the whole would stand in memory twice."""
+        """Send a large response in slices, as the client reads it; sent whole it would be in memory twice."""
         response = web.StreamResponse(headers=headers)
         response.content_length = len(data)
         lane.held += len(data)
@@ -188,7 +188,7 @@ class SqlEndpoint:
         return response
 
     async def _room(self, lane: _Lane) -> None:
-        """Return when another answer may be held. Raises UnavailableError where none is taken for long."""
+        """Wait until another response may be buffered. Raises UnavailableError after ROOM_SECONDS."""
         if lane.held <= self._held_bytes:
             return
         try:
@@ -198,7 +198,7 @@ class SqlEndpoint:
             raise UnavailableError(f"answers of {lane.held >> 20} MiB wait for their readers: ask again when these have read") from None
 
     def run(self, sql: str, params: Mapping[str, str], settings: Mapping[str, str], default_format: str) -> tuple[bytes, str]:
-        """(bytes, format) of a query, in this thread. Raises QueryError where the guard refuses it, else ClickHouseError."""
+        """Run a query in this thread; return (bytes, format). Raises QueryError if the guard refuses it, otherwise ClickHouseError."""
         statement = guard.split(sql)
         if statement.kind == "fixed":
             used = guard.check_format(statement.format_name or default_format)
@@ -212,13 +212,13 @@ class SqlEndpoint:
         return self._engine.read(guard.wrap(text, statement.prefix, {**settings, **own}), used, params), used
 
     def _pass(self, given: str, params: Mapping[str, str]) -> _Passed:
-        """Steps 2 and 3 of the guard. What passed is remembered, because asking takes longer than many an answer."""
+        """Run steps 2 and 3 of the guard. Queries that pass are cached: the check takes longer than many queries."""
         canonical = self._shown("SELECT formatQuery({q:String})", {"q": guard.parameter_text(given)})
         passed = text, _, _ = guard.inner(canonical)
         guard.check_tree(self._shown(f"EXPLAIN AST {text}", params), self._functions())
         if len(given) <= PASSED_CHARS and guard.is_settled(text):
             if len(self._passed) >= PASSED_TEXTS:
-                self._passed = {}  # whoever writes a new text each time gains nothing by it, and loses little
+                self._passed = {}  # a client that sends a new text each time only loses the cache
             self._passed[given] = passed
         return passed
 
@@ -232,7 +232,7 @@ class SqlEndpoint:
         return self._table_functions
 
     def _is_own(self, request: web.Request) -> bool:
-        """Whether it is a query of our readers': they say so, and have the stack's token where there is one."""
+        """Return whether the query is from our own reader: it has the reader's header and, if the stack has a token, the token."""
         shown = not self._token or shows(request.headers.get("Authorization", ""), self._token)
         return OWN_HEADER in request.headers and shown
 
@@ -249,10 +249,10 @@ async def _form(request: web.Request, body: bytes) -> dict[str, str]:
 
 
 def public_text(message: str) -> str:
-    """What a reader gets of ClickHouse's error: without names of other databases, and not with all of a long query, which it quotes."""
+    """Return ClickHouse's error message for clients: without names of other databases, and shortened if it quotes a long query."""
     text = re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message)
     end = text.rfind("?") + 2
-    text = _HINT.sub("", text[:end]) + text[end:]  # what begins there ends there, or all of it would be read again from each beginning
+    text = _HINT.sub("", text[:end]) + text[end:]  # the pattern cannot match beyond the last "?"; searching there would take quadratic time
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"
 
 

@@ -1,7 +1,8 @@
-"""One batch into ClickHouse, exactly once: ask what is stored under its id, insert what is missing. Runs in the writer's thread.
+"""Inserts one batch into ClickHouse exactly once: ask what is stored under its id, insert what is missing. Runs in the writer's thread.
 
-A batch is rebuilt from its requests alone, so that its rows are the same before and after a crash. Only errors about the data halve
-it, until the guilty request stands alone and becomes a dead letter with its reason; any other error is the caller's to try again.
+A batch is rebuilt from its requests alone, so that its rows are the same before and after a crash. Only errors about the data make it split
+the batch in half, until the request that causes them is alone and becomes a dead letter with the reason. The caller retries after any other
+error.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ TABLES: Final = {
     **{kind: (table, METRIC_COLUMNS[kind]) for kind, table in METRIC_TABLES.items()},
 }
 """{kind of row: (table, columns)}."""
-FAST_FROM_SPANS: Final = 400  # ClickHouse analyses its view at each insert: below this many spans that costs more than it saves
-FAST_FROM_BYTES: Final = 8 << 20  # of rows (expansion.py): from here on few spans, too, cost more to build here
+FAST_FROM_SPANS: Final = 400  # ClickHouse analyses the view at each insert: with fewer spans that costs more than it saves
+FAST_FROM_BYTES: Final = 8 << 20  # size of the rows (expansion.py) from which a few spans, too, cost more to build here
 FAST: Final = "fast"
-"""The part of a batch that ClickHouse builds; the other parts are kinds of rows, from one log position to another."""
+"""The part of a batch that ClickHouse builds, in deduplication tokens; other parts are named by row kind and log positions."""
 STORED: Final = (
     "BatchId = {batch:UInt64} AND ReceivedAt BETWEEN fromUnixTimestamp64Milli({first:Int64}) AND fromUnixTimestamp64Milli({last:Int64})"
 )
-"""Rows of a batch. When they were received is what ClickHouse knows of each part by heart: of the others it opens nothing."""
-PIECE_BYTES: Final = 8 << 20  # of rows, where a start has died on a batch
+"""The rows of a batch. The range of ReceivedAt lets ClickHouse skip other parts by their metadata, without opening them."""
+PIECE_BYTES: Final = 8 << 20  # of rows, when a start has died on the batch
 CUT_OFF_CODES: Final = {
     3: "UNEXPECTED_END_OF_FILE",
     32: "ATTEMPT_TO_READ_AFTER_EOF",
@@ -52,12 +53,12 @@ CUT_OFF_CODES: Final = {
     107: "FILE_DOESNT_EXIST",
     246: "CORRUPTED_DATA",
 }
-"""How ClickHouse reads a part of which a full disk cut a file off."""
+"""Errors of reading a part with a file that a full disk cut off."""
 UNMERGED_PARTS: Final = (
     f"SELECT table, name FROM system.parts WHERE database = '{DATABASE}' AND active AND level = 0 AND min_block_number = max_block_number "
     "AND data_version = min_block_number AND modification_time >= toDateTime({since:UInt32})"
 )
-"""Parts as one insert wrote them, neither merged nor mutated, since a time (Unix seconds)."""
+"""Parts as one insert wrote them, neither merged nor mutated, modified since a time (Unix seconds)."""
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class _Rows(NamedTuple):
 
 
 class _Spans(NamedTuple):
-    """Where the spans of one request stand in the batch."""
+    """Places of one request's spans in the batch."""
 
     numbers: list[int]  # sequence number of each taken span
     first: int  # BatchPos of the first
@@ -80,13 +81,13 @@ class _Spans(NamedTuple):
 
 
 def _pieces(request: Request, spans: _Spans) -> list[range]:
-    """The positions of its spans, in ranges whose rows take about PIECE_BYTES."""
+    """Split the positions of a request's spans into ranges whose rows take about PIECE_BYTES."""
     each = max(1, len(request.identities) * PIECE_BYTES // size_of(request))
     return [spans.positions[start : start + each] for start in range(0, len(spans.positions), each)]
 
 
 def _rows_by_kind(request: Request) -> Mapping[str, int]:
-    """How many rows of each kind a request becomes; spans are placed otherwise."""
+    """Count the rows of each kind that a request produces, except spans, which _place places."""
     if request.signal == "metrics":
         kinds = kinds_of(ExportMetricsServiceRequest.FromString(request.raw))
         return Counter(kind for kind, identity in zip(kinds, request.identities, strict=True) if kind is not None and not identity.reason)
@@ -94,13 +95,13 @@ def _rows_by_kind(request: Request) -> Mapping[str, int]:
 
 
 def _received(members: Sequence[Member]) -> dict[str, object]:
-    """The parameters of STORED that hold for every table."""
+    """Return the parameters of STORED that hold for every table."""
     received = [request.received_ms for _, request in members]
     return {"first": min(received), "last": max(received)}
 
 
 def _place(batch: Batch, members: Sequence[Member]) -> dict[int, _Spans]:
-    """{log position: its spans' places} of the trace requests. A request that cannot be decoded keeps its places."""
+    """Return {log position: places of its spans} of the trace requests. A request that cannot be decoded keeps its places."""
     following = dict(batch.numbers)
     placed: dict[int, _Spans] = {}
     first = 0
@@ -112,7 +113,7 @@ def _place(batch: Batch, members: Sequence[Member]) -> dict[int, _Spans]:
 
 
 def _pack(batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], stored: frozenset[int]) -> Packed:
-    """What ClickHouse builds the rows of, of all requests; positions in `stored` are left out."""
+    """Pack the spans of all requests whose rows ClickHouse can build; positions in `stored` are left out."""
     parts: list[bytes] = []
     left: set[int] = set()
     keys = repeated = 0
@@ -122,7 +123,7 @@ def _pack(batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], 
         where = {"received_ms": request.received_ms, "batch": batch.batch_id, "first": mine.first}
         try:
             packed = pack(request.raw, request.identities, mine.numbers, **where, stored=stored)
-        except Exception:  # noqa: BLE001 - the boundary: the road that understands everything says what is wrong with it
+        except Exception:  # noqa: BLE001 - the boundary: decode.py, which supports everything, reports what is wrong with the request
             left.update(mine.positions)
         else:
             parts.append(packed.data)
@@ -132,21 +133,21 @@ def _pack(batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], 
 
 
 class BatchStore:
-    """Writes batches through `engine`; requests that ClickHouse refuses go to `refused_dir`."""
+    """Writes batches through `engine`; requests that ClickHouse rejects go to `refused_dir`."""
 
     def __init__(self, engine: Engine, refused_dir: Path, *, fast_from_spans: int = FAST_FROM_SPANS) -> None:
         self._engine = engine
         self._refused_dir = refused_dir
         self._fast_from = fast_from_spans
         self._tries = Tries()
-        self._received: dict[str, object] = {}  # of the batch at work
+        self._received: dict[str, object] = {}  # of the current batch
         self.counts: Counter[str] = Counter()
-        """rows, fast (those of them that ClickHouse built), fast_refused (batches that it would not build), refused (dead
-        letters), recovered (rows that a batch in doubt still missed), repeated_keys (keys of attributes that were given again, and
-        dropped)."""
+        """Counts: rows; fast (of them, those that ClickHouse built); fast_refused (batches that it would not build); refused (dead
+        letters); recovered (rows that were missing of a batch in doubt); repeated_keys (repeated attribute keys, dropped).
+        """
 
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
-        """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
+        """Insert the batch; `in_doubt`: an earlier try may have stored some of it. Raises ClickHouseError; the caller tries again."""
         try:
             self._store(batch, members, in_doubt=in_doubt)
         except ClickHouseError as error:
@@ -181,9 +182,10 @@ class BatchStore:
         faults.reach("inserted")
 
     def store_alone(self, batch: Batch, members: Sequence[Member], position: int) -> None:
-        """Insert what is missing of one request of a batch in doubt, spans in pieces of PIECE_BYTES. Raises ClickHouseError.
+        """Insert the missing rows of one request of a batch in doubt, spans in pieces of PIECE_BYTES. Raises ClickHouseError.
 
-        Pieces have tokens of their own: an insert of the whole batch that a server still runs would store their rows a second time.
+        The pieces have their own tokens, so an insert of the whole batch that is still running on a server would store their rows a second
+        time.
         """
         self._tries.begin(batch.batch_id)
         self._received = _received(members)
@@ -201,11 +203,11 @@ class BatchStore:
         self.counts.update(counts)
 
     def _drop_cut_off_parts(self, batch: Batch, error: ClickHouseError) -> None:
-        """Drop the parts of this batch that cannot be read: the next try inserts their rows again. Raises ClickHouseError.
+        """Drop the parts of this batch that cannot be read; the next try inserts their rows again. Raises ClickHouseError.
 
-        chdb answers an insert with success, and keeps the part, where a full disk cut one of its files off; every later read would fail.
-        Only parts with rows of this batch alone are looked at: as one insert wrote them, since the batch was made. A server answers an
-        error, and other collectors' batches are in its parts: nothing of it is dropped.
+        If a full disk cuts off one of a part's files, chdb reports success and keeps the part, and every later read fails. Only parts that
+        contain rows of this batch alone are checked: those as one insert wrote them, since the batch was created. Nothing is dropped from a
+        server: it returns an error instead, and its parts contain other collectors' batches.
         """
         for table, part in self._engine.select(UNMERGED_PARTS, {"since": (batch.batch_id >> 22) // 1000}):
             ((_, passed, _),) = self._engine.select(f"CHECK TABLE {DATABASE}.{table} PART '{part}'")
@@ -218,16 +220,16 @@ class BatchStore:
         _again_in_doubt(lambda: self._insert(batch, kind, [rows], in_doubt=True, part=part), in_doubt=True)
 
     def refill(self, batch: Batch) -> None:
-        """Let the views have what they miss of a batch: one can fail after its source was written. Raises ClickHouseError."""
+        """Insert what the views lack of a batch: a view can fail after its source was written. Raises ClickHouseError."""
         for name in REFILLS:
             self._engine.command(named_query(name), {"batch": batch.batch_id})
 
     def find(self, members: Sequence[Member]) -> dict[int, list[int]]:
-        """Which rows of these requests are stored, whatever batch took them (stored.py). Raises ClickHouseError."""
+        """Find the stored rows of these requests, whichever batch they were in (stored.py). Raises ClickHouseError."""
         return find_stored(self._engine, members)
 
     def _store_fast(self, batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], *, in_doubt: bool) -> frozenset[int] | None:
-        """Insert the spans that ClickHouse can build by itself; the BatchPos of the others, or None where it may have stored none."""
+        """Insert the spans that ClickHouse can build; return the BatchPos of the others, or None if it may have stored none."""
         stored = self._stored(batch, TABLES["traces"][0]) if in_doubt else frozenset[int]()
         data, left, keys, repeated = _pack(batch, members, spans, stored)
         count = sum(len(set(each.positions) - stored - left) for each in spans.values())
@@ -249,7 +251,7 @@ class BatchStore:
                 self._tries.skipped(FAST)
                 raise _NotKeptError(batch, expected - kept)
             if not stored:
-                self.counts[REPEATED] += repeated + keys - int(str(row[1]))  # ClickHouse took the first of each key
+                self.counts[REPEATED] += repeated + keys - int(str(row[1]))  # ClickHouse keeps the first value of each key
         self.counts["fast"] += count
         self._count(count, in_doubt=in_doubt)
         return left
@@ -294,7 +296,7 @@ class BatchStore:
         first: Mapping[str, int],
         counts: Counter[str],
     ) -> dict[str, _Rows]:
-        """{kind of row: rows}; of spans those at the positions `left`. `first` has the next BatchPos of each kind."""
+        """Build {row kind: rows} of a request; of its spans only those at the positions `left`. `first`: next BatchPos of each kind."""
         _, request = member
         where: dict[str, Any] = {"received_ms": request.received_ms, "batch": batch.batch_id, "counts": counts}
         try:
@@ -309,32 +311,32 @@ class BatchStore:
             else:
                 found = metric_rows(request.raw, request.identities, **where, first=first)
             return {kind: _Rows(member, range(start := first.get(kind, 0), start + len(rows)), rows) for kind, rows in found.items()}
-        except Exception as error:  # noqa: BLE001 - the boundary: one request that cannot be decoded must not stop all others
+        except Exception as error:  # noqa: BLE001 - the boundary: one request that cannot be decoded must not block all others
             self.refuse(member, str(error))
             return {}
 
     def forget_dead_letters(self, log: Path, rollout_ids: Collection[str]) -> int:
-        """Remove dead letters that may hold something of these rollouts, damaged pieces of the log in the folder `log`, too."""
+        """Delete dead letters that may contain data of these rollouts, and damaged pieces of the log in the folder `log`."""
         return dead_letters.forget(self._refused_dir, log, rollout_ids)
 
     def expire_dead_letters(self, log: Path, before: float) -> int:
-        """Remove dead letters of before a time (Unix seconds); how many files."""
+        """Delete dead letters written before a time (Unix seconds); return the number of files."""
         return dead_letters.expire(self._refused_dir, log, before)
 
     def refuse(self, member: Member, reason: str) -> None:
-        """Keep a request for a person to look at, instead of its rows that are not stored."""
+        """Write a request to a dead letter, to be examined by a person; its rows are not stored."""
         position, request = member
         kept = dead_letters.write(self._refused_dir, position, request, reason)
         self.counts["refused"] += 1
         _logger.error("a request of %d rows cannot be stored; it is a dead letter now, %s: %s", request.rows, kept, reason)
 
     def dead_letters(self) -> dead_letters.DeadLetters:
-        """The requests that were refused so far."""
+        """List the dead letters."""
         return dead_letters.listed(self._refused_dir)
 
 
 class _NotKeptError(ClickHouseError):
-    """An insert was answered with success: chdb's is so where the part could not be written, say on a full disk."""
+    """An insert reported success but stored fewer rows. chdb does so if it cannot write the part, for example on a full disk."""
 
     def __init__(self, batch: Batch, rows: int) -> None:
         super().__init__(
@@ -344,7 +346,10 @@ class _NotKeptError(ClickHouseError):
 
 
 def _again_in_doubt(insert: Callable[[], T], in_doubt: bool) -> T:
-    """After a crash ClickHouse may skip what it remembers and does not have; the second time it gets another token."""
+    """Insert; if rows are missing and the batch is in doubt, insert once more with another token.
+
+    After a crash ClickHouse may have noted a token whose rows it does not have.
+    """
     try:
         return insert()
     except _NotKeptError:

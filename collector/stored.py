@@ -1,8 +1,8 @@
-"""Which rows of a request are stored, asked by what they are and not by the batch that took them.
+"""Find which rows of a request are stored, by the content of the rows instead of the batch id.
 
-For requests whose batch nobody knows any more (journal.py). A row was made of a request if it was received at the same millisecond and
-is the same span. Log records and data points have no ids: those of a request and a table are inserted together or not at all, so the
-first one tells of all.
+Used for requests whose batch is unknown (journal.py). A span row belongs to a request if it has the same time of receipt, in milliseconds,
+and is the same span. Log records and data points have no ids, but a request's rows in one table are inserted all together or not at all, so
+it suffices to look for the first one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agl_otel.collector.journal import Member, Request
 from agl_otel.collector.metrics import TABLES, kinds_of, metric_rows
 from agl_otel.traces.engine import DATABASE, Engine
 
-TOGETHER: Final = 2_000  # spans that are asked for in one query
+TOGETHER: Final = 2_000  # limit on spans per query
 _SPANS: Final = (
     f"SELECT TraceId, SpanId, toUnixTimestamp64Milli(ReceivedAt) FROM {DATABASE}.otel_traces WHERE SpanId IN {{spans:Array(String)}} "
     "AND ReceivedAt BETWEEN fromUnixTimestamp64Milli({first:Int64}) AND fromUnixTimestamp64Milli({last:Int64})"
@@ -28,7 +28,7 @@ _SAME_TIME: Final = "ReceivedAt = fromUnixTimestamp64Milli({received:Int64}) AND
 
 
 def find_stored(engine: Engine, members: Sequence[Member]) -> dict[int, list[int]]:
-    """{log position: the indexes of its identities whose rows are stored}, of every request. Raises ClickHouseError."""
+    """Return {log position: indexes of the identities whose rows are stored} for every request. Raises ClickHouseError."""
     found = {position: _others(engine, request) if request.signal != "traces" else [] for position, request in members}
     wanted: list[tuple[str, str, int, int, int]] = []  # trace, span, received, position, index
     for position, request in members:

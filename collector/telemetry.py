@@ -1,7 +1,7 @@
 """The collector's own telemetry: OpenTelemetry metrics of one Meter, read as JSON (/status) and in Prometheus' text format (/metrics).
 
-Counters are observed when somebody reads, from plain numbers that the parts keep anyway, so that a request pays nothing for them;
-only durations are recorded as they happen. The collector's provider is its own: nobody else's metrics are touched.
+Counters are read on demand from plain numbers that the parts keep anyway, so they cost a request nothing; only durations are recorded as
+they happen. The collector has its own meter provider and changes no other metrics of the process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from agl_otel import __version__
 Readings = Iterable[tuple[float, Mapping[str, str]]]
 """(value, attributes) pairs."""
 SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Bounds of the histograms."""
+"""Upper bounds of the histogram buckets, in seconds."""
 QUANTILES: Final = (0.5, 0.99)
 
 
 class Telemetry:
-    """Instruments and their readers. `count` and `gauge` take what to read; the three durations are recorded by the writer."""
+    """Instruments and their readers. `count` and `gauge` register functions that return the values; the writer records the three
+    durations.
+    """
 
     def __init__(self) -> None:
         self._memory = InMemoryMetricReader()
@@ -48,15 +50,17 @@ class Telemetry:
         self.visible = seconds("agl.collector.visible.duration", "from receipt until visible to queries")
 
     def count(self, name: str, unit: str, description: str, read: Callable[[], Readings]) -> None:
-        """A counter whose readings only ever grow."""
+        """Create a counter; its values only increase."""
         self._meter.create_observable_counter(f"agl.collector.{name}", [_observe(read)], unit, description)
 
     def gauge(self, name: str, unit: str, description: str, read: Callable[[], Readings]) -> None:
-        """A value of this moment."""
+        """Create a gauge of the current value."""
         self._meter.create_observable_gauge(f"agl.collector.{name}", [_observe(read)], unit, description)
 
     def batch_stored(self, received_ms: Sequence[int], began_at: float, seconds: float) -> None:
-        """A batch became visible: its requests' times of receipt (Unix ms), when its insert began (Unix s), and how long it took."""
+        """Record a batch that became visible: its requests' times of receipt (Unix ms), the start of its insert (Unix s), and its
+        duration.
+        """
         self.inserted(seconds)
         for received in received_ms:
             waited = max(0.0, began_at - received / 1000)
@@ -64,7 +68,7 @@ class Telemetry:
             self.visible(waited + seconds)
 
     def snapshot(self) -> dict[str, list[dict[str, Any]]]:
-        """{name: its points}: {"attributes", "value"}, or for durations {"attributes", "count", "sum", "p50", "p99"}."""
+        """Return {name: points}: each {"attributes", "value"}, or for durations {"attributes", "count", "sum", "p50", "p99"}."""
         data = self._memory.get_metrics_data()
         found: dict[str, list[dict[str, Any]]] = {}
         for resource_metrics in data.resource_metrics if data else ():
@@ -74,15 +78,15 @@ class Telemetry:
         return found
 
     def data(self) -> MetricsData:
-        """All of it, for an exporter."""
+        """Return all metrics, for an exporter."""
         return self._memory.get_metrics_data() or MetricsData([])
 
     def prometheus(self) -> tuple[bytes, str]:
-        """(body, content type) for GET /metrics."""
+        """Return (body, content type) for GET /metrics."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def close(self) -> None:
-        """Let go of the readers."""
+        """Close the readers."""
         self._provider.shutdown()
 
 
@@ -99,7 +103,7 @@ def _point(point: Any) -> dict[str, Any]:
 
 
 def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
-    """The upper bound of the bucket in which the quantile lies (its last bound where it lies beyond); None where nothing was counted."""
+    """Return the upper bound of the quantile's bucket (the last bound if it lies above all bounds); None if nothing was counted."""
     total = sum(counts)
     if not total:
         return None
@@ -107,7 +111,7 @@ def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> fl
 
 
 class Stopwatch:
-    """When something began (Unix seconds) and how long it has taken since."""
+    """Start time (Unix seconds) and the duration since then."""
 
     def __init__(self) -> None:
         self.began_at = time.time()
@@ -115,5 +119,5 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since the start."""
         return time.monotonic() - self._start

@@ -1,8 +1,8 @@
-"""Takes out of a request what cannot be read, so that the rest is kept: a text that is no UTF-8, or values nested too deep. Pure.
+"""Removes from a request what cannot be parsed, so that the rest is kept: text that is not UTF-8, or values nested too deep. Pure.
 
-Protobuf's parser refuses a message whole for one such value in it. So a request that it refuses is taken apart on the wire: its spans
-(log records, data points) are parsed one by one, as if each were alone in the request. What is refused in a resource, a scope or a
-metric takes all below it along, because nobody could tell what the rest belongs to.
+Protobuf's parser rejects a whole message for one such value. A request that it rejects is therefore split on the wire: its spans (log
+records, data points) are parsed one by one, each as if it were alone in the request. If a resource, scope or metric cannot be parsed,
+everything below it is removed too, because it is unknown what it belongs to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Wrap = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class _Level:
-    """A message by the fields of it that hold what requests are made of; without any it is such a thing itself."""
+    """A message type, by the fields that contain further levels; without any it is a span, log record or data point."""
 
     below: Mapping[int, _Level] = field(default_factory=dict[int, "_Level"])
 
@@ -46,9 +46,9 @@ _REQUESTS: Final[dict[Signal, tuple[type[Message], _Level]]] = {
 
 
 def take_out(signal: Signal, raw: bytes) -> tuple[bytes, int]:
-    """A request without what cannot be read of it, and how many spans, records or points that are (at least one).
+    """Return a request without what cannot be parsed, and the number of spans, records or points removed (at least one).
 
-    Raises DecodeError where it is no request at all, and DataError where it is too crowded: it is walked in Python, field by field.
+    Raises DecodeError if it is not a request at all, and DataError if it has too many parts to walk in Python, field by field.
     """
     message, level = _REQUESTS[signal]
     crowded.check_parts(signal, raw)
@@ -69,7 +69,9 @@ def take_out(signal: Signal, raw: bytes) -> tuple[bytes, int]:
 
 
 def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, reads: Callable[[bytes], bool]) -> tuple[bytes | None, int]:
-    """The bytes of a message without what cannot be read (None: none is left), and how many spans that was; `wrap` makes it a request."""
+    """Return a message without what cannot be parsed (None: nothing is left), and the number of spans removed; `wrap` makes a request of
+    it.
+    """
     own = b"".join(whole for number, _, whole in fields if number not in level.below)
     if not reads(wrap(own)):
         return None, max(1, sum(_count(level.below[number], whole[start:]) for number, start, whole in fields if number in level.below))
@@ -93,7 +95,7 @@ def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, read
 
 
 def _count(level: _Level, data: bytes) -> int:
-    """How many spans are in a message; one where nobody can tell."""
+    """Count the spans in a message; 1 if they cannot be counted."""
     if not level.below:
         return 1
     fields = _fields(data)
@@ -107,7 +109,7 @@ def _enclosed(number: int, data: bytes) -> bytes:
 
 
 def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
-    """(number, where the content begins, all its bytes) of each field of a message; None where they cannot be told apart."""
+    """Return (number, start of the content, all bytes) of each field of a message; None if the fields cannot be parsed."""
     found: list[tuple[int, int, bytes]] = []
     at = 0
     while at < len(data):

@@ -1,7 +1,7 @@
 """OTLP attribute values ↔ the texts of ClickHouse's Map(String, String), exact in both directions.
 
-The texts are those that the OpenTelemetry Collector stores (pdata's AsString); conformance/values has golden vectors. A string is itself.
-What is not a string has its type in the row's AttrTypes:
+The texts are those that the OpenTelemetry Collector stores (pdata's AsString); conformance/values has golden vectors. A string is stored
+unchanged. The type of any other value is in the row's AttrTypes:
 
     int      decimal                      double   as Go's encoding/json writes it (`0.1`, `1`, `1e+300`), `NaN`, `Infinity`, `-Infinity`
     bool     true / false                 bytes    base64
@@ -9,13 +9,13 @@ What is not a string has its type in the row's AttrTypes:
     empty    no value at all ("")
     column   the value lies in the row's token column, not in the map (token ids and log-probs of a model call)
 
-Inside of lists and objects texts are the same, those that are no numbers in quotes. Where JSON does not tell all of it, the type goes on:
-`array:id`, a letter for each number and string in the order of the text (i int, d double, s string, y bytes), the last one also for all
-that follow. Without letters a number with neither point nor exponent is an int, any other a double, and a string is a string.
-Of a key given twice, anywhere, the first counts; the others are dropped and counted.
+Within lists and objects the texts are the same; those that are not JSON numbers are quoted. If the JSON is ambiguous, the type has letters
+added, as in `array:id`: one for each number and string in the order of the text (i int, d double, s string, y bytes); the last letter also
+applies to all that follow. Without letters, a number with neither point nor exponent is an int, any other number a double, and a string a
+string. If a key is repeated, at any level, the first value counts; the others are dropped and counted.
 
 AttrTypes keys: the attribute's key for span (and log) attributes; `resource:KEY`, `event.N:KEY`, `link.N:KEY`, `scope:KEY` for others;
-`span:KEY` for a span attribute whose own key looks like one of those. The reader in agl_otel/traces undoes this.
+`span:KEY` for a span attribute whose own key looks like one of those. The reader in agl_otel/traces reverses this encoding.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from agl_otel.collector import plain_pb2 as plain
 
 Value = AnyValue | plain.AnyValue
-"""A value as OTLP has it, or as the fast road parses it."""
+"""A value as OTLP defines it, or as the fast path parses it."""
 REPEATED: Final = "repeated_keys"
-"""The name of the count of keys that were given again, and dropped."""
-LONG: Final = 16  # elements from which on a list is worth numpy
+"""Name of the counter of repeated keys, which are dropped."""
+LONG: Final = 16  # elements; numpy is faster for lists from this length on
 _WIDTH_MASKS: Final = np.array([(1 << (8 * width)) - 1 for width in range(6)], dtype=np.uint64)
 PREFIXED: Final = re.compile(r"(resource|span|scope|event\.[0-9]+|link\.[0-9]+):")
 
@@ -46,9 +46,9 @@ PREFIXED: Final = re.compile(r"(resource|span|scope|event\.[0-9]+|link\.[0-9]+):
 def to_map(
     attributes: Iterable[KeyValue], types: dict[str, str], prefix: str = "", *, counts: Counter[str] | None = None
 ) -> dict[str, str]:
-    """The attributes as texts; the types of those that are no strings are put into `types` under `prefix` + key.
+    """Return the attributes as texts; add the types of those that are not strings to `types`, under `prefix` + key.
 
-    `counts` is told how many keys were given again (REPEATED).
+    Adds the number of repeated keys to `counts` (REPEATED).
     """
     counts = Counter() if counts is None else counts
     texts: dict[str, str] = {}
@@ -68,12 +68,12 @@ def to_map(
 
 
 def type_key(key: str, prefix: str) -> str:
-    """Under which key of AttrTypes the type of an attribute stands."""
+    """Return the key of AttrTypes for an attribute."""
     return prefix + key if prefix or not PREFIXED.match(key) else f"span:{key}"
 
 
 def encode(value: AnyValue, kind: str | None, counts: Counter[str]) -> tuple[str, str]:
-    """(text, type) of a value; the type of a string is `string`. `counts`: see to_map."""
+    """Return (text, type) of a value; the type of a string is `string`. `counts`: see to_map."""
     if kind == "string_value":
         return value.string_value, "string"
     if kind == "int_value":
@@ -92,19 +92,21 @@ def encode(value: AnyValue, kind: str | None, counts: Counter[str]) -> tuple[str
 
 
 def double_text(number: float) -> str:
-    """As pdata's AsString has it: the shortest text that reads back as `number`, with an exponent below 1e-6 and from 1e21 on."""
+    """Format a number like pdata's AsString: the shortest text that parses back to `number`, with an exponent below 1e-6 and from 1e21
+    on.
+    """
     if not math.isfinite(number):
         return "NaN" if number != number else "Infinity" if number > 0 else "-Infinity"
     return _shortest(repr(number))
 
 
 def is_whole(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Of finite numbers, whether the text would be taken for that of an int: it has neither point nor exponent."""
+    """Return, for finite numbers, whether each one's text looks like an int: it has neither point nor exponent."""
     return (numbers == np.trunc(numbers)) & (np.abs(numbers) < 1e21)
 
 
 def _shortest(text: str) -> str:
-    """Python's shortest text of a number as Go has it."""
+    """Convert Python's shortest text of a number to Go's."""
     if "e" not in text:
         return text.removesuffix(".0")
     mantissa, exponent = text.split("e")
@@ -116,7 +118,7 @@ def _shortest(text: str) -> str:
 
 
 def _long_array(value: AnyValue) -> tuple[str, str] | None:
-    """(text, type) of a long list of token ids or numbers, without a look at each element; None where it is something else."""
+    """Return (text, type) of a long list of token ids or numbers without a Python loop over the values; None for anything else."""
     if len(value.array_value.values) < LONG:
         return None
     if (ids := int_array(value)) is not None:
@@ -131,9 +133,9 @@ def _long_array(value: AnyValue) -> tuple[str, str] | None:
 
 
 def _json(value: AnyValue, name: str, counts: Counter[str]) -> tuple[str, str]:
-    """(text, type) of a list or an object."""
-    letters: list[str] = []  # of each number and string
-    told = True  # by the text alone
+    """Return (text, type) of a list or an object."""
+    letters: list[str] = []  # one for each number and string
+    told = True  # whether the text alone determines the types
 
     def write(value: AnyValue) -> str:
         nonlocal told
@@ -169,7 +171,7 @@ def _json(value: AnyValue, name: str, counts: Counter[str]) -> tuple[str, str]:
 
 
 def _json_string(text: str) -> str:
-    """As Go's encoding/json writes a string, HTML left alone."""
+    """Write a string like Go's encoding/json without HTML escaping."""
     return f'"{_ESCAPED.sub(lambda match: _ESCAPES[match[0]], text)}"'
 
 
@@ -179,12 +181,12 @@ _ESCAPED = re.compile(f"[{re.escape(''.join(_ESCAPES))}]")
 
 
 def int_array(value: Value) -> NDArray[np.uint32] | None:
-    """An OTLP array of small non-negative ints, read without a Python loop; None where it is anything else."""
+    """Read an OTLP array of ints from 0 to 2**32 - 1 without a Python loop; None for anything else."""
     return int_arrays([value])[0]
 
 
 def int_arrays(values: Sequence[Value]) -> list[NDArray[np.uint32] | None]:
-    """`int_array` of each, in one go: numpy's calls cost more than the numbers of one call's prompt."""
+    """Read several arrays at once with `int_array`'s result for each: numpy calls cost more than the numbers of one prompt."""
     if not all(value.WhichOneof("value") == "array_value" for value in values):
         return [int_array(value) if value.WhichOneof("value") == "array_value" else None for value in values]
     numbers = _varints(b"".join([value.array_value.SerializePartialToString() for value in values]))
@@ -195,14 +197,14 @@ def int_arrays(values: Sequence[Value]) -> list[NDArray[np.uint32] | None]:
 
 
 def _varints(raw: bytes) -> NDArray[np.uint32] | None:
-    """The numbers of a serialised ArrayValue of ints below 2**32; None where it holds anything else.
+    """Read the numbers of a serialised ArrayValue of ints below 2**32; None for anything else.
 
     On the wire each element is 0a LEN 18 VARINT: exactly four bytes whose high bit is clear.
     """
     size = len(raw)
     if not size:
         return np.zeros(0, dtype=np.uint32)
-    data = np.frombuffer(raw + bytes(8), dtype=np.uint8)  # room to read a word anywhere
+    data = np.frombuffer(raw + bytes(8), dtype=np.uint8)  # padding: a whole word can be read at any offset
     ends = np.flatnonzero(data[:size] < 0x80)
     if len(ends) % 4:
         return None
@@ -219,7 +221,7 @@ def _varints(raw: bytes) -> NDArray[np.uint32] | None:
 
 
 def double_array(value: Value) -> NDArray[np.float32] | None:
-    """An OTLP array of doubles that float32 holds exactly; None where it is anything else."""
+    """Read an OTLP array of doubles that float32 represents exactly; None for anything else."""
     numbers = doubles(value)
     if numbers is None:
         return None
@@ -229,7 +231,7 @@ def double_array(value: Value) -> NDArray[np.float32] | None:
 
 
 def doubles(value: Value) -> NDArray[np.float64] | None:
-    """An OTLP array of finite doubles, read without a Python loop (each is 0a 09 21 and eight bytes); None where it is anything else."""
+    """Read an OTLP array of finite doubles without a Python loop (each is 0a 09 21 and eight bytes); None for anything else."""
     if value.WhichOneof("value") != "array_value":
         return None
     raw = value.array_value.SerializePartialToString()

@@ -1,6 +1,6 @@
 """The write-ahead log on disk: segments of framed records (framed.py), replayed at start. Synchronous; commit.py shares its fsyncs.
 
-A position counts records from 0 over all segments; a segment is named by the position of its first record. What records mean does not
+A position counts records from 0 over all segments; a segment is named by the position of its first record. The meaning of records does not
 belong here.
 """
 
@@ -21,14 +21,14 @@ from agl_otel.service.framed import Describe, FramedFile, Lost
 from agl_otel.service.lock import FileLock
 
 SEGMENT_BYTES: Final = 64 << 20
-TRIED_BYTES: Final = 1 << 20  # at one time, of a disk that refused
+TRIED_BYTES: Final = 1 << 20  # written at a time, to a disk that refused a write
 SEGMENT: Final = ".wal"
 LOCK: Final = "lock"
 _logger = logging.getLogger(__name__)
 
 
 class Record(NamedTuple):
-    """One record as it stands in the log."""
+    """One record of the log."""
 
     position: int
     kind: int
@@ -36,13 +36,13 @@ class Record(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record lies."""
+    """Location of a record."""
 
     position: int
     segment: Path
     offset: int
     length: int
-    """Of the payload."""
+    """Length of the payload, in bytes."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Segment:
 
 
 def claim(directory: Path) -> FileLock:
-    """The log's lock. Raises InUseError, SettingsError."""
+    """Take the log's lock. Raises InUseError, SettingsError."""
     return FileLock.hold(
         directory / LOCK,
         what=f"the write-ahead log in {directory}",
@@ -69,9 +69,9 @@ class Log:
     """An open log. Not thread-safe: one thread appends; `read` may be called from any.
 
     Args:
-        directory: made where it is missing.
-        segment_bytes: how large a segment grows.
-        describe: puts words to a record that is lost.
+        directory: created if missing.
+        segment_bytes: size from which on a new segment is started.
+        describe: describes a lost record in words.
     """
 
     def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, describe: Describe | None = None) -> None:
@@ -94,17 +94,19 @@ class Log:
 
     @property
     def bytes_held(self) -> int:
-        """Size of all segments."""
+        """Size of all segments, in bytes."""
         return sum(segment.size for segment in self._segments)
 
     def replay(self) -> Iterator[Record | Lost]:
-        """Every record in order, and what is missing of them."""
+        """Yield all records in order, and a Lost where some are missing."""
         for segment in list(self._segments):
             for entry in framed.read(segment.path, first=segment.first, end=segment.next):
                 yield entry if isinstance(entry, Lost) else Record(entry.position, entry.kind, entry.payload)
 
     def append(self, records: Sequence[tuple[int, bytes]]) -> list[Place]:
-        """Write and fsync `records` as one group. Raises UnavailableError where the disk refuses; then none of them counts."""
+        """Write and fsync `records` as one group. Raises UnavailableError if the disk refuses the write; none of them is in the log
+        then.
+        """
         if self._file is None or self._file.size >= self.segment_bytes:
             self.turn_over()
         file, segment = self._file, self._segments[-1]
@@ -123,8 +125,11 @@ class Log:
         ]
 
     def read(self, place: Place) -> bytes:
-        """The payload at `place`. Raises UnavailableError where it cannot be read now, and DataError where it is damaged: then its bytes
-        are kept aside, and reported."""
+        """Return the payload at `place`.
+
+        Raises UnavailableError if it cannot be read now, and DataError if it is damaged: its bytes are then moved to a file of their own,
+        and logged.
+        """
         try:
             try:
                 return framed.read_at(place.segment, place.offset, place.position)
@@ -135,7 +140,7 @@ class Log:
             raise UnavailableError(f"the write-ahead log in {self.directory} cannot be read: {error.strerror or error}") from None
 
     def turn_over(self) -> int:
-        """Go on in a new segment; the position at which it begins. Raises UnavailableError where there is no room for it."""
+        """Start a new segment and return its first position. Raises UnavailableError if there is no space for it."""
         if self._file is None or self._segments[-1].first < self._next:
             try:
                 self._open_segment()
@@ -144,7 +149,7 @@ class Log:
         return self._next
 
     def try_disk(self, size: int) -> None:
-        """Write and sync `size` bytes of nothing beside the log. Raises UnavailableError where the disk refuses them."""
+        """Write and sync `size` zero bytes beside the log. Raises UnavailableError if the disk refuses them."""
         try:
             with tempfile.TemporaryFile(dir=self.directory) as file:
                 for start in range(0, size, TRIED_BYTES):
@@ -155,7 +160,9 @@ class Log:
             raise self._refused(error) from None
 
     def release(self, position: int) -> None:
-        """Delete the segments all of whose records lie before `position`; the open one stays. Raises OSError; then it can be repeated."""
+        """Delete the segments of which every record lies before `position`, except the open one. Raises OSError; the call may be
+        repeated.
+        """
         released = False
         while len(self._segments) > 1 and self._segments[0].next <= position:
             framed.remove(self._segments[0].path)
@@ -166,7 +173,7 @@ class Log:
             framed.sync_folder(self.directory)
 
     def clear(self) -> None:
-        """Forget everything: only where all of it is stored. Positions go on."""
+        """Delete all records; call it only if all of them are stored. Positions continue."""
         if self._segments[-1].first < self._next:
             self._open_segment()
         self.release(self._next)
@@ -181,7 +188,7 @@ class Log:
         return UnavailableError(unwritable(f"the write-ahead log in {self.directory}", error))
 
     def _load(self) -> None:
-        """Mend what is there. What was written and not synced before a crash is synced now: from here on it counts."""
+        """Mend the existing segments, and sync what was written but not synced before a crash: it is part of the log now."""
         kept = {path.name for path in self.directory.glob(f"*{framed.DAMAGED}")}
         paths = sorted(self.directory.glob(f"*{SEGMENT}"))
         firsts = [int(path.stem) for path in paths]
@@ -198,12 +205,12 @@ class Log:
             left.unlink(missing_ok=True)
 
     def _open_segment(self) -> None:
-        """Append to a new segment from here on. Where that fails (OSError) none is open, and the next append tries again."""
+        """Append to a new segment from now on. If that fails (OSError) no segment is open, and the next append tries again."""
         self.close()
         path = self.directory / f"{self._next:020d}{SEGMENT}"
         file = FramedFile(path, self._next)
         try:
-            file.cut(0, self._next)  # nothing that it may hold counts
+            file.cut(0, self._next)  # discard old contents of the file
             faults.reach("segment-opened")
         except OSError:
             file.close()
@@ -214,7 +221,7 @@ class Log:
         self._segments.append(_Segment(path, self._next, self._next, 0))
 
     def _abandon(self, file: FramedFile, segment: _Segment) -> None:
-        """After a failed write or fsync nothing is known of this file's tail: cut it off, and go on in a new file."""
+        """Cut off the tail of a file after a failed write or fsync, since its state is unknown, and continue in a new file."""
         try:
             file.cut(segment.size, segment.next)
             self._open_segment()

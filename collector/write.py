@@ -1,7 +1,7 @@
-"""The writer: takes all that waits in the log as one batch, numbers it, notes it, inserts it, and releases whoever waits for it.
+"""The writer: takes the requests waiting in the log as one batch, numbers and notes it, inserts it, and releases its waiters.
 
-Batches are small when little comes and grow with the load, because every insert has a fixed cost. Numbers come from the queue; while
-it is away, spans stay in the log and nothing acked is lost. Order is log order throughout.
+Batches are small under low load and grow with the load, because every insert has a fixed cost. Numbers come from the queue; while it is
+unavailable, spans stay in the log and nothing acked is lost. Order is log order throughout.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from agl_otel.traces.engine import ClickHouseError
 
 MAX_BATCH_ROWS: Final = 20_000
 MAX_BATCH_BYTES: Final = 32 << 20
-MAX_BATCH_EXPANDED: Final = 128 << 20  # bytes of rows (expansion.py); a request that has more goes alone
-MAX_HELD_BYTES: Final = 128 << 20  # of requests that wait to be written; beyond it they are read back from the log
-GATHER_SECONDS: Final = 0.02  # from the first row to the insert: what belongs together comes together, and an agent's start has the CPU
-LINGER_SECONDS: Final = 0.9  # between two inserts while nobody waits for one: each costs 20 to 50 ms of CPU, however few its rows
-BUSY_LINGER_SECONDS: Final = 0.5  # the same while many rows come: they take a while to be written, and are to be visible within a second
+MAX_BATCH_EXPANDED: Final = 128 << 20  # bytes of rows (expansion.py); a larger request is a batch of its own
+MAX_HELD_BYTES: Final = 128 << 20  # of waiting requests kept in memory; beyond it they are read back from the log
+GATHER_SECONDS: Final = 0.02  # from the first row to the insert: related spans arrive together, and a starting agent needs the CPU
+LINGER_SECONDS: Final = 0.9  # between two inserts that have no waiter: each costs 20 to 50 ms of CPU, however few its rows
+BUSY_LINGER_SECONDS: Final = 0.5  # the same under load: writing many rows takes longer, and they must be visible within a second
 BUSY_ROWS: Final = 200  # within BUSY_LINGER_SECONDS
 BACKOFF: Final = Backoff(0.1, 5.0)
 T = TypeVar("T")
@@ -59,21 +59,21 @@ class Numbers(Protocol):
     """What the writer needs of the queue."""
 
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
-        """First numbers for (rollout id, count, at least). Raises UnavailableError while the queue is away."""
+        """Return the first numbers for each (rollout id, count, at least). Raises UnavailableError while the queue is unavailable."""
         ...
 
 
 class _Waiting(NamedTuple):
     position: int
     place: Place | None
-    request: Request | None  # None: to be read back
+    request: Request | None  # None: it must be read back from the log
     size: int
     rows: int
     expanded: int
 
 
 class Writer:
-    """Start it with `run()` as a task; `add` is called in log order."""
+    """Writes the log's requests to the store. Start it with `run()` as a task; `add` must be called in log order."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Writer:
         """Every request up to this log position is visible to queries, or lost."""
         self.batches = 0
         self.trouble = ""
-        """Why nothing is written at the moment; empty while all is well."""
+        """Why nothing is being written; empty if there is no problem."""
         for position, request in leftover.unwritten:
             self._push(_Waiting(position, None, request, len(request.raw), request.rows, request.expanded))
         if self._in_doubt:
@@ -128,11 +128,11 @@ class Writer:
 
     @property
     def backlog(self) -> int:
-        """How many rows wait."""
+        """Number of rows waiting."""
         return self._rows
 
     def add(self, place: Place, request: Request) -> None:
-        """Take a request that is on disk in the log."""
+        """Add a request that is on disk in the log."""
         held = request if self._held < MAX_HELD_BYTES else None
         self._push(_Waiting(place.position, place, held, place.length, request.rows, request.expanded))
 
@@ -148,7 +148,7 @@ class Writer:
     async def wait(self, position: int) -> None:
         """Return when every request up to `position` is visible to queries, or lost.
 
-        Raises UnavailableError when the collector stops before.
+        Raises UnavailableError if the collector stops before.
         """
         if position <= self.stored:
             return
@@ -158,34 +158,34 @@ class Writer:
         await future
 
     async def barrier(self) -> int:
-        """Return when everything acked before now is visible; the log position it waited for."""
+        """Return when everything acked before the call is visible, with the log position waited for."""
         position = self.accepted
         await self.wait(position)
         return position
 
     async def forget(self, rollout_ids: Collection[str]) -> None:
-        """Remove dead letters that hold, or may hold, something of these rollouts (dead_letters.py). Raises OSError."""
+        """Delete dead letters that contain, or may contain, data of these rollouts (dead_letters.py). Raises OSError."""
         await asyncio.to_thread(self._store.forget_dead_letters, self._commit.directory, rollout_ids)
 
     async def purge(self) -> None:
-        """A barrier after which no file of the log holds what was acked before it.
+        """Return when no file of the log contains data acked before the call.
 
-        A crash in between loses nothing: segments go only when all that they hold is stored, the oldest first, as after any batch. Raises
-        UnavailableError, OSError; then it can be asked for again.
+        A crash in between loses nothing: as after any batch, segments are deleted oldest first, and only if everything in them is stored.
+        Raises UnavailableError, OSError; the call may then be repeated.
         """
         await self._turn_over()
 
     async def expire(self, before: float) -> int:
-        """Take what is stored out of the log, and remove dead letters of before a time (Unix seconds); how many files.
+        """Remove stored data from the log, and dead letters written before a time (Unix seconds); return the number of dead letter files.
 
-        Raises UnavailableError, OSError; then it can be asked for again.
+        Raises UnavailableError, OSError; the call may then be repeated.
         """
         await self._turn_over()
         return await asyncio.to_thread(self._store.expire_dead_letters, self._commit.directory, before)
 
     async def _turn_over(self) -> None:
         position = await self._commit.turn_over()
-        await self.barrier()  # all before `position` was added: the turn was delivered after it
+        await self.barrier()  # everything before `position` has been added: records are delivered in order
         await self._commit.release(position)
 
     async def run(self) -> None:
@@ -210,13 +210,13 @@ class Writer:
             self._thread.shutdown(wait=True)
 
     def close(self) -> None:
-        """Write what waits and end; what cannot be written at once stays in the log."""
+        """Write the waiting requests and end; what cannot be written at once stays in the log."""
         self._closing.set()
         self._wake.set()
         self._hurry.set()
 
     async def _settle(self, members: Sequence[Member]) -> None:
-        """Of requests that a lost batch may have taken, insert what is not stored."""
+        """Insert the rows that are not stored, of requests that a lost batch may have contained."""
         for some in _in_batches(members):
             found = await self._until_it_works("ClickHouse", lambda some=some: self._in_thread(lambda: self._store.find(some)))
             _logger.warning(
@@ -245,7 +245,7 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _write_some(self) -> int | None:
-        """Write what waits, up to a batch; the log position of the last request of it, or None at the end."""
+        """Write waiting requests, up to one batch; return the log position of the last one, or None at the end."""
         while not self._waiting:
             if self._closing.is_set():
                 return None
@@ -262,7 +262,7 @@ class Writer:
             if item.request is not None:
                 self._held -= item.size
             request = item.request or await self._read_back(item)
-            if request is None:  # no batch may span it: a start that can read it would take it for a part of the batch
+            if request is None:  # a batch must not span it: a later start that can read the request would take it for part of the batch
                 break
             members.append((item.position, request))
         if members:
@@ -270,9 +270,9 @@ class Writer:
         return last
 
     async def _read_back(self, item: _Waiting) -> Request | None:
-        """A request from the log; None where it is damaged."""
+        """Read a request from the log; None if it is damaged."""
         place = item.place
-        assert place is not None  # what has none is held
+        assert place is not None  # a request without a place is in memory
         try:
             payload = await self._until_it_works("the write-ahead log", lambda: self._in_thread(lambda: self._read(place)))
         except DataError:
@@ -281,7 +281,7 @@ class Writer:
         return unpack_request(payload)
 
     async def _linger(self) -> None:
-        """Let more come together, unless somebody waits or there is a full batch."""
+        """Wait for more rows, unless somebody waits for the insert or a batch is full."""
         for since, seconds, rows in (
             (time.monotonic(), GATHER_SECONDS, MAX_BATCH_ROWS),
             (self._last_batch_at, BUSY_LINGER_SECONDS, MAX_BATCH_ROWS),
@@ -310,7 +310,7 @@ class Writer:
         async def attempt() -> None:
             nonlocal doubt, watch
             watch = Stopwatch()
-            before, doubt = doubt, True  # whatever happens to this try, the next one asks first
+            before, doubt = doubt, True  # whatever this try does, the next one checks what is stored
             if recovering:
                 await self._in_thread(lambda: self._recovery.store(batch, members))
             else:
@@ -320,21 +320,21 @@ class Writer:
         if self._on_stored is not None:
             self._on_stored([request.received_ms for _, request in members], watch.began_at, watch.seconds)
         await self._remember(members)
-        self._commit.append(STORED, pack_stored(batch)).add_done_callback(_look_at)  # recovery does without it
+        self._commit.append(STORED, pack_stored(batch)).add_done_callback(_look_at)  # recovery works without this record
         self._is_stored(batch.last)
         faults.reach("stored-noted")
         self.batches += 1
 
     async def _remember(self, members: Sequence[Member]) -> None:
-        """The log may forget these requests now: their answers go where a resend finds them."""
+        """Write the responses to these requests to the journal of resends: the log may delete the requests afterwards."""
         requests = [request for _, request in members]
         await self._until_it_works("the journal of resends", lambda: self._in_thread(lambda: self._resends.add(requests)))
 
     def _is_stored(self, position: int) -> None:
-        """All requests up to this log position are stored or lost: their segments may go, and whoever waits for them is released."""
+        """Record that all requests up to this log position are stored or lost: release their segments and their waiters."""
         if position <= self.stored:
             return
-        self._commit.release(position + 1).add_done_callback(_look_at)  # the next batch releases, too
+        self._commit.release(position + 1).add_done_callback(_look_at)  # after an error the next batch releases them, too
         self.stored = max(self.stored, position)
         still: list[tuple[int, asyncio.Future[None]]] = []
         for position, future in self._waiters:
@@ -345,7 +345,7 @@ class Writer:
         self._waiters = still
 
     async def _until_it_works(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try again, for ever and in order, while `what` is away; only the end of the service ends it."""
+        """Retry in order, without limit, while `what` is unavailable; only stopping the service ends it."""
         failures = 0
         while True:
             try:
@@ -366,13 +366,13 @@ class Writer:
             return result
 
     def _next_batch_id(self) -> int:
-        """Time-ordered, unique across collectors: 42 bits of milliseconds, 22 random bits."""
+        """Return an id that is time-ordered and unique across collectors: 42 bits of milliseconds, 22 random bits."""
         self._batch_id = max(self._batch_id + 1, (time.time_ns() // 1_000_000) << 22 | random.getrandbits(22))
         return self._batch_id
 
 
 class _Room:
-    """What a batch may hold: the first request whatever it is, others while all of them stay within the bounds."""
+    """Capacity of a batch: any first request, and more requests while all together stay within the limits."""
 
     def __init__(self) -> None:
         self._held = (0, 0, 0)
