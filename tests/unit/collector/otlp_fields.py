@@ -1,4 +1,4 @@
-"""Every repeated field of OTLP's requests, by their descriptors: one that a later version adds comes along."""
+"""All repeated fields of OTLP's requests, from their descriptors, so that fields of later versions are included."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agl_otel_hook.varint import varint
 
 
 class Repeated(NamedTuple):
-    """One place of a request where something may come again."""
+    """A repeated field of a request."""
 
     signal: Signal
     path: tuple[FieldDescriptor, ...]
-    """From the request down to it."""
+    """The fields from the request down to it."""
 
     @property
     def field(self) -> FieldDescriptor:
@@ -28,19 +28,19 @@ class Repeated(NamedTuple):
         return f"{self.signal}: {'.'.join(field.name for field in self.path)}"
 
     def request(self, content: bytes) -> bytes:
-        """One with these bytes in the message that the field is in."""
+        """Build a request with these bytes in the message that contains the field."""
         for field in reversed(self.path[:-1]):
             content = enclosed(field, content)
         return content
 
 
 def enclosed(field: FieldDescriptor, content: bytes) -> bytes:
-    """A field of bytes, a text or a message on the wire."""
+    """Serialise a field of bytes, a text or a message."""
     return varint(field.number << 3 | 2) + varint(len(content)) + content
 
 
 def repeated_fields() -> list[Repeated]:
-    """All of them; inside of values only once."""
+    """Return all of them; fields within values only once."""
     return [Repeated(signal, path) for signal, message in MESSAGES.items() for path in _paths(message.DESCRIPTOR, ())]
 
 

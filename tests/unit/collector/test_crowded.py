@@ -1,4 +1,4 @@
-"""Requests of very many next to empty parts are refused before they are read; real ones, small and large, are not."""
+"""Requests of very many nearly empty parts are refused before they are parsed; real ones, small and large, are not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .otlp_fields import Repeated, enclosed, repeated_fields
 MIB = 1 << 20
 KINDS = [field.name for field in Metric.DESCRIPTOR.oneofs_by_name["data"].fields]
 SAME_IN_MEMORY = {FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64}
-"""Values of as many bytes as on the wire."""
+"""Values that take as many bytes in memory as on the wire."""
 
 
 def request(*spans: Span) -> bytes:
@@ -46,7 +46,7 @@ def points(kind: str, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("place", repeated_fields(), ids=lambda place: place.name)
-def test_whatever_may_come_again_is_bounded(place: Repeated) -> None:
+def test_every_repeated_field_is_limited(place: Repeated) -> None:
     field = place.field
     if field.type in SAME_IN_MEMORY:
         pytest.skip("it takes no more than its bytes")
@@ -74,8 +74,8 @@ print(foreign, merged.messages("logs", b"\\n\\0" * (16 << 20)), resource.getrusa
 """
 
 
-def test_messages_are_counted_without_being_made() -> None:
-    """In as much memory as the bytes take, or some times that: 16 million objects would take a gigabyte."""
+def test_messages_are_counted_without_creating_objects() -> None:
+    """Memory stays within a small multiple of the bytes: 16 million objects would take a gigabyte."""
     answer = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, check=True).stdout.split()
     assert answer[:2] == ["1", str(16 * MIB)]
     assert int(answer[2]) < 256 << 10  # KiB
@@ -93,7 +93,7 @@ def test_short_messages_are_counted_nearly_exactly(events: list[int], values: in
     assert outside + values - merged.UNSURE < found[1] <= outside + values + longer
 
 
-def test_foreign_fields_are_read_by_compiled_code_and_never_walked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_fields_are_read_by_compiled_code_and_not_one_by_one_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
     real = crowded.read_varint
 
@@ -126,7 +126,7 @@ def test_a_crowded_request_is_refused(raw: bytes) -> None:
         check("traces", raw)
 
 
-def test_so_is_one_that_is_cut_off_before_it_is_taken_apart() -> None:
+def test_a_truncated_crowded_request_is_refused_before_it_is_split() -> None:
     raw = b"\n\xff\xff\xff\x7f" + ResourceSpans(scope_spans=[ScopeSpans()] * MIB).SerializeToString()
     with pytest.raises(DecodeError):
         check("traces", raw)
@@ -141,7 +141,7 @@ def test_the_refusal_counts_the_parts() -> None:
 
 def test_real_requests_pass() -> None:
     span = Span(trace_id=b"t" * 16, span_id=b"s" * 8)
-    tokens = [AnyValue(int_value=1)] * (2 * MIB)  # a list of token ids, as long as one may be
+    tokens = [AnyValue(int_value=1)] * (2 * MIB)  # a list of token ids of the greatest allowed length
     lists = [KeyValue(key=f"k{n}", value=AnyValue(array_value=ArrayValue(values=tokens))) for n in range(3)]
     nothing = KeyValue(key="k", value=AnyValue(array_value=ArrayValue(values=[AnyValue()] * 100_000)))
     short = [KeyValue(key="a", value=AnyValue(int_value=1))] * 1000
@@ -164,7 +164,9 @@ def test_many_attributes_are_refused_however_many_bytes_they_take() -> None:
 
 
 def test_a_request_of_far_too_many_attributes_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than both bounds together allow are refused before those in lists are told from the others, which takes as long again."""
+    """A request above both limits together is refused before values in lists are counted apart from the others, which takes as long
+    again.
+    """
     counted: list[bool] = []
     real = merged.messages
 
@@ -182,7 +184,7 @@ def test_a_request_of_far_too_many_attributes_is_counted_once(monkeypatch: pytes
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_request_are_left_to_the_reader(raw: bytes) -> None:
+def test_bytes_that_are_not_a_request_are_left_to_the_parser(raw: bytes) -> None:
     with contextlib.suppress(DecodeError):
         check("traces", raw + bytes(FEW_PARTS * 16))
 

@@ -12,7 +12,7 @@ def kept(folder: Path, position: int, *rollout_ids: str) -> Path:
     return dead_letters.write(folder, position, request, "ClickHouse says no")
 
 
-def test_what_may_hold_something_of_a_deleted_rollout_goes_and_nothing_else(tmp_path: Path) -> None:
+def test_only_files_that_may_hold_data_of_a_deleted_rollout_are_deleted(tmp_path: Path) -> None:
     refused, log = tmp_path / "refused", tmp_path / "wal"
     log.mkdir()
     for name in ("1.damaged", "1.wal"):

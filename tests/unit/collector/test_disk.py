@@ -1,4 +1,4 @@
-"""The disk budget warns early and refuses at its end."""
+"""The disk budget warns early and refuses when it is used up."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from agl_otel.errors import UnavailableError
         (0, 9, "full"),
     ],
 )
-def test_the_level_is_told_by_the_log_and_by_what_is_free(held: int, free: int, expected: str) -> None:
+def test_the_level_depends_on_the_log_size_and_the_free_space(held: int, free: int, expected: str) -> None:
     assert level(held, 100, free, 10, Path("wal"))[0] == expected
 
 
-def test_a_change_is_logged_once_and_a_full_one_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_of_level_is_logged_once_and_a_full_disk_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     budget = DiskBudget(tmp_path, budget_bytes=100, reserve_bytes=10, free=lambda _: 1000)
     for held in (10, 75, 80):
@@ -49,7 +49,7 @@ def test_a_disk_that_refuses_is_full_and_is_tried_again(tmp_path: Path) -> None:
     assert budget.look(0) == ("ok", "")
 
 
-def test_the_real_disk_is_measured(tmp_path: Path) -> None:
+def test_free_space_of_the_real_disk_is_measured(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, budget_bytes=100, reserve_bytes=0)
     budget.check(0)
     assert budget.free_bytes > 0

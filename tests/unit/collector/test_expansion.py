@@ -1,4 +1,4 @@
-"""How large the rows of a request are is known from its bytes, and what is too large is refused."""
+"""The size of a request's rows is estimated from its bytes, and requests with too large rows are refused."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def points(description: str, count: int) -> ExportMetricsServiceRequest:
     ],
     ids=["resource", "scope", "logs", "scope of logs", "description"],
 )
-def test_what_many_rows_share_counts_for_each_of_them(request_: Parsed) -> None:
+def test_content_shared_by_many_rows_counts_for_each_of_them(request_: Parsed) -> None:
     size = request_.ByteSize()
     assert size < 100 * KIB < 6 << 20 < check(request_, request_.SerializeToString(), 0, 1 << 30) < 7 << 20
     with pytest.raises(DataError, match=r"AGL_MAX_EXPANDED_BYTES \(1048576\)"):
         check(request_, request_.SerializeToString(), 0, 1 << 20)
 
 
-def test_a_large_request_that_shares_little_is_as_large_as_it_is() -> None:
+def test_a_large_request_that_shares_little_is_not_overestimated() -> None:
     request = spans(Resource(attributes=[KeyValue(key="service.name", value=AnyValue(string_value="agent"))]), 2)
     for span in request.resource_spans[0].scope_spans[0].spans:
         span.attributes.append(LONG[0])
@@ -90,8 +90,8 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), VALUES, max_size=4))
-def test_no_resource_is_longer_in_a_row_than_is_thought(attributes: dict[str, AnyValue]) -> None:
-    """Without what a row has anyway."""
+def test_no_resource_takes_more_of_a_row_than_estimated(attributes: dict[str, AnyValue]) -> None:
+    """Compared without what every row has."""
     resource = Resource(attributes=[KeyValue(key=key, value=value) for key, value in attributes.items()])
     several, few = spans(resource, 10), spans(Resource(), 10)
     identities = [Identity("ro-1", "at-1")] * 10
@@ -103,7 +103,7 @@ def test_no_resource_is_longer_in_a_row_than_is_thought(attributes: dict[str, An
     assert rows(several) - rows(few) <= 2 * check(several, several.SerializeToString(), 0, 1 << 30)
 
 
-def test_the_size_of_a_request_in_the_log_is_what_was_noted_or_is_found_out() -> None:
+def test_the_size_of_a_logged_request_is_the_noted_one_or_is_computed() -> None:
     wide = spans(Resource(attributes=LONG), 100)
     identities = [Identity("ro-1", "at-1")] * 100
     request = Request("traces", 1, identities, wide.SerializeToString())
@@ -117,7 +117,7 @@ def test_the_size_of_a_request_in_the_log_is_what_was_noted_or_is_found_out() ->
         assert size_of(request) == check(each, each.SerializeToString(), 0, 1 << 30)
 
 
-def test_logs_and_points_are_not_larger_than_is_thought_either() -> None:
+def test_logs_and_points_are_not_larger_than_estimated() -> None:
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(attributes=LONG), 20), points("d" * 64 * KIB, 20)
     sent: list[tuple[Signal, Parsed]] = [("logs", records), ("metrics", metric)]
     for signal, request in sent:
@@ -125,7 +125,7 @@ def test_logs_and_points_are_not_larger_than_is_thought_either() -> None:
 
 
 def row_bytes(signal: Signal, raw: bytes, count: int) -> int:
-    """How many bytes of JSON the rows of a request of so many items take."""
+    """Return the size in bytes of the JSON rows of a request with `count` items."""
     taken = [Identity("ro-1", "at-1")] * count
     if signal == "traces":
         rows = list(span_rows(raw, taken, iter(range(count)), received_ms=1, batch=1, first=0))
@@ -137,8 +137,8 @@ def row_bytes(signal: Signal, raw: bytes, count: int) -> int:
 
 
 @pytest.mark.parametrize("place", repeated_fields(), ids=lambda place: place.name)
-def test_no_kind_of_record_is_left_out(place: Repeated) -> None:
-    """Whatever comes again, and holds nothing: the rows are not much longer than is thought, not even of two bytes each."""
+def test_every_kind_of_record_is_estimated(place: Repeated) -> None:
+    """For any repeated element, even an empty one of two bytes, the rows are not much longer than estimated."""
     field, count = place.field, 3000
     single = field.message_type is None and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
     raw = place.request(enclosed(field, bytes(8 * count)) if single else enclosed(field, b"") * count)
@@ -153,7 +153,7 @@ NESTED = AnyValue(array_value=ArrayValue(values=[AnyValue(string_value="\x01" * 
 
 @pytest.mark.parametrize("value", [AnyValue(string_value="\x01" * 64 * KIB), NESTED], ids=["text", "text in a list"])
 def test_control_characters_count_as_they_are_written(value: AnyValue) -> None:
-    """Each takes six bytes in a row's JSON, and seven in a list, whose text is JSON, too."""
+    """Each takes six bytes in a row's JSON, and seven in a list, whose text is JSON too."""
     own = [KeyValue(key="k", value=value)]
     span, record = Span(attributes=own), LogRecord(body=value)
     point = NumberDataPoint(attributes=own, as_int=1)

@@ -1,4 +1,4 @@
-"""Connections that are of no use come to an end; those of working clients do without an error."""
+"""The server closes useless connections; clients in use see no error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def answer(raw: bytes, _: grpc.aio.ServicerContext[bytes, bytes]) -> bytes
 
 @pytest.fixture
 async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
-    """Of a server whose connections last 0.6 s; then what is under way has the seconds of the parameter, 0.3 without one."""
+    """Port of a server whose connections last 0.6 s; calls in progress then have the parameter's seconds, 0.3 by default."""
     grace = getattr(request, "param", 0.3)
     server = grpc.aio.server(options=grpc_options(1 << 20, idle_seconds=0.3, age_seconds=0.6, grace_seconds=grace))
     service, method = METHODS[0].strip("/").split("/")
@@ -34,7 +34,7 @@ async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
 
 
 def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    """An HTTP/2 frame (RFC 9113, section 4.1)."""
+    """Build an HTTP/2 frame (RFC 9113, section 4.1)."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
@@ -43,14 +43,14 @@ def text(value: bytes) -> bytes:
 
 
 def export_headers() -> bytes:
-    """POST to the first method, as literals without an index (RFC 7541, section 6.2.2); no body follows."""
+    """Build the headers of a POST to the first method, as literals without an index (RFC 7541, section 6.2.2); no body follows."""
     pairs = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", METHODS[0].encode()), (b":authority", b"collector"))
     pairs += ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
     return b"".join(b"\x00" + text(name) + text(value) for name, value in pairs)
 
 
 @pytest.mark.parametrize("request_begun", [b"", frame(HEADERS, export_headers(), flags=4, stream=1)], ids=["idle", "stalled"])
-async def test_a_connection_of_no_use_is_ended(port: int, request_begun: bytes) -> None:
+async def test_a_useless_connection_is_closed(port: int, request_begun: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(PREFACE + frame(SETTINGS) + request_begun)
     kinds: list[int] = []
@@ -59,16 +59,16 @@ async def test_a_connection_of_no_use_is_ended(port: int, request_begun: bytes) 
             head += await reader.readexactly(9 - len(head))
             kinds.append(head[3])
             payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
-            if head[3] == PING and not head[4]:  # as a living client does; without an answer it would be taken for gone
+            if head[3] == PING and not head[4]:  # answer like a live client; otherwise the server closes the connection
                 writer.write(frame(PING, payload, flags=1))
     assert GOAWAY in kinds
     writer.close()
 
 
-@pytest.mark.parametrize("port", [HANG_SECONDS], indirect=True)  # a loaded machine may take a call's answer longer than it should
+@pytest.mark.parametrize("port", [HANG_SECONDS], indirect=True)  # on a loaded machine the response to a call may take longer than usual
 async def test_a_client_that_works_sees_no_error(port: int) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(METHODS[0], request_serializer=None, response_deserializer=None)
-        for number in range(8):  # beyond both limits of the fixture
+        for number in range(8):  # beyond both time limits of the fixture
             assert await call(b"%d" % number) == b"%d" % number
             await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Heartbeats are coalesced, and survive a queue that is away."""
+"""Heartbeats are coalesced, and survive an unavailable queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agl_otel.queue.updates import Observation
 
 
 class Listener:
-    """The queue's end of the wire."""
+    """The queue that heartbeats are sent to."""
 
     def __init__(self) -> None:
         self.away = False
@@ -27,7 +27,7 @@ class Listener:
         self.heard += observations
 
 
-async def test_spans_of_one_attempt_are_added_up_between_two_reports() -> None:
+async def test_spans_of_an_attempt_are_summed_between_two_reports() -> None:
     listener = Listener()
     beats = Heartbeats(listener, interval_seconds=1000)
     beats.add("ro-1", "at-1", 2, 10.0)
@@ -49,7 +49,7 @@ async def test_an_attempt_is_reported_at_most_once_in_an_interval() -> None:
     assert [observation.spans for observation in listener.heard] == [1, 4]
 
 
-async def test_what_the_queue_did_not_take_is_kept() -> None:
+async def test_reports_that_the_queue_did_not_take_are_kept() -> None:
     listener = Listener()
     listener.away = True
     beats = Heartbeats(listener, interval_seconds=0.001)
@@ -62,7 +62,7 @@ async def test_what_the_queue_did_not_take_is_kept() -> None:
     assert beats.failures == 1
 
 
-async def test_the_task_reports_without_being_asked() -> None:
+async def test_the_task_reports_on_its_own() -> None:
     listener = Listener()
     beats = Heartbeats(listener)
     task = asyncio.create_task(beats.run())

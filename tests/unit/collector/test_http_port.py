@@ -1,4 +1,4 @@
-"""The OTLP port's bodies: they come in time, and a compressed one is unpacked in threads of its own until its client goes."""
+"""Bodies at the OTLP port: slow ones are given up; compressed ones are unpacked in separate threads, until the client disconnects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 60.0
 BODY = gzip.compress(b"hello")
 
 
-async def test_unpacking_learns_that_its_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unpacking_ends_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = threading.Event(), threading.Event()
 
     def endless(_: str, __: bytes, ___: int, *, hold: Hold, gone: Callable[[], bool]) -> bytes:
@@ -47,14 +47,14 @@ async def test_unpacking_learns_that_its_client_has_gone(monkeypatch: pytest.Mon
         writer.close()
         assert await asyncio.to_thread(ended.wait, PATIENCE_SECONDS)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while in_flight.bytes:  # noqa: ASYNC110 - the handler is still on its way out
+            while in_flight.bytes:  # noqa: ASYNC110 - the handler has not ended yet
                 await asyncio.sleep(0)
     finally:
         await runner.cleanup()
 
 
 @pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
-async def test_a_body_that_does_not_come_is_given_up_and_holds_no_room(drip: bytes) -> None:
+async def test_a_stalled_body_is_given_up_and_its_memory_released(drip: bytes) -> None:
     receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 30, takes=lambda _: True, token=""))
     in_flight = InFlight(1 << 30)
     app = HttpPort(receiver, in_flight, dict, body_seconds=SHORT_SECONDS).app()

@@ -1,4 +1,4 @@
-"""Identification against the golden vectors, and the memory it reads."""
+"""Identification against the golden vectors, and the memory that it reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from agl_otel.collector import identify
 from agl_otel.collector.identify import (
     Identity,
-    _inherited,  # pyright: ignore[reportPrivateUsage] - its steps are counted
+    _inherited,  # pyright: ignore[reportPrivateUsage] - the test counts its steps
     bind,
     identify_logs,
     identify_spans,
@@ -56,7 +56,7 @@ def vectors(folder: str = ".") -> list[Any]:
 
 
 def with_base64(value: Any) -> Any:
-    """OTLP/JSON has ids in hex, protobuf's own JSON mapping in base64."""
+    """Convert ids: OTLP/JSON has them in hex, protobuf's own JSON mapping in base64."""
     if isinstance(value, dict):
         return {key: base64.b64encode(bytes.fromhex(item)).decode() if key in BYTES else with_base64(item) for key, item in value.items()}
     return [with_base64(item) for item in value] if isinstance(value, list) else value
@@ -118,7 +118,7 @@ def test_golden_vector_of_metrics(now: int, vector: dict[str, Any]) -> None:
 
 
 def ids_of(row: dict[str, Any]) -> Identity:
-    """What the tables derive (traces/sql/schema.sql)."""
+    """Return the ids that the tables derive (traces/sql/schema.sql)."""
     resource = row["ResourceAttributes"]
     return Identity(resource.get(conventions.ROLLOUT_ID, ""), resource.get(conventions.ATTEMPT_ID, ""))
 
@@ -157,7 +157,7 @@ def test_identification_does_not_change_what_it_reads(now: int, vector: dict[str
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors())
-def test_the_bytes_of_a_request_spare_a_look_but_change_nothing(now: int, vector: dict[str, Any]) -> None:
+def test_a_search_in_the_bytes_saves_work_but_does_not_change_the_ids(now: int, vector: dict[str, Any]) -> None:
     memory = TraceMemory()
     for step in vector["steps"]:
         if "resourceLogs" not in step["request"]:
@@ -202,7 +202,7 @@ def test_memory_forgets_what_is_old() -> None:
     assert memory.opened_by(b"a" * 16) is None
 
 
-def test_a_trace_that_is_used_stays() -> None:
+def test_memory_keeps_a_trace_in_use() -> None:
     memory = TraceMemory(max_age_seconds=10)
     memory.learn(b"a" * 16, [b"1"], ("ro-1", "at"), opens=[b"1"], now=0.0)
     memory.learn(b"a" * 16, [b"2"], ("ro-1", "at"), now=9.0)

@@ -1,4 +1,4 @@
-"""Pressure: what cannot be kept is not acked, and may be sent again."""
+"""The intake under pressure: what cannot be kept is not acked, and may be sent again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOW = 1_750_000_000.0
 
 
 class Counters:
-    """The queue's counters in memory: the one I/O seam of these tests."""
+    """The queue's counters in memory: the only fake I/O in these tests."""
 
     def __init__(self) -> None:
         self.away = False
@@ -85,7 +85,7 @@ class Parts:
         await self.commit.close()
         self.resends.close()
         if self.writer.idle:
-            self.log.clear()  # as the service does: the next start has nothing to replay
+            self.log.clear()  # like the service: the next start has nothing to replay
         self.log.close()
         self.engine.close()
 
@@ -109,12 +109,12 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
     await made.close()
 
 
-async def test_requests_that_wait_together_share_an_fsync(parts: Parts) -> None:
+async def test_waiting_requests_share_an_fsync(parts: Parts) -> None:
     await asyncio.gather(*(parts.intake.take("traces", body(n), IDS) for n in range(1, 201)))
     assert parts.commit.groups < 100
 
 
-async def test_a_log_at_its_bound_refuses_until_there_is_room(tmp_path: Path) -> None:
+async def test_a_log_at_its_limit_refuses_until_there_is_room(tmp_path: Path) -> None:
     parts = Parts(tmp_path, max_log_bytes=3000)
     parts.queue.away = True
     with pytest.raises(UnavailableError, match="all of its budget"):
@@ -124,7 +124,7 @@ async def test_a_log_at_its_bound_refuses_until_there_is_room(tmp_path: Path) ->
     await parts.close()
 
 
-async def test_a_full_disk_refuses_and_loses_nothing_that_was_acked(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_refuses_and_loses_no_acked_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     await parts.intake.take("traces", body(1), IDS)
     await parts.writer.barrier()
 
@@ -140,14 +140,14 @@ async def test_a_full_disk_refuses_and_loses_nothing_that_was_acked(parts: Parts
     assert parts.engine.select("SELECT SequenceId FROM otel.otel_traces ORDER BY SequenceId") == [[1], [2]]
 
 
-async def test_the_trouble_of_a_full_disk_ends_without_a_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recovery_from_a_full_disk_needs_no_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agl_otel.collector.commit.TRY_SECONDS", 0.0)
     with no_file_over(100), pytest.raises(UnavailableError, match="File too large"):
         await parts.intake.take("traces", body(1), IDS)
     assert "File too large" in parts.commit.trouble
     with no_file_over(100):
         for _ in range(10):
-            await parts.commit.turn_over()  # behind each try of the log's thread
+            await parts.commit.turn_over()  # runs after each try of the log's thread
     assert parts.commit.trouble
     async with asyncio.timeout(60):
         while parts.commit.trouble:
@@ -155,7 +155,7 @@ async def test_the_trouble_of_a_full_disk_ends_without_a_request(parts: Parts, m
     await parts.intake.take("traces", body(1), IDS)
 
 
-async def test_a_client_that_hangs_up_does_not_undo_what_is_on_its_way(parts: Parts) -> None:
+async def test_a_request_is_stored_even_if_its_client_disconnects(parts: Parts) -> None:
     taking = asyncio.ensure_future(parts.intake.take("traces", body(1), IDS))
     await asyncio.sleep(0)
     taking.cancel()
@@ -164,7 +164,7 @@ async def test_a_client_that_hangs_up_does_not_undo_what_is_on_its_way(parts: Pa
     assert parts.engine.select("SELECT count() FROM otel.otel_traces") == [[2]]
 
 
-async def test_stored_waits_for_the_queue_and_durable_does_not(parts: Parts) -> None:
+async def test_ack_stored_waits_for_the_queue_and_ack_durable_does_not(parts: Parts) -> None:
     parts.queue.away = True
     await parts.intake.take("traces", body(1), IDS)
     stored = asyncio.ensure_future(parts.intake.take("traces", body(1), {**IDS, conventions.HEADER_ACK: "stored"}))
@@ -182,7 +182,7 @@ async def test_a_request_that_failed_may_be_sent_again(parts: Parts) -> None:
             await parts.intake.take("traces", b"\xff\xff", IDS)
 
 
-async def test_attempt_spans_and_seals_are_heard_of_but_count_no_span(parts: Parts) -> None:
+async def test_attempt_spans_and_seals_cause_heartbeats_but_are_not_counted_as_spans(parts: Parts) -> None:
     await parts.intake.take("traces", body(1, conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL), IDS)
     await parts.intake.take("traces", body(2, "work", "more"), {**IDS, conventions.HEADER_ATTEMPT_ID: "at-2"})
     await parts.intake.take("traces", body(3), {})
@@ -190,7 +190,7 @@ async def test_attempt_spans_and_seals_are_heard_of_but_count_no_span(parts: Par
     assert parts.queue.heard == [Observation("ro-1", "at-1", 0, NOW), Observation("ro-1", "at-2", 2, NOW)]
 
 
-async def test_a_resend_after_a_restart_is_recognised_while_the_log_remembers(tmp_path: Path) -> None:
+async def test_a_resend_after_a_restart_is_recognised_while_the_log_has_the_request(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     parts.queue.away = True
     await parts.intake.take("traces", body(1), IDS)
@@ -216,7 +216,7 @@ async def test_a_resend_is_recognised_after_restarts_and_forgotten_after_ten_min
     assert counts == [[[1]], [[1]], [[1]], [[2]]]
 
 
-async def test_what_waits_beyond_the_memory_bound_is_read_back_from_the_log(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_above_the_memory_limit_are_read_back_from_the_log(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agl_otel.collector.write.MAX_HELD_BYTES", 500)
     parts.queue.away = True
     for number in range(1, 40):
@@ -236,14 +236,14 @@ def damage(log: Log, *positions: int) -> None:
         segment.write_bytes(data)
 
 
-async def test_a_record_that_is_damaged_while_it_waits_is_kept_aside_and_all_others_are_written(
+async def test_a_record_damaged_while_waiting_is_kept_aside_and_all_others_are_written(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("agl_otel.collector.write.MAX_HELD_BYTES", 0)
     parts.queue.away = True
     await parts.intake.take("traces", body(100), IDS)
     async with asyncio.timeout(300):
-        while not parts.writer.trouble:  # noqa: ASYNC110 - a thread has that request, and reads no further
+        while not parts.writer.trouble:  # noqa: ASYNC110 - a thread holds that request and reads no more
             await asyncio.sleep(0.01)
     sent = {number: await parts.intake.take("traces", body(number, "a", "b"), IDS) for number in range(1, 8)}
     hit = {number: position for number in (1, 4, 5, 7) if (position := sent[number].position) is not None}
@@ -268,7 +268,7 @@ async def test_a_record_that_is_damaged_while_it_waits_is_kept_aside_and_all_oth
     assert parts.engine.select("SELECT count(), max(SequenceId) FROM otel.otel_traces") == [[9, 9]]
 
 
-async def test_what_waits_for_the_disk_is_bounded(parts: Parts) -> None:
+async def test_requests_waiting_for_the_disk_are_limited(parts: Parts) -> None:
     parts.in_flight.limit = 10
     first, second = await asyncio.gather(
         parts.intake.take("traces", body(1), IDS), parts.intake.take("traces", body(2), IDS), return_exceptions=True

@@ -1,4 +1,4 @@
-"""What a log that was left behind asks for."""
+"""What recovery has to do for the log that an earlier process left."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def note(batch: Batch) -> tuple[int, bytes]:
 
 
 @given(IDENTITIES, st.binary(), st.sampled_from(["traces", "logs"]), st.integers(0, 2**50))
-def test_a_request_comes_back_as_it_was(identities: list[Identity], raw: bytes, signal: str, received: int) -> None:
+def test_a_request_unpacks_to_what_was_packed(identities: list[Identity], raw: bytes, signal: str, received: int) -> None:
     before = Request("logs" if signal == "logs" else "traces", received, identities, raw, "key", len(raw))
     assert unpack_request(pack_request(before)) == before
 
 
 @given(st.integers(0, 2**63), st.integers(0, 9), st.integers(0, 9), st.dictionaries(st.text(), st.integers(1, 2**53)))
-def test_a_batch_comes_back_as_it_was(batch_id: int, first: int, last: int, numbers: dict[str, int]) -> None:
+def test_a_batch_unpacks_to_what_was_packed(batch_id: int, first: int, last: int, numbers: dict[str, int]) -> None:
     assert unpack_batch(pack_batch(Batch(batch_id, first, last, numbers))) == Batch(batch_id, first, last, numbers)
 
 
@@ -82,13 +82,13 @@ def test_a_batch_without_a_stored_note_is_in_doubt() -> None:
     assert left.batch_id == 7
 
 
-def test_a_stored_batch_asks_for_nothing() -> None:
+def test_a_stored_batch_needs_no_recovery() -> None:
     batch = Batch(7, 0, 0)
     left = leftover(log(ONE, note(batch), (STORED, pack_stored(batch))))
     assert (left.in_doubt, left.unwritten) == ([], [])
 
 
-def test_a_batch_whose_first_requests_are_gone_was_stored() -> None:
+def test_a_batch_whose_first_requests_are_deleted_was_stored() -> None:
     left = leftover(log(ONE, note(Batch(7, 3, 5)), first=5))
     assert (left.in_doubt, left.unwritten) == ([], [])
 
@@ -100,7 +100,7 @@ def test_batches_may_be_stored_in_any_order() -> None:
 
 
 @given(st.lists(IDENTITIES, max_size=4))
-def test_every_taken_span_gets_its_explicit_or_a_fresh_number(requests: list[list[Identity]]) -> None:
+def test_every_accepted_span_gets_its_explicit_or_a_new_number(requests: list[list[Identity]]) -> None:
     made = [request(*identities) for identities in requests]
     wanted = number_requests(made)
     taken = [i for identities in requests for i in identities if not i.reason]
@@ -118,10 +118,10 @@ def test_every_taken_span_gets_its_explicit_or_a_fresh_number(requests: list[lis
 
 
 @given(st.data())
-def test_whatever_record_is_lost_nothing_that_may_be_stored_is_inserted_unasked(data: st.DataObject) -> None:
-    """A log as the writer makes it: batches take requests in order, each is noted, inserted, and noted as stored, or not yet."""
+def test_after_any_lost_record_possibly_stored_rows_are_looked_up_before_an_insert(data: st.DataObject) -> None:
+    """A log like the writer's: batches take requests in order, and each is noted, inserted, and noted as stored or not yet."""
     records: list[tuple[int, bytes]] = []
-    batches: list[tuple[int, Batch]] = []  # with the position of the note
+    batches: list[tuple[int, Batch]] = []  # with the position of its note
     requests: list[int] = []
     stored_notes: dict[int, int] = {}  # batch id: position of the note
     for _ in range(data.draw(st.integers(1, 5), "batches")):
@@ -162,7 +162,7 @@ def test_whatever_record_is_lost_nothing_that_may_be_stored_is_inserted_unasked(
     assert order == sorted(order), "what waits for a position waits for all before it"
 
 
-def test_what_was_found_stored_is_left_out_from_then_on() -> None:
+def test_rows_found_stored_are_not_inserted_again() -> None:
     lost = Lost(2, 2, None, True, 0, 1, "", "x")
     two = (REQUEST, pack_request(request(Identity("ro-1", "at-1"), Identity("ro-1", "at-1"))))
     records: list[Record | Lost] = [*log(ONE, two), lost]
@@ -175,12 +175,12 @@ def test_what_was_found_stored_is_left_out_from_then_on() -> None:
     records.append(Record(4, BATCH, pack_batch(batch)))
     ((found, ((_, rest),)),) = leftover(records).in_doubt
     assert (found, rest.rows) == (batch, 1)
-    records.append(Lost(5, 5, None, True, 0, 1, "", "x"))  # it may be another note of what was found
+    records.append(Lost(5, 5, None, True, 0, 1, "", "x"))  # it may be another note of rows found stored
     records.append(Record(6, BATCH, pack_batch(Batch(8, 1, 1))))
     assert [batch for batch, _ in leftover(records).in_doubt] == [None]
 
 
-def test_a_lost_request_is_described_by_what_its_bytes_still_tell() -> None:
+def test_a_lost_request_is_described_by_its_readable_bytes() -> None:
     payload = pack_request(request(Identity("ro-1"), Identity("ro-2"), Identity("ro-2", reason="why")))
     assert describe(REQUEST, payload) == describe(None, payload[:-2]) == "2 spans of 'ro-1', 'ro-2'"
     assert describe(REQUEST, b"\xff" + payload) == "a request"

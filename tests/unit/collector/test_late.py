@@ -1,4 +1,4 @@
-"""Which spans belong to whom after all, and their numbers; without a store."""
+"""Which ids late spans get, and their numbers; without a store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_chain_is_followed_whatever_the_order() -> None:
     assert told(pending("c", "b"), pending("a", "p", parent=TWO), pending("b", "a")) == {"a": "ro-2", "b": "ro-2", "c": "ro-2"}
 
 
-def test_what_nothing_identifies_is_left_out() -> None:
+def test_spans_without_identification_are_left_out() -> None:
     assert told(pending("a"), pending("b", "a"), pending("c", "d"), pending("d", "c"), pending("e", "e")) == {}
 
 
@@ -47,7 +47,7 @@ def test_a_chain_of_parents_is_walked_in_linear_time(end: str) -> None:
     assert COMPARED.total() < 20 * len(ids)
 
 
-def test_a_refused_span_is_not_copied_and_tells_its_children_nothing() -> None:
+def test_a_refused_span_is_not_copied_and_gives_its_children_no_ids() -> None:
     assert told(pending("a", "p", parent=ONE, invalid=True), pending("b", "a"), pending("c", "a", opener=TWO)) == {"c": "ro-2"}
 
 
@@ -64,14 +64,14 @@ def test_explicit_numbers_are_kept_and_raise_the_counter() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", " 1", "1.0", "x", "٣", "9007199254740992", "00000000000000001"])
-def test_texts_that_are_no_number(text: str) -> None:
+def test_texts_that_are_not_numbers_are_ignored(text: str) -> None:
     assert pending("a", sequences=(text, "")).sequence is None
     assert pending("a", sequences=(text, "4")).sequence == 4
 
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(0, 20)), st.sets(st.integers(0, 20)))
-def test_every_span_gets_what_its_nearest_known_ancestor_says(parents: dict[int, int], known: set[int]) -> None:
-    """`parents` of spans that are pending; those in `known` have a parent that is stored with ids."""
+def test_every_span_gets_the_ids_of_its_nearest_known_ancestor(parents: dict[int, int], known: set[int]) -> None:
+    """`parents` of pending spans; the parents of those in `known` are stored with ids."""
     spans = [pending(f"{n}", f"{parent}", parent=(f"ro-{n}", "") if n in known else ("", "")) for n, parent in parents.items()]
     expected: dict[str, str] = {}
     for start in parents:
@@ -84,7 +84,7 @@ def test_every_span_gets_what_its_nearest_known_ancestor_says(parents: dict[int,
     assert told(*spans) == expected
 
 
-def test_only_drop_drops_and_only_what_nothing_identifies() -> None:
+def test_only_the_drop_policy_drops_and_only_unidentified_spans() -> None:
     identities = [Identity(), Identity("ro-1"), Identity(reason="broken"), Identity(sequence=4)]
     assert apply_policy(identities, "keep") == apply_policy(identities, "adopt") == identities
     assert [identity.reason for identity in apply_policy(identities, "drop")] == [DROPPED, "", "broken", DROPPED]
@@ -102,5 +102,5 @@ def test_only_drop_drops_and_only_what_nothing_identifies() -> None:
         ({"input.value": "7", "gen_ai.input.messages": '[{"role": "user"}]'}, [{"role": "user"}]),
     ],
 )
-def test_the_input_of_an_adopted_trace(attributes: dict[str, str], expected: object) -> None:
+def test_the_input_of_an_adopted_trace_is_read_from_its_root_span(attributes: dict[str, str], expected: object) -> None:
     assert input_of(attributes) == expected

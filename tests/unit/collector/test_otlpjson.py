@@ -1,4 +1,4 @@
-"""OTLP/JSON becomes the messages that the same request as protobuf would be."""
+"""OTLP/JSON is parsed to the same messages as the request in protobuf."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def span(**fields: Any) -> Any:
     return spans(**fields).resource_spans[0].scope_spans[0].spans[0]
 
 
-def test_ids_are_hex_wherever_they_stand() -> None:
+def test_ids_are_hex_in_every_field() -> None:
     found = span(parentSpanId=PARENT, links=[{"traceId": TRACE, "spanId": PARENT}])
     assert (found.trace_id.hex(), found.span_id.hex(), found.parent_span_id.hex()) == (TRACE.lower(), SPAN, PARENT.lower())
     assert (found.links[0].trace_id.hex(), found.links[0].span_id.hex()) == (TRACE.lower(), PARENT.lower())
@@ -39,7 +39,7 @@ def test_ids_are_hex_wherever_they_stand() -> None:
     assert metric.resource_metrics[0].scope_metrics[0].metrics[0].sum.data_points[0].exemplars[0].span_id.hex() == SPAN
 
 
-def test_numbers_may_be_texts_and_enums_are_numbers() -> None:
+def test_numbers_may_be_strings_and_enums_are_numbers() -> None:
     values = [
         {"key": "i", "value": {"intValue": "-9223372036854775808"}},
         {"key": "n", "value": {"intValue": 7}},
@@ -65,7 +65,7 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["xyz", "5b8", "5b 8efff798038103d269b633813fc60c", 7, {"a": 1}])
-def test_an_id_that_is_not_hex_spoils_its_span_only(wrong: Any) -> None:
+def test_an_id_that_is_not_hex_rejects_only_its_span(wrong: Any) -> None:
     found = spans(traceId=wrong, parentSpanId=wrong).resource_spans[0].scope_spans[0].spans[0]
     assert len(found.trace_id) not in (0, 16)
     assert len(found.parent_span_id) not in (0, 8)
@@ -73,7 +73,7 @@ def test_an_id_that_is_not_hex_spoils_its_span_only(wrong: Any) -> None:
 
 @pytest.mark.parametrize("bad", [b"\\ud800", b"\\uDC00\\ud83d", b"\xff", b"\xed\xa0\x80", b"caf\xe9"])
 @pytest.mark.parametrize("place", ["name", "key", "value", "body"])
-def test_a_text_that_is_none_spoils_its_span_only(bad: bytes, place: str) -> None:
+def test_text_that_is_not_utf8_rejects_only_its_span(bad: bytes, place: str) -> None:
     item = {"name": "work", "attributes": [{"key": "k", "value": {"stringValue": "v"}}]}
     spoiled = {"name": {"name": "BAD"}, "key": {"attributes": [{"key": "BAD"}]}}.get(
         place, {"attributes": [{"key": "k", "value": {"stringValue": "BAD"}}]}
@@ -105,6 +105,6 @@ def test_a_text_that_is_none_spoils_its_span_only(bad: bytes, place: str) -> Non
         b"\xff\xfe",
     ],
 )
-def test_what_is_no_request_is_a_data_error(body: bytes) -> None:
+def test_json_that_is_not_a_request_is_a_data_error(body: bytes) -> None:
     with pytest.raises(DataError, match="ExportTraceServiceRequest as OTLP/JSON"):
         to_protobuf(ExportTraceServiceRequest, body)

@@ -1,4 +1,4 @@
-"""The answers in memory: for ten minutes at the rate that a collector can take, in a bounded number of bytes."""
+"""The responses in memory: kept for ten minutes at a collector's top rate, in a bounded number of bytes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agl_otel.collector.remembered import ENTRY_BYTES, MAX_BYTES, Remembered
 from agl_otel.collector.resends import RESEND_SECONDS, Outcome
 
 TOP_RATE = 1_000_000 / 1_080
-"""Requests a second: one costs 1,080 µs of CPU (docs/scale.md)."""
+"""Requests per second: one costs 1,080 µs of CPU (docs/scale.md)."""
 
 
 def key(number: int) -> str:
     return "t" + hashlib.sha1(b"%d" % number).hexdigest()[:32]
 
 
-def test_ten_minutes_at_a_collectors_own_top_rate_fit() -> None:
+def test_ten_minutes_at_a_collectors_top_rate_fit() -> None:
     remembered = Remembered()
     count = int(TOP_RATE * RESEND_SECONDS)
     for number in range(count):
@@ -31,7 +31,7 @@ def test_ten_minutes_at_a_collectors_own_top_rate_fit() -> None:
     assert 2 * count * ENTRY_BYTES * 0.9 <= MAX_BYTES
 
 
-def test_an_answer_takes_the_bytes_that_it_counts_as() -> None:
+def test_a_response_takes_about_the_counted_bytes() -> None:
     tracemalloc.start()
     try:
         remembered, before = Remembered(), tracemalloc.get_traced_memory()[0]
@@ -43,7 +43,7 @@ def test_an_answer_takes_the_bytes_that_it_counts_as() -> None:
     assert used / 80_000 < ENTRY_BYTES * 1.2
 
 
-def test_what_is_older_than_ten_minutes_goes_and_nothing_younger() -> None:
+def test_responses_older_than_ten_minutes_are_dropped_and_no_younger_ones() -> None:
     remembered = Remembered()
     for second in range(2000):
         remembered.put(key(second), second, Outcome())
@@ -53,7 +53,7 @@ def test_what_is_older_than_ten_minutes_goes_and_nothing_younger() -> None:
         assert len(remembered) <= RESEND_SECONDS * 1.1 + 2
 
 
-def test_beyond_the_bound_the_oldest_go_also_within_one_second() -> None:
+def test_above_the_limit_the_oldest_are_dropped_even_within_a_second() -> None:
     remembered = Remembered(max_bytes=1000 * ENTRY_BYTES)
     for number in range(5000):
         remembered.put(key(number), 1.0, Outcome(1, f"{number} × {'long ' * (number % 50)}") if number % 2 else Outcome())
@@ -63,7 +63,7 @@ def test_beyond_the_bound_the_oldest_go_also_within_one_second() -> None:
     assert 100 < len(known) < 1000
 
 
-async def test_an_answer_is_first_waited_for_and_a_failed_one_is_new_again() -> None:
+async def test_a_response_is_first_a_future_and_a_failed_request_counts_as_new() -> None:
     remembered, future = Remembered(), asyncio.get_running_loop().create_future()
     remembered.put(key(1), 1.0, future)
     assert remembered.get(key(1)) is future
@@ -73,6 +73,6 @@ async def test_an_answer_is_first_waited_for_and_a_failed_one_is_new_again() -> 
     assert remembered.get(key(2)) == Outcome()
     remembered.forget(key(1))
     remembered.forget(key(1))
-    remembered.settle(key(1), Outcome())  # it was forgotten meanwhile
+    remembered.settle(key(1), Outcome())  # it has been forgotten
     assert remembered.get(key(1)) is None
     assert len(remembered) == 1

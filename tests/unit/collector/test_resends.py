@@ -1,4 +1,4 @@
-"""The journal of answers: known for ten minutes, whatever ends in between, and no longer."""
+"""The journal of responses keeps them for ten minutes, across restarts, and no longer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def request(key: str, at: float = NOW, *reasons: str) -> Request:
 
 
 class Place:
-    """A folder, and a clock."""
+    """A folder and a clock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "wal")
 
 
-def test_what_was_answered_is_known_by_the_next_start_with_its_outcome(place: Place) -> None:
+def test_responses_are_known_after_a_restart_with_their_outcomes(place: Place) -> None:
     journal = place.opened()
     journal.add([request("a", NOW, "bad", "bad", "worse", DROPPED, ALREADY), request("", NOW)])
     journal.close()
@@ -51,7 +51,7 @@ def test_what_was_answered_is_known_by_the_next_start_with_its_outcome(place: Pl
     assert place.known_keys() == ["a"], "it is known by every start"
 
 
-def test_what_is_older_than_ten_minutes_leaves_memory_and_disk(place: Place) -> None:
+def test_responses_older_than_ten_minutes_leave_memory_and_disk(place: Place) -> None:
     journal = place.opened()
     for minute in range(60):
         place.now = NOW + 60 * minute
@@ -67,7 +67,7 @@ def test_what_is_older_than_ten_minutes_leaves_memory_and_disk(place: Place) -> 
     assert sum(path.stat().st_size for path in place.folder.glob("*.resends")) == 0
 
 
-def test_of_very_many_the_newest_are_kept(place: Place) -> None:
+def test_above_the_limit_the_newest_responses_are_kept(place: Place) -> None:
     journal = place.opened(max_entries=10)
     for number in range(200):
         journal.add([request(f"{number}", NOW + number / 1000)])
@@ -78,7 +78,7 @@ def test_of_very_many_the_newest_are_kept(place: Place) -> None:
     assert [each.key for each in again.known] == [f"{number}" for number in range(190, 200)]
 
 
-def test_a_record_that_a_bad_disk_takes_costs_itself(place: Place) -> None:
+def test_a_damaged_record_loses_only_itself(place: Place) -> None:
     journal = place.opened()
     for key in "abc":
         journal.add([request(f"key-{key}")])
@@ -89,7 +89,7 @@ def test_a_record_that_a_bad_disk_takes_costs_itself(place: Place) -> None:
     assert len([*place.folder.glob("*.damaged")]) == 1
 
 
-def test_a_disk_that_refuses_is_asked_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_write_can_be_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = place.opened()
 
     def no_space(handle: int) -> None:
@@ -108,7 +108,7 @@ def test_a_disk_that_refuses_is_asked_again(place: Place, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("limit", [1, 30])
-def test_a_full_disk_gets_no_file_more_and_keeps_what_was_known(place: Place, limit: int) -> None:
+def test_a_full_disk_adds_no_file_and_keeps_the_known_responses(place: Place, limit: int) -> None:
     journal = place.opened(max_entries=8)
     for number in range(MAX_FILES * 5):
         journal.add([request(f"{number}", NOW + number / 1000)])

@@ -1,4 +1,4 @@
-"""Own telemetry: what is counted is read, as JSON and as Prometheus' text."""
+"""The collector's own metrics, as JSON and in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.service.logs import JsonFormatter
 
 
-def test_counters_are_read_when_somebody_asks() -> None:
+def test_counters_are_read_on_demand() -> None:
     telemetry = Telemetry()
     numbers = {"a": 1}
     telemetry.count("things", "{thing}", "things", lambda: [(n, {"kind": kind}) for kind, n in numbers.items()])
@@ -26,7 +26,7 @@ def test_counters_are_read_when_somebody_asks() -> None:
     telemetry.close()
 
 
-def test_prometheus_text_or_a_clear_word_where_the_library_is_missing() -> None:
+def test_prometheus_text_or_a_clear_error_if_the_library_is_missing() -> None:
     telemetry = Telemetry()
     telemetry.count("things", "{thing}", "things", lambda: [(3, {})])
     try:

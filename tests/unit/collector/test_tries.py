@@ -1,4 +1,6 @@
-"""The tokens of a batch's inserts: the same for a retry and after a restart, another one only where ClickHouse skipped what it has not."""
+"""The tokens of a batch's inserts: the same for a retry and after a restart; another only if ClickHouse skipped rows that it does not
+have.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ def test_a_retry_has_the_same_token_also_after_a_restart() -> None:
     assert tries.token("fast") == first == begun(7).token("fast")
 
 
-def test_parts_and_batches_have_tokens_of_their_own() -> None:
+def test_parts_and_batches_have_different_tokens() -> None:
     assert len({begun(7).token("fast"), begun(7).token("traces-0-4"), begun(7).token("traces-0-1"), begun(8).token("fast")}) == 4
 
 
-def test_rows_that_were_skipped_get_a_token_that_nobody_has_used() -> None:
+def test_skipped_rows_get_an_unused_token() -> None:
     tries = begun(7)
     seen = {tries.token("fast")}
     for _ in range(3):
@@ -38,7 +40,7 @@ def test_rows_that_were_skipped_get_a_token_that_nobody_has_used() -> None:
     assert after_a_restart.token("fast") not in seen
 
 
-def test_another_batch_starts_anew() -> None:
+def test_another_batch_resets_the_tries() -> None:
     tries = begun(7)
     tries.skipped("fast")
     assert tries.refused(about_the_data=True, in_doubt=True)
@@ -48,14 +50,14 @@ def test_another_batch_starts_anew() -> None:
 
 
 @pytest.mark.parametrize(("about_the_data", "in_doubt"), [(True, True), (True, False), (False, False)])
-def test_a_refusal_that_leaves_nothing_under_way_changes_the_road_for_good(about_the_data: bool, in_doubt: bool) -> None:
+def test_a_refusal_without_an_insert_in_progress_changes_the_path_for_good(about_the_data: bool, in_doubt: bool) -> None:
     tries = begun(7)
     assert tries.refused(about_the_data=about_the_data, in_doubt=in_doubt)
     tries.begin(7)
     assert tries.built_here
 
 
-def test_in_doubt_the_road_is_changed_late_but_not_never() -> None:
+def test_in_doubt_the_path_is_changed_after_several_refusals() -> None:
     tries = begun(7)
     answers = [tries.refused(about_the_data=False, in_doubt=True) for _ in range(ANSWERED_REFUSALS)]
     assert answers == [False] * (ANSWERED_REFUSALS - 1) + [True]

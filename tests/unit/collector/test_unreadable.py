@@ -1,4 +1,4 @@
-"""One span that protobuf's parser refuses is taken out alone; what was written beside it is kept, byte for byte."""
+"""A span that protobuf's parser rejects is removed alone; the rest of the request is kept, byte for byte."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agl_otel.errors import DataError
 from agl_otel_hook.varint import varint
 
 BAD = "B" * 8
-"""Becomes a text that is no UTF-8."""
+"""Replaced by text that is not UTF-8."""
 
 
 def nested(depth: int) -> AnyValue:
@@ -49,8 +49,8 @@ def traces(names: list[list[list[str]]], *, deep: bool = False) -> ExportTraceSe
 
 
 @pytest.mark.parametrize("above", ["request", "resource", "scope"])
-def test_foreign_fields_beside_what_cannot_be_read_are_bounded(above: str) -> None:
-    """Each is a step and a tuple; inside of a span, where nothing is looked at, there may be as many as there are."""
+def test_unknown_fields_beside_unreadable_ones_are_limited(above: str) -> None:
+    """Each costs a step and a tuple. Within a span, which is not walked, their number is not limited."""
     foreign = b"\x78\x01" * (4 << 20)
     span = spoiled(traces([[[BAD]]]).SerializeToString())
     inside = {"request": foreign, "resource": varint(10) + varint(len(foreign)) + foreign}
@@ -62,7 +62,7 @@ def test_foreign_fields_beside_what_cannot_be_read_are_bounded(above: str) -> No
     assert take_out("traces", span + request.SerializeToString())[1] == 1
 
 
-def test_a_piece_is_not_parsed_that_would_take_too_much() -> None:
+def test_a_piece_of_too_many_parts_is_not_parsed() -> None:
     span = spoiled(traces([[[BAD]]]).SerializeToString())
     request = ExportTraceServiceRequest()
     request.resource_spans.add().scope_spans.add().spans.add().MergeFromString(b"\x4a\0" * (MAX_MESSAGES + 1))
@@ -74,7 +74,7 @@ NAMES = st.lists(st.lists(st.lists(st.sampled_from(["good", "fine", BAD]), max_s
 
 
 @given(NAMES, st.booleans())
-def test_only_what_cannot_be_read_is_taken_out(names: list[list[list[str]]], deep: bool) -> None:
+def test_only_unreadable_spans_are_removed(names: list[list[list[str]]], deep: bool) -> None:
     bad = sum(name == BAD for scopes in names for spans in scopes for name in spans)
     raw = traces(names, deep=deep).SerializeToString()
     kept, gone = take_out("traces", raw if deep else spoiled(raw))
@@ -88,7 +88,7 @@ def test_only_what_cannot_be_read_is_taken_out(names: list[list[list[str]]], dee
     assert ExportTraceServiceRequest.FromString(kept) == whole
 
 
-def test_a_resource_that_cannot_be_read_takes_its_spans_along() -> None:
+def test_an_unreadable_resource_is_removed_with_its_spans() -> None:
     request = traces([[["a", "b"], ["c"]], [["d"]]])
     request.resource_spans[0].resource.attributes[0].value.string_value = BAD
     kept, gone = take_out("traces", spoiled(request.SerializeToString()))
@@ -96,7 +96,7 @@ def test_a_resource_that_cannot_be_read_takes_its_spans_along() -> None:
     assert [s.name for r in ExportTraceServiceRequest.FromString(kept).resource_spans for g in r.scope_spans for s in g.spans] == ["d"]
 
 
-def test_log_records_and_data_points_too() -> None:
+def test_only_unreadable_log_records_and_data_points_are_removed() -> None:
     logs = ExportLogsServiceRequest()
     records = logs.resource_logs.add().scope_logs.add().log_records
     for body in ("good", BAD):
@@ -118,7 +118,7 @@ def test_log_records_and_data_points_too() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_taken_apart_or_refused(raw: bytes) -> None:
+def test_any_bytes_are_split_or_refused(raw: bytes) -> None:
     try:
         kept, gone = take_out("traces", raw)
     except DecodeError:
@@ -127,6 +127,6 @@ def test_any_bytes_are_taken_apart_or_refused(raw: bytes) -> None:
     assert gone >= 0
 
 
-def test_what_is_no_message_is_no_request() -> None:
+def test_bytes_that_are_not_a_message_are_a_decode_error() -> None:
     with pytest.raises(DecodeError):
         take_out("traces", b"\xff\xff")

@@ -1,4 +1,4 @@
-"""Attribute values survive the way into texts and back, exactly, type included."""
+"""Attribute values survive the conversion to text and back exactly, with their types."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def any_value(value: Any) -> AnyValue:
 
 
 def shape(value: Any) -> Any:
-    """Equal for what is equal in value and in type (nan is nan, 1 is not 1.0, -0.0 is not 0.0)."""
+    """Return a form that is equal only for the same value and type (nan is nan, 1 is not 1.0, -0.0 is not 0.0)."""
     if isinstance(value, list):
         return [shape(item) for item in value]
     if isinstance(value, dict):
@@ -60,7 +60,7 @@ def shape(value: Any) -> Any:
     st.dictionaries(TEXT | st.sampled_from(["resource:a", "event.0:b", "span:c", "link.12:d"]), VALUES, max_size=5),
     st.sampled_from(["", "resource:"]),
 )
-def test_every_value_comes_back_with_its_type(values: dict[str, Any], prefix: str) -> None:
+def test_every_value_is_restored_with_its_type(values: dict[str, Any], prefix: str) -> None:
     types: dict[str, str] = {}
     texts = to_map([KeyValue(key=key, value=any_value(value)) for key, value in values.items()], types, prefix)
     assert all(isinstance(text, str) for text in texts.values())
@@ -68,7 +68,7 @@ def test_every_value_comes_back_with_its_type(values: dict[str, Any], prefix: st
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=16, max_size=40) | st.lists(st.floats(), min_size=16, max_size=40))
-def test_long_lists_come_back_exactly_too(items: list[Any]) -> None:
+def test_long_lists_are_restored_exactly(items: list[Any]) -> None:
     types: dict[str, str] = {}
     texts = to_map([KeyValue(key="k", value=any_value(items))], types)
     assert shape(typed(texts, types)) == shape({"k": items})
@@ -84,7 +84,7 @@ def test_token_ids_are_read_without_a_loop(ids: list[int]) -> None:
 @given(
     st.lists(st.one_of(INT64, st.text(max_size=3), st.floats(), st.booleans(), st.none(), st.binary(max_size=3)), min_size=1, max_size=12)
 )
-def test_what_is_not_a_list_of_token_ids_is_left_alone(items: list[Any]) -> None:
+def test_only_lists_of_token_ids_are_read_as_such(items: list[Any]) -> None:
     found = int_array(any_value(items))
     fits = all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32 for item in items)
     assert (found is not None) == fits
@@ -93,7 +93,7 @@ def test_what_is_not_a_list_of_token_ids_is_left_alone(items: list[Any]) -> None
 
 
 @given(st.lists(st.floats(width=32) | st.floats(), max_size=30))
-def test_logprobs_are_taken_where_float32_holds_them_exactly(numbers: list[float]) -> None:
+def test_logprobs_that_float32_represents_exactly_are_read(numbers: list[float]) -> None:
     found = double_array(any_value(numbers))
     with np.errstate(over="ignore"):
         fits = all(math.isfinite(n) and float(np.float32(n)) == n for n in numbers)
@@ -103,12 +103,12 @@ def test_logprobs_are_taken_where_float32_holds_them_exactly(numbers: list[float
 
 
 @pytest.mark.parametrize("value", ["text", 3, [1, 2.0], ["a"], {"a": 1}])
-def test_other_kinds_are_neither(value: Any) -> None:
+def test_other_kinds_are_neither_token_ids_nor_logprobs(value: Any) -> None:
     assert int_array(any_value(value)) is None
     assert double_array(any_value(value)) is None
 
 
-def test_of_a_key_given_twice_the_first_counts() -> None:
+def test_the_first_value_of_a_repeated_key_counts() -> None:
     types: dict[str, str] = {}
     twice = [KeyValue(key="k", value=any_value("first")), KeyValue(key="k", value=any_value(2))]
     counts: Counter[str] = Counter()
@@ -126,6 +126,6 @@ def test_the_golden_vectors(vector: dict[str, Any]) -> None:
     assert counts[REPEATED] == vector.get("repeated", 0)
 
 
-def test_what_an_earlier_release_stored_of_values_that_json_does_not_tell_is_read() -> None:
+def test_ambiguous_values_stored_by_an_earlier_release_are_read() -> None:
     text = '{"kvlistValue":{"values":[{"key":"b","value":{"bytesValue":"AAE="}},{"key":"d","value":{"doubleValue":"NaN"}}]}}'
     assert shape(typed({"k": text}, {"k": "otlp"})) == shape({"k": {"b": b"\0\1", "d": math.nan}})

@@ -1,4 +1,4 @@
-"""The write-ahead log: what was appended is replayed, whatever is torn off its end."""
+"""The write-ahead log: appended records are replayed, even if the end of the log is torn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def missing(log: Log) -> list[tuple[int, int, bool]]:
 
 @settings(deadline=None, max_examples=60)
 @given(groups=RECORDS, segment_bytes=st.integers(1, 200))
-def test_what_was_appended_is_replayed_in_order(groups: list[list[tuple[int, bytes]]], segment_bytes: int) -> None:
+def test_appended_records_are_replayed_in_order(groups: list[list[tuple[int, bytes]]], segment_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Log(Path(directory), segment_bytes=segment_bytes)
         places = [place for group in groups for place in log.append(group)]
@@ -43,7 +43,7 @@ def test_what_was_appended_is_replayed_in_order(groups: list[list[tuple[int, byt
 
 @settings(deadline=None, max_examples=100)
 @given(groups=RECORDS.filter(len), segment_bytes=st.sampled_from([1, 150, 1 << 20]), damage=st.data())
-def test_damage_costs_what_it_hit_and_every_other_record_keeps_its_position(
+def test_damage_loses_only_the_damaged_record_and_positions_stay(
     groups: list[list[tuple[int, bytes]]], segment_bytes: int, damage: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -71,7 +71,7 @@ def test_damage_costs_what_it_hit_and_every_other_record_keeps_its_position(
 
 @given(groups=RECORDS.filter(len), cut=st.data())
 @settings(deadline=None, max_examples=60)
-def test_a_torn_tail_costs_only_itself(groups: list[list[tuple[int, bytes]]], cut: st.DataObject) -> None:
+def test_a_torn_tail_loses_only_the_torn_records(groups: list[list[tuple[int, bytes]]], cut: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Log(Path(directory))
         places = [place for group in groups for place in log.append(group)]
@@ -89,7 +89,7 @@ def test_a_torn_tail_costs_only_itself(groups: list[list[tuple[int, bytes]]], cu
         again.close()
 
 
-def test_segments_are_deleted_only_when_all_of_them_is_stored(tmp_path: Path) -> None:
+def test_a_segment_is_deleted_only_when_all_its_records_are_stored(tmp_path: Path) -> None:
     log = Log(tmp_path, segment_bytes=1)
     for number in range(4):
         log.append([(1, bytes([number])), (1, b"x")])
@@ -102,7 +102,7 @@ def test_segments_are_deleted_only_when_all_of_them_is_stored(tmp_path: Path) ->
     log.close()
 
 
-def test_a_log_that_turned_over_lets_go_of_all_that_came_before(tmp_path: Path) -> None:
+def test_after_a_new_segment_all_earlier_ones_can_be_deleted(tmp_path: Path) -> None:
     log = Log(tmp_path)
     assert log.turn_over() == 0
     log.append([(1, b"a"), (1, b"b")])
@@ -115,7 +115,7 @@ def test_a_log_that_turned_over_lets_go_of_all_that_came_before(tmp_path: Path) 
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Where it holds True, there is no room for another segment."""
+    """A switch: while it holds True, there is no space for another segment."""
     answer = [False]
 
     def refuse() -> None:
@@ -126,7 +126,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return answer
 
 
-def test_a_segment_that_cannot_be_begun_costs_nothing_that_was_acked(tmp_path: Path, full: list[bool]) -> None:
+def test_a_segment_that_cannot_be_opened_loses_no_acked_record(tmp_path: Path, full: list[bool]) -> None:
     log = Log(tmp_path, segment_bytes=20)
     log.append([(1, b"a" * 20)])
     full[0] = True
@@ -146,7 +146,7 @@ def test_a_segment_that_cannot_be_begun_costs_nothing_that_was_acked(tmp_path: P
     again.close()
 
 
-def test_positions_go_on_after_everything_was_cleared(tmp_path: Path) -> None:
+def test_positions_continue_after_the_log_was_cleared(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.append([(1, b"a"), (1, b"b")])
     log.clear()
@@ -157,7 +157,7 @@ def test_positions_go_on_after_everything_was_cleared(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_whole_segment_that_is_gone_is_known_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_segment_is_reported_as_lost(tmp_path: Path) -> None:
     log = Log(tmp_path, segment_bytes=1)
     for number in range(3):
         log.append([(1, bytes([number])), (1, b"x")])
@@ -169,7 +169,7 @@ def test_a_whole_segment_that_is_gone_is_known_to_be_missing(tmp_path: Path) -> 
     again.close()
 
 
-def test_a_start_removes_what_an_earlier_one_left_unfinished(tmp_path: Path) -> None:
+def test_opening_removes_unfinished_files_of_an_earlier_process(tmp_path: Path) -> None:
     Log(tmp_path).close()
     for name in (".00000000000000000000.wal.new", "00000000000000000007.wal.salt"):
         (tmp_path / name).write_bytes(b"x")
@@ -177,7 +177,7 @@ def test_a_start_removes_what_an_earlier_one_left_unfinished(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {"00000000000000000000.wal", "00000000000000000000.wal.salt"}
 
 
-def test_a_group_that_could_not_be_synced_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_could_not_be_synced_is_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path)
     log.append([(1, b"a")])
     failed = [True]
@@ -198,7 +198,7 @@ def test_a_group_that_could_not_be_synced_does_not_come_back(tmp_path: Path, mon
     again.close()
 
 
-def test_reading_a_record_that_was_damaged_says_so(tmp_path: Path) -> None:
+def test_reading_a_damaged_record_raises_an_error(tmp_path: Path) -> None:
     log = Log(tmp_path)
     (place,) = log.append([(1, b"hello")])
     data = bytearray(place.segment.read_bytes())
@@ -209,7 +209,7 @@ def test_reading_a_record_that_was_damaged_says_so(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_log_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_created_is_a_settings_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="write-ahead log"):
         Log(tmp_path / "file" / "wal")
