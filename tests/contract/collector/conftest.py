@@ -1,4 +1,4 @@
-"""Real parts for every test of this folder."""
+"""Real services for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stack import Stack, new_stack, start
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One queue and one collector for all tests of a worker: rollout ids isolate them, as they isolate users."""
+    """One queue and one collector for all tests of a worker: rollout ids isolate the tests, as they isolate users."""
     made = new_stack(tmp_path_factory.mktemp("stack"))
     try:
         asyncio.run(start(made))
@@ -36,7 +36,7 @@ def own_stack(tmp_path: Path) -> Iterator[Stack]:
 
 @pytest.fixture
 async def reader(stack: Stack) -> AsyncIterator[TraceReader]:
-    """A reader of the module's stack."""
+    """A reader of the shared stack."""
     async with stack.reader() as made:
         yield made
 

@@ -61,7 +61,7 @@ def request_of(spans: Sequence[Span], resource: Mapping[str, Value] | None = Non
 
 
 def span_request(attempts: Sequence[tuple[str, str]], *, spans: int) -> ExportTraceServiceRequest:
-    """`spans` spans for each attempt, ids on the resource."""
+    """Build a request with `spans` spans for each attempt, ids on the resource."""
     request = ExportTraceServiceRequest()
     for rollout_id, attempt_id in attempts:
         made = request_of([span() for _ in range(spans)], {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id})
@@ -84,7 +84,7 @@ async def post_on(
         conventions.HEADER_ACK: ack,
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    body = io.BytesIO(request.SerializeToString())  # of bytes aiohttp warns where they are many
+    body = io.BytesIO(request.SerializeToString())  # aiohttp warns about large bodies passed as bytes
     async with session.post(f"{stack.http}/v1/traces", data=body, headers=sent) as response:
         answer = await response.read()
         assert response.status == 200, answer

@@ -1,4 +1,4 @@
-"""A queue and a collector of our own as real processes on free ports."""
+"""A queue and a collector as real processes on free ports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stack:
     environment: dict[str, str] = field(default_factory=dict[str, str])
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
     before: Sequence[str] = ()
-    """Goes before the collector's command line, and becomes it."""
+    """Put before the collector's command line; it must exec the rest."""
 
     @property
     def http(self) -> str:
@@ -92,9 +92,9 @@ class Stack:
 
 
 async def until(ask: Callable[[], Awaitable[T]], answer: Callable[[T], bool]) -> T:
-    """Ask again until the answer is right."""
+    """Repeat `ask` until the result is right."""
     async with asyncio.timeout(300):
-        while not answer(found := await ask()):  # noqa: ASYNC110 - the condition lies in another process
+        while not answer(found := await ask()):  # noqa: ASYNC110 - the condition is in another process
             await asyncio.sleep(0.02)
         return found
 

@@ -1,4 +1,4 @@
-"""An agent with its attempt's key sends for that attempt, whatever it says; held against what is stored."""
+"""An agent with an attempt's key can only send data of that attempt, whatever ids it sends; checked against the stored rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def closed(own_stack: Stack) -> AsyncIterator[Stack]:
 
 
 async def post(stack: Stack, path: str, body: bytes, *keys: str) -> tuple[int, bytes]:
-    """With a header for each key."""
+    """POST with an Authorization header for each key."""
     sent = [("Content-Type", "application/x-protobuf"), (conventions.HEADER_ACK, "stored")]
     sent += [("Authorization", f"Bearer {key}") for key in keys]
     async with aiohttp.ClientSession() as session, session.post(f"{stack.http}{path}", data=body, headers=sent) as answer:
@@ -60,7 +60,7 @@ async def stored(stack: Stack, spans: Sequence[Span]) -> list[tuple[str, str]]:
     return [found.get(span.trace_id.hex(), ("-", "-")) for span in spans]
 
 
-async def test_spans_of_others_are_refused_one_by_one_and_those_of_nobody_are_the_attempts(closed: Stack) -> None:
+async def test_spans_of_other_attempts_are_refused_and_spans_without_ids_are_the_attempts(closed: Stack) -> None:
     for over in ("http", "grpc"):
         spans = [
             span(),
@@ -102,7 +102,9 @@ async def test_without_the_token_health_says_only_whether_all_is_well(closed: St
 
 
 async def test_a_key_changes_nothing_in_the_trace_of_another_attempt(closed: Stack) -> None:
-    """Of spans without ids, those with the attempt's own key are its own, and those of a process that runs many are told by the trace."""
+    """Spans without ids belong to the attempt if they have its key; those of a process that runs many attempts get the ids of their
+    trace.
+    """
     theirs, mine = (
         attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs"),
         {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-mine"},
@@ -122,7 +124,7 @@ async def test_a_key_changes_nothing_in_the_trace_of_another_attempt(closed: Sta
     assert sum(row["RolloutId"] == "ro-theirs" for row in rows) == len(rows) - len(hijack) == 9
 
 
-async def test_what_one_key_may_not_send_another_may(closed: Stack) -> None:
+async def test_a_request_refused_with_one_key_is_accepted_with_another(closed: Stack) -> None:
     request = request_of([span("work", THEIRS)])
     assert (await send(closed, request, MINE, over="http")).partial_success.rejected_spans == 1
     theirs = attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs")
@@ -130,7 +132,7 @@ async def test_what_one_key_may_not_send_another_may(closed: Stack) -> None:
 
 
 def said_by_the_stack() -> list[tuple[str, Span]]:
-    """Spans that only services of the stack send, each with the reason why it is refused from others."""
+    """Spans that only services of the stack send, each with the reason for which it is refused from others."""
     annotation = conventions.SPAN_ANNOTATION
     return [
         (PROXY, span(conventions.SPAN_LLM)),
@@ -144,7 +146,7 @@ def said_by_the_stack() -> list[tuple[str, Span]]:
 
 
 def said_by_agents() -> list[Span]:
-    """What hook, emitters and engines in the agent's process send."""
+    """Spans that the hook, emitters and engines send from the agent's process."""
     seal = {conventions.SEAL_SPANS: 1, conventions.SEAL_DROPPED: 0, conventions.SEAL_CLOSING: True}
     return [
         span(conventions.SPAN_ANNOTATION, {conventions.reward_name_key(0): "r", conventions.reward_value_key(0): 1}),
@@ -156,7 +158,7 @@ def said_by_agents() -> list[Span]:
 
 @pytest.mark.parametrize("over", ["http", "grpc"])
 @pytest.mark.parametrize("key", [MINE, ingest_key(TOKEN)], ids=["of an attempt", "of no attempt"])
-async def test_what_only_the_stack_says_is_refused_from_every_agents_key(key: str, over: str, closed: Stack) -> None:
+async def test_spans_of_the_stacks_services_are_refused_with_an_agents_key(key: str, over: str, closed: Stack) -> None:
     reasons, forged = zip(*said_by_the_stack(), strict=True)
     answer = await send(closed, request_of([*forged, *(own := said_by_agents())], THEIRS if key != MINE else {}), key, over=over)
     assert answer.partial_success.rejected_spans == len(forged)
@@ -165,13 +167,13 @@ async def test_what_only_the_stack_says_is_refused_from_every_agents_key(key: st
     assert await stored(closed, own) == [("ro-mine", "at-mine") if key == MINE else ("ro-theirs", "at-theirs")] * len(own)
 
 
-async def test_services_of_the_stack_say_it_with_the_token(closed: Stack) -> None:
+async def test_services_of_the_stack_send_their_spans_with_the_token(closed: Stack) -> None:
     spans = [each for _, each in said_by_the_stack()]
     answer = await send(closed, request_of(spans), TOKEN, over="http")
     assert not answer.partial_success.rejected_spans and await stored(closed, spans) == [("", "")] * len(spans)
 
 
-async def test_log_records_are_held_against_the_key(closed: Stack) -> None:
+async def test_log_records_are_checked_against_the_key(closed: Stack) -> None:
     request = ExportLogsServiceRequest()
     records = request.resource_logs.add().scope_logs.add().log_records
     for text, ids in (("mine", {}), ("theirs", THEIRS)):
@@ -186,7 +188,7 @@ async def test_log_records_are_held_against_the_key(closed: Stack) -> None:
 
 
 def points(**names: dict[str, str]) -> bytes:
-    """A request with a gauge of each name, with the ids of its resource."""
+    """Build a request with a gauge of each name, with the ids on its resource."""
     request = ExportMetricsServiceRequest()
     for name, ids in names.items():
         group = request.resource_metrics.add()
@@ -196,7 +198,7 @@ def points(**names: dict[str, str]) -> bytes:
 
 
 async def send_points(stack: Stack, body: bytes, key: str, *, over: str) -> tuple[int, str]:
-    """How many points were refused, and why."""
+    """Send points; return the number rejected, and the message."""
     if over == "http":
         status, answer = await post(stack, "/v1/metrics", body, key)
         assert status == 200, answer
@@ -208,7 +210,7 @@ async def send_points(stack: Stack, body: bytes, key: str, *, over: str) -> tupl
     return told.rejected_data_points, told.error_message
 
 
-async def test_points_of_others_are_refused_and_those_of_nobody_are_the_attempts(closed: Stack) -> None:
+async def test_points_of_other_attempts_are_refused_and_those_without_ids_are_its_own(closed: Stack) -> None:
     for over in ("http", "grpc"):
         body = points(**{f"mine_{over}": {}, f"theirs_{over}": THEIRS, "agl.training.stale_share": {}})
         refused, why = await send_points(closed, body, MINE, over=over)
@@ -223,7 +225,7 @@ async def test_points_of_others_are_refused_and_those_of_nobody_are_the_attempts
     assert len(rows) - len(stored) == 2, "the trainer's alone"
 
 
-async def test_a_forged_key_and_any_other_door_stay_closed(closed: Stack) -> None:
+async def test_a_forged_key_and_all_other_ports_are_refused(closed: Stack) -> None:
     body = request_of([span()]).SerializeToString()
     for key in (FORGED, MINE[:-1], MINE + "0", MINE.replace("aglo-", "agl-"), "aglo-", "aglo-ro-mine/at-mine"):
         assert (await post(closed, "/v1/traces", body, key))[0] == 401, key

@@ -1,4 +1,4 @@
-"""Backup, restore and move, typed as a user types them: everything that was acked is there afterwards, or nothing was touched."""
+"""Backup, restore and move, with the commands that a user types: afterwards everything acked is there, or nothing was changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def agl(stack: Stack, *args: str, fails: bool = False, **environment: str) -> An
 
 
 async def fill(stack: Stack) -> None:
-    """One rollout in the queue, five spans in ClickHouse, and two that were acked and are in the log only."""
+    """Store one rollout in the queue, five spans in ClickHouse, and two acked spans that are only in the log."""
     await stack.start_queue()
     await stack.start_collector()
     async with QueueClient(stack.queue) as queue:
@@ -65,8 +65,8 @@ async def check(stack: Stack) -> None:
         await stack.end(service)
 
 
-async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_stack: Stack, elsewhere: Stack, tmp_path: Path) -> None:
-    """And the disk of a stack that rests is measured, with what was in its log."""
+async def test_a_backup_is_restored_elsewhere_with_spans_only_in_the_log(own_stack: Stack, elsewhere: Stack, tmp_path: Path) -> None:
+    """The disk usage of a stopped stack, with its log, is measured too."""
     await fill(own_stack)
     place = tmp_path / "backup"
     made = agl(own_stack, "data", "backup", str(place), "--json")
@@ -77,19 +77,19 @@ async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_s
     agl(elsewhere, "data", "restore", str(place), "--json")
     await check(elsewhere)
 
-    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # `up` writes this file into a data directory
     found = agl(own_stack, "disk", "--json")
     assert found["bytes"]["traces"] > 0 and found["bytes"]["queue.db"] > 0 and found["embedded"]
     await check(own_stack)
 
 
-async def test_a_running_stack_is_backed_up_under_load_and_loses_nothing_that_was_acked_before(
+async def test_a_backup_of_a_running_stack_under_load_has_all_that_was_acked_before(
     own_stack: Stack, elsewhere: Stack, tmp_path: Path
 ) -> None:
-    """Rollouts are made and ended, each with its spans, before, while and after the copy is made."""
+    """Rollouts are created and ended, each with its spans, before, during and after the copy."""
     await own_stack.start_queue()
     await own_stack.start_collector()
-    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # `up` writes this file into a data directory
     ended: list[str] = []
     async with QueueClient(own_stack.queue) as queue:
 
@@ -102,7 +102,7 @@ async def test_a_running_stack_is_backed_up_under_load_and_loses_nothing_that_wa
                 ended.append(claimed.rollout_id)
 
         loads = [asyncio.create_task(load()) for _ in range(4)]
-        while len(ended) < 100:  # noqa: ASYNC110 - what the tasks do
+        while len(ended) < 100:  # noqa: ASYNC110 - the tasks append to it
             await asyncio.sleep(0.01)
         (gone,) = ended[:1]
         await asyncio.to_thread(agl, own_stack, "rollouts", "delete", gone, "--yes", "--store", own_stack.queue, "--json")
@@ -129,9 +129,7 @@ async def test_a_running_stack_is_backed_up_under_load_and_loses_nothing_that_wa
         assert await queue.take_sequence([(before[0], 1, 0)]) == [4]
 
 
-async def test_a_running_stack_that_nobody_names_and_a_damaged_backup_are_refused(
-    own_stack: Stack, elsewhere: Stack, tmp_path: Path
-) -> None:
+async def test_an_unnamed_running_stack_and_a_damaged_backup_are_refused(own_stack: Stack, elsewhere: Stack, tmp_path: Path) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()
     assert "open in another process" in agl(own_stack, "data", "backup", str(tmp_path / "backup"), fails=True)
@@ -159,7 +157,7 @@ async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path
         assert "nothing is overwritten" in agl(own_stack, "data", "move", "--clickhouse", server.url(), fails=True)
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
         await check(own_stack)
-        (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+        (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # `up` writes this file into a data directory
         disk = agl(own_stack, "disk", "--json", AGL_CLICKHOUSE_URL=server.url())
         assert disk["server"]["bytes"] > 0 and not disk["embedded"]
     assert "does not answer" in agl(own_stack, "data", "move", "--clickhouse", server.url(), fails=True)

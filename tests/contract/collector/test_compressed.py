@@ -1,4 +1,4 @@
-"""Bodies that are made to be unpacked for ever, beside clients who only compress: these are served."""
+"""Bodies that expand without end are refused; clients that only compress their requests are served beside them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ATTACK_BYTES = 4 << 20
 SLOW_BYTES = 40 << 20
 HEADERS = {"Content-Type": "application/x-protobuf"}
 EMPTY_BLOCKS = 2 * bytes.fromhex("04c081000000000090ff6b100007020000000040feaf41001c080000000000f9bf060170200000000000e4ff1a")
-"""Blocks of deflate, each with tables of its own and nothing in it: 90 bits."""
+"""Empty deflate blocks, each with its own tables: 90 bits."""
 
 
 async def post_compressed(session: aiohttp.ClientSession, stack: Stack) -> None:
-    """A span, as SDKs send it with OTEL_EXPORTER_OTLP_COMPRESSION=gzip; it must be taken."""
+    """Send a span like an SDK with OTEL_EXPORTER_OTLP_COMPRESSION=gzip; it must be accepted."""
     body = gzip.compress(request_of([span()], {conventions.ROLLOUT_ID: "ro-beside"}).SerializeToString())
     async with session.post(f"{stack.http}/v1/traces", data=body, headers={**HEADERS, "Content-Encoding": "gzip"}) as answer:
         assert answer.status == 200, await answer.read()
@@ -52,7 +52,7 @@ async def test_bodies_of_empty_members_are_refused_and_others_are_served(stack: 
             await post_compressed(session, stack)
 
 
-async def test_bodies_that_take_long_hold_no_others_up_and_end_with_their_clients(stack: Stack) -> None:
+async def test_slow_bodies_delay_no_others_and_end_with_their_clients(stack: Stack) -> None:
     body = b"\x78\x9c" + EMPTY_BLOCKS * (SLOW_BYTES // len(EMPTY_BLOCKS))
     head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {HEADERS['Content-Type']}\r\nContent-Encoding: deflate\r\n"
     slow = [await asyncio.open_connection("127.0.0.1", stack.settings.otlp_http_port) for _ in range(5)]

@@ -20,7 +20,7 @@ from .stack import Stack, new_stack
 
 CLIENTS = 6
 
-# The collector's own main, ended by kill -9 when it comes by `point` for the nth time.
+# The collector's own main, killed with kill -9 when it reaches `point` for the nth time.
 KILLED_AT = """
 import itertools, os, signal, sys
 from agl_otel.collector import faults
@@ -33,7 +33,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One queue for the stacks whose collectors are killed: it goes on, as in life."""
+    """One queue for all stacks whose collectors are killed; it keeps running, as in production."""
     made = new_stack(tmp_path_factory.mktemp("queue"))
     try:
         asyncio.run(made.start_queue())
@@ -44,13 +44,13 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def killed_stack(own_stack: Stack, queue: Stack) -> Stack:
-    """A collector's data directory of the test's own, with that queue."""
+    """A stack of the test's own, with that queue."""
     own_stack.settings = own_stack.settings.model_copy(update={"queue_port": queue.settings.queue_port})
     return own_stack
 
 
 async def sent_before(stack: Stack) -> set[str]:
-    """The ids of two spans that are acked before the course begins."""
+    """Send two spans and return their ids; they are acked before the crash."""
     await post_spans(stack, first := span_request([("ro-first", "at-0")], spans=2))
     return {s.span_id.hex() for r in first.resource_spans for g in r.scope_spans for s in g.spans}
 
@@ -101,7 +101,7 @@ async def purge_until_it_dies(stack: Stack) -> None:
 @pytest.mark.parametrize("nth", [1, 3])
 @pytest.mark.parametrize("point", faults.ROTATION_POINTS)
 async def test_acked_spans_survive_kill_9_while_the_log_is_purged(point: str, nth: int, killed_stack: Stack) -> None:
-    first = point == "segment-opened"  # reached once more, at the start
+    first = point == "segment-opened"  # it is reached once more, at the start
     await killed_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + first))
     acked = await sent_before(killed_stack)
     sending = [send_until_it_dies(killed_stack, acked, client) for client in range(CLIENTS)]
@@ -124,7 +124,7 @@ async def test_a_second_crash_during_recovery_loses_nothing(killed_stack: Stack)
 
 
 async def test_a_replayed_span_keeps_its_time_of_receipt(own_stack: Stack) -> None:
-    await own_stack.start_collector()  # no queue: nothing can be numbered, so all of it stays in the log
+    await own_stack.start_collector()  # no queue: nothing can be numbered, so everything stays in the log
     await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=1))
     await own_stack.end("collector", signal.SIGKILL)
     crashed = time.time()

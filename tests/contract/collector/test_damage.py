@@ -1,4 +1,4 @@
-"""A bad disk under a real collector: what a client saw acknowledged is held against the store after a bit of the log was flipped."""
+"""A bad disk under a real collector: acked spans are compared with the store after a bit of the log was flipped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(requests: Iterable[ExportTraceServiceRequest]) -> list[str]:
 
 
 async def acknowledged(stack: Stack, *, ack: str) -> list[ExportTraceServiceRequest]:
-    """What a client saw acknowledged, one request after another: each is a group of its own."""
+    """Send requests one after another, each a group of its own, and return them when they are acked."""
     sent = [span_request([(f"ro-{number}-x", "at-0")], spans=SPANS) for number in range(REQUESTS)]
     async with aiohttp.ClientSession() as session:
         for request in sent:
@@ -41,7 +41,7 @@ async def acknowledged(stack: Stack, *, ack: str) -> list[ExportTraceServiceRequ
 
 
 def flip(stack: Stack, kind: int, which: int, *, header: bool = False) -> None:
-    """Flip a bit in a record of this kind, in the log's only segment; in the middle of its payload, or in its header."""
+    """Flip a bit in a record of this kind, in the log's only segment: in the middle of its payload, or in its header."""
     (segment,) = stack.settings.wal_dir.glob("*.wal")
     record = [each for each in read(segment, first=int(segment.stem)) if isinstance(each, Frame) and each.kind == kind][which]
     data = bytearray(segment.read_bytes())
@@ -56,7 +56,7 @@ async def check(
     lost: Iterable[ExportTraceServiceRequest] = (),
     cut_off: Iterable[ExportTraceServiceRequest] = (),
 ) -> None:
-    """Every acknowledged span but the lost ones is stored exactly once, under a number of its own; those that were cut off once at most."""
+    """Check that every acked span, except the lost ones, is stored exactly once with a unique number; spans of `cut_off` at most once."""
     async with stack.reader() as reader:
         await reader.barrier()
         rows = await reader.query("SELECT SpanId, RolloutId, SequenceId FROM otel_traces")
@@ -68,8 +68,8 @@ async def check(
 
 
 @pytest.mark.parametrize(("number", "header"), [(0, True), (17, False), (17, True), (29, False)])
-async def test_a_flipped_bit_in_the_open_segment_costs_one_request(number: int, header: bool, own_stack: Stack) -> None:
-    await own_stack.start_collector()  # no queue: nothing can be numbered, so all of it is in the log only
+async def test_a_flipped_bit_in_the_open_segment_loses_one_request(number: int, header: bool, own_stack: Stack) -> None:
+    await own_stack.start_collector()  # no queue: nothing can be numbered, so everything is only in the log
     acked = await acknowledged(own_stack, ack="durable")
     await own_stack.end("collector", signal.SIGKILL)
     flip(own_stack, REQUEST, number, header=header)
@@ -93,7 +93,7 @@ async def test_a_flipped_bit_in_the_open_segment_costs_one_request(number: int, 
     ("kind", "which", "header"),
     [(BATCH, 0, False), (BATCH, 12, True), (BATCH, -1, False), (STORED, 5, True), (STORED, -1, False), (REQUEST, 3, True)],
 )
-async def test_what_is_stored_is_not_stored_again_whatever_record_is_lost(kind: int, which: int, header: bool, own_stack: Stack) -> None:
+async def test_stored_rows_are_not_stored_again_whatever_record_is_lost(kind: int, which: int, header: bool, own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()
     acked = await acknowledged(own_stack, ack="stored")
@@ -105,8 +105,8 @@ async def test_what_is_stored_is_not_stored_again_whatever_record_is_lost(kind: 
         await own_stack.end("collector", signal.SIGKILL)
 
 
-async def test_what_a_lost_batch_left_is_stored_once(own_stack: Stack) -> None:
-    """The batch's note is lost, and of what it held nothing was inserted."""
+async def test_requests_of_a_lost_batch_are_stored_once(own_stack: Stack) -> None:
+    """The record of the batch is lost, and none of its rows were inserted."""
     await own_stack.start_queue()
     await own_stack.start_collector("-c", KILLED_AT.format(point="batch-noted", nth=1))
     acked: list[ExportTraceServiceRequest] = []

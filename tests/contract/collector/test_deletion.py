@@ -1,4 +1,4 @@
-"""Deleting rollouts: over a real chdb and a real server, and by the commands over a running queue and collector."""
+"""Deleting rollouts: on a real chdb and a real server, and with the commands on a running queue and collector."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard
 from tests.clickhouse_server import ClickHouseServer
 from tests.command import run_command
-from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
+from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 from tests.postgres_server import Postgres
 
 from .otlp import post_spans, request_of, span
@@ -51,7 +51,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStor
 
 
 def fill(engine: TraceStore) -> None:
-    """ro-1 to ro-3 with two spans and a log record each; the second span and the record came without ids and were copied later."""
+    """Insert ro-1 to ro-3 with two spans and a log record each; the second span and the record came without ids and were copied later."""
     common = {"Timestamp": "1750000000.000000001", "AttemptId": "at-1"}
     for number in (1, 2, 3):
         name, trace = f"ro-{number}", f"t{number}"
@@ -80,7 +80,7 @@ def stored(engine: TraceStore) -> dict[str, list[list[object]]]:
     return {name: engine.select(sql) for name, sql in asked.items()}
 
 
-async def test_all_rows_of_a_rollout_go_and_no_others(engine: TraceStore) -> None:
+async def test_all_rows_of_a_rollout_are_deleted_and_no_others(engine: TraceStore) -> None:
     fill(engine)
     deletion = Deletion(engine)
     before = stored(engine)
@@ -102,7 +102,7 @@ async def test_all_rows_of_a_rollout_go_and_no_others(engine: TraceStore) -> Non
     assert await deletion.run(["ro-1", "ro-3"]) == {}
 
 
-async def test_a_deletion_that_was_cut_short_is_finished_by_the_next(engine: TraceStore) -> None:
+async def test_an_interrupted_deletion_is_finished_by_the_next(engine: TraceStore) -> None:
     fill(engine)
     engine.delete("otel_traces", "RolloutId = '' AND TraceId = {trace:String} AND SpanId = {span:String}", {"trace": "t1", "span": "s2"})
     engine.delete("otel_logs", "RolloutId = {rollout:String}", {"rollout": "ro-2"})
@@ -125,7 +125,7 @@ def insert(engine: TraceStore, *rows: dict[str, object]) -> None:
     engine.insert("otel.otel_traces", [*common, *rows[0]], lines.encode())
 
 
-async def test_names_and_times_that_only_a_deleted_rollout_had_go_with_it(engine: TraceStore) -> None:
+async def test_names_and_times_of_only_a_deleted_rollout_are_deleted_with_it(engine: TraceStore) -> None:
     jane, joint = {"SpanName": "look up Jane", "ServiceName": "agent"}, {"SpanName": "work", "ServiceName": "agent"}
     insert(
         engine,
@@ -143,18 +143,18 @@ async def test_names_and_times_that_only_a_deleted_rollout_had_go_with_it(engine
 
 
 @pytest.mark.parametrize("together", [1, 1000])
-async def test_sums_of_spans_that_are_gone_go_and_of_those_that_came_meanwhile_are_made_again(
+async def test_sums_of_deleted_spans_are_deleted_and_those_of_new_spans_rebuilt(
     engine: TraceStore, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orphans, "TOGETHER", together)
     for name in ("ro-1", "ro-2", "ro-3"):
         insert(engine, {"RolloutId": name, "TraceId": name, "SpanName": f"of {name}", "ServiceName": "agent"})
-    engine.delete("otel_traces", "RolloutId != 'ro-2'", {})  # as whole parts go that are past the retention: their sums stay
+    engine.delete("otel_traces", "RolloutId != 'ro-2'", {})  # like parts dropped after the retention time: their sums stay
     assert len(names(engine)) == len(stored(engine)["summary"]) == 3
     both = (orphans.SERVICES, orphans.ROLLOUTS)
     assert orphans.forget(engine, both) == 4
     assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
-    for each in both:  # its span was not there when orphans were looked for
+    for each in both:  # its span was missing when orphans were looked for
         orphans.remove(engine, each, [row[0] for row in engine.select(f"SELECT DISTINCT {each.hashed} FROM otel.{each.table}")])
     assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
     assert orphans.forget(engine, both) == 0
@@ -167,14 +167,14 @@ async def test_sums_of_spans_that_are_gone_go_and_of_those_that_came_meanwhile_a
     assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
 
 
-async def test_spans_that_come_later_are_stored(engine: TraceStore) -> None:
+async def test_spans_sent_after_a_deletion_are_stored(engine: TraceStore) -> None:
     fill(engine)
     await Deletion(engine).run(["ro-1", "ro-2", "ro-3"])
     fill(engine)
     assert stored(engine)["summary"] == [["ro-1", 2], ["ro-2", 2], ["ro-3", 2]]
 
 
-def test_every_table_of_rollouts_is_gone_through(engine: TraceStore) -> None:
+def test_every_table_of_rollouts_is_cleared(engine: TraceStore) -> None:
     found = engine.select(
         "SELECT c.table FROM system.columns AS c INNER JOIN system.tables AS t ON c.table = t.name AND c.database = t.database "
         "WHERE c.database = 'otel' AND c.name = 'RolloutId' AND t.engine LIKE '%MergeTree'"
@@ -184,14 +184,14 @@ def test_every_table_of_rollouts_is_gone_through(engine: TraceStore) -> None:
 
 
 async def agl(stack: Stack, *arguments: str) -> tuple[int, str]:
-    """Run a command; its exit code, and what it printed on both outputs."""
+    """Run a command; return its exit code and everything that it printed."""
     environment = {**os.environ, **stack.settings.environment(), "AGL_STORE": stack.queue}
     done = await asyncio.to_thread(run_command, arguments, environment)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
 async def one_rollout(stack: Stack, name: str) -> None:
-    """A finished rollout with an attempt span, a child that came before it, and its copy."""
+    """Create a finished rollout with an attempt span, a child that arrived before it, and the child's copy."""
     async with QueueClient(stack.queue) as queue:
         await queue.enqueue([EnqueueRolloutRequest(input=1, rollout_id=name)])
         await queue.update_rollouts([RolloutUpdate(rollout_id=name, status="failed")])
@@ -205,7 +205,7 @@ async def one_rollout(stack: Stack, name: str) -> None:
 
 
 async def rows(stack: Stack, name: str) -> tuple[int, int]:
-    """Spans of a rollout, and spans of nobody."""
+    """Count the spans of a rollout, and the spans without one."""
     async with stack.reader() as reader:
         found = await reader.query(
             "SELECT countIf(RolloutId = {name:String}) AS a, countIf(RolloutId = '') AS b FROM otel_traces", params={"name": name}
@@ -239,10 +239,10 @@ async def test_the_commands_delete_from_both_stores(on_each_queue: Stack) -> Non
     assert await rows(own_stack, "ro-3") == (0, 0)
 
 
-async def test_while_the_collector_is_away_nothing_is_deleted(own_stack: Stack) -> None:
+async def test_nothing_is_deleted_while_the_collector_is_unavailable(own_stack: Stack) -> None:
     await start(own_stack)
     await one_rollout(own_stack, "ro-1")
-    await own_stack.end("collector", 9)  # without a word to the queue
+    await own_stack.end("collector", 9)  # the queue is not notified
     for command in (("rollouts", "delete", "ro-1", "--yes"), ("queue", "prune", "--older-than", "0s")):
         code, text = await agl(own_stack, *command)
         assert code == 1
@@ -265,7 +265,7 @@ async def test_with_a_server_the_command_deletes_by_itself(own_stack: Stack, tmp
         assert await rows(own_stack, "ro-1") == (0, 0)
 
 
-async def test_deleting_asks_for_the_token_and_for_ids(own_stack: Stack) -> None:
+async def test_deleting_requires_the_token_and_ids(own_stack: Stack) -> None:
     own_stack.settings = own_stack.settings.model_copy(update={"token": type(own_stack.settings.token)("secret")})
     await start(own_stack)
     async with aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""Copies to the user's own endpoint: the user's bytes, whatever the endpoint does, and never at the cost of an ack."""
+"""Copies to the user's own endpoint: they have the user's bytes and delay no ack, whatever the endpoint does."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ async def start_forwarding(stack: Stack, endpoint: str, headers: str = "") -> No
 
 
 async def forwarded(stack: Stack) -> dict[str, int]:
-    """{outcome: requests}."""
+    """Return {outcome: requests}."""
     async with aiohttp.ClientSession() as session, session.get(f"{stack.http}/status") as response:
         metrics: dict[str, Any] = (await response.json())["metrics"]
     return {point["attributes"]["outcome"]: point["value"] for point in metrics.get("agl.collector.forwarded", ())}
 
 
-async def test_every_accepted_request_is_copied_as_it_came(own_stack: Stack, receiver: OtlpReceiver) -> None:
+async def test_every_accepted_request_is_copied_unchanged(own_stack: Stack, receiver: OtlpReceiver) -> None:
     await start_forwarding(own_stack, receiver.http_url, "x-key=a%20b, Other=c")
     request = request_of([span(), span("work", {conventions.ROLLOUT_ID: "no good"})])
     await post_spans(own_stack, request, agl_rollout_id="ro-1", agl_attempt_id="at-1")
-    await post_spans(own_stack, request, agl_rollout_id="ro-1", agl_attempt_id="at-1")  # a resend is no second copy
+    await post_spans(own_stack, request, agl_rollout_id="ro-1", agl_attempt_id="at-1")  # a resend is not copied again
     metrics = by_hand("copied").SerializeToString()
     headers = {"Content-Type": "application/x-protobuf"}
     async with aiohttp.ClientSession() as session:
@@ -74,7 +74,7 @@ async def test_copies_go_over_grpc_too(own_stack: Stack, receiver: OtlpReceiver)
 async def test_an_endpoint_that_is_down_delays_no_ack_and_gets_its_copies_later(own_stack: Stack) -> None:
     port = free_port()
     await start_forwarding(own_stack, f"http://127.0.0.1:{port}")
-    for number in range(20):  # each waits for its ack
+    for number in range(20):  # each request waits for its ack
         await post_spans(own_stack, span_request([(f"ro-{number}", "at-1")], spans=2), ack="stored")
     assert await forwarded(own_stack) == {}
     receiver = OtlpReceiver(http_port=port)
@@ -84,7 +84,7 @@ async def test_an_endpoint_that_is_down_delays_no_ack_and_gets_its_copies_later(
         await asyncio.to_thread(receiver.close)
 
 
-async def test_an_endpoint_that_answers_nobody_stops_neither_acks_nor_the_end(own_stack: Stack, receiver: OtlpReceiver) -> None:
+async def test_an_unresponsive_endpoint_delays_neither_acks_nor_shutdown(own_stack: Stack, receiver: OtlpReceiver) -> None:
     receiver.go.clear()
     await start_forwarding(own_stack, receiver.http_url)
     for number in range(20):
@@ -93,7 +93,7 @@ async def test_an_endpoint_that_answers_nobody_stops_neither_acks_nor_the_end(ow
     assert "20 requests that were not forwarded" in own_stack.log.read_text()
 
 
-async def test_what_the_endpoint_refuses_is_counted_and_dropped(own_stack: Stack, receiver: OtlpReceiver) -> None:
+async def test_copies_that_the_endpoint_refuses_are_counted_and_dropped(own_stack: Stack, receiver: OtlpReceiver) -> None:
     receiver.status = 401
     await start_forwarding(own_stack, receiver.http_url, "authorization=secret")
     await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=2))

@@ -1,4 +1,4 @@
-"""A collector whose disk is full says so at once, keeps what it has acknowledged, and goes on when there is room."""
+"""A collector with a full disk reports it at once, keeps what it has acked, and continues when there is room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def page(stack: Stack, path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reserve", [0, 4 << 20])
-async def test_a_full_disk_of_the_log_is_said_to_clients_and_in_health(own_stack: Stack, reserve: int) -> None:
+async def test_a_full_disk_of_the_log_is_reported_to_clients_and_in_health(own_stack: Stack, reserve: int) -> None:
     wal = own_stack.settings.wal_dir
     own_stack.settings = own_stack.settings.model_copy(update={"disk_reserve_bytes": reserve})
     own_stack.before = on_small_disk(wal, "24m")
@@ -54,10 +54,10 @@ async def test_a_full_disk_of_the_log_is_said_to_clients_and_in_health(own_stack
     await own_stack.start_collector()
     await post_spans(own_stack, span_request([("ro-before", "at-1")], spans=30))
     async with own_stack.reader() as reader:
-        await reader.barrier()  # nothing waits that would be tried again
+        await reader.barrier()  # no request waits and would be tried again
     ballast = await asyncio.to_thread(fill, own_stack.processes["collector"].pid, wal)
     body = span_request([("ro-during", "at-1")], spans=30).SerializeToString()
-    await until(lambda: over_http(own_stack, body), lambda answer: answer[0] != 200)  # free space is looked at once a second
+    await until(lambda: over_http(own_stack, body), lambda answer: answer[0] != 200)  # free space is checked once a second
     code, retry, said = await over_http(own_stack, body)
     assert (code, retry) == (503, "1")
     grpc_code, grpc_said = await over_grpc(own_stack, body)
@@ -69,7 +69,7 @@ async def test_a_full_disk_of_the_log_is_said_to_clients_and_in_health(own_stack
     assert health["status"] == "degraded" and str(wal) in health["reason"] and "make room" in health["reason"]
     assert status_page["disk"]["level"] == "full" and "make room" in status_page["disk"]["message"]
     ballast.unlink()
-    await until(lambda: page(own_stack, "/health"), lambda health: health["status"] == "ok")  # without a request
+    await until(lambda: page(own_stack, "/health"), lambda health: health["status"] == "ok")  # no request is needed
     assert (await over_http(own_stack, body))[0] == 200
     async with own_stack.reader() as reader:
         await reader.barrier()
@@ -103,7 +103,7 @@ async def test_nothing_acked_is_lost_when_clickhouse_and_the_log_are_on_the_full
     refused = [code for number in range(200) if (code := await send(f"ro-none-{number}")) != 200]
     assert set(refused) == {503}
     ballast.unlink()
-    await until(lambda: page(own_stack, "/health"), lambda health: health["status"] == "ok")  # without a request
+    await until(lambda: page(own_stack, "/health"), lambda health: health["status"] == "ok")  # no request is needed
     assert await send("ro-after") == 200
     async with own_stack.reader() as reader:
         await reader.barrier()

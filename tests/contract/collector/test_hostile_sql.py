@@ -1,4 +1,4 @@
-"""No query that a client may send writes, reads a file or a URL, or changes data."""
+"""No query from a client writes, reads a file or a URL, or changes data."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tests.clickhouse_server import ClickHouseServer
 SECRET = "the-canary-sings"
 
 CORPUS = json.loads((Path(__file__).parent / "hostile.json").read_text())
-"""{what is tried: queries, or [query, {parameter: value}]}; FILE, OUT and PORT are filled in, and <<text*3>> stands for texttexttext."""
+"""{attack: queries, or [query, {parameter: value}]}; FILE, OUT and PORT are filled in, and <<text*3>> stands for texttexttext."""
 BOMBS = CORPUS.pop("bombs")
 HOSTILE = [entry for entries in CORPUS.values() for entry in entries]
 LIMITS = {"max_execution_time": 0.3, "max_memory_usage": 512 << 20, "max_result_rows": 200_000, "max_result_bytes": 64 << 20}
-"""Of the readers here: the same limits as theirs, lower."""
+"""The limits of readers, lower than in production."""
 TIMEOUT_EXCEEDED = 159
 
 
 class Canary:
-    """Listens, and remembers whether anybody came."""
+    """Listens on a port and counts connections."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -70,7 +70,7 @@ def limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for limited in (chdb.READ_LIMITS, server_engine.READ_LIMITS):
             for name, value in LIMITS.items():
-                patch.setitem(limited, name, value)  # pyright: ignore[reportArgumentType]  # Final to everybody else
+                patch.setitem(limited, name, value)  # pyright: ignore[reportArgumentType] - Final only outside this test
         yield
 
 
@@ -110,7 +110,7 @@ def endpoint(engine: TraceStore) -> Iterator[SqlEndpoint]:
 
 
 def schema(engine: TraceStore) -> list[list[object]]:
-    """What a query may not change."""
+    """Return everything that a query must not change."""
     return engine.select(
         "SELECT database, name, engine FROM system.tables WHERE database IN ('otel', 'default', 'theirs') ORDER BY ALL"
     ) + engine.select("SELECT SpanName FROM otel.otel_traces")
@@ -122,7 +122,7 @@ def before(engine: TraceStore) -> list[list[object]]:
 
 
 def filled(entry: str | list[Any], folder: Path, port: int) -> tuple[str, dict[str, str]]:
-    """(query, parameters) of an entry of the corpus."""
+    """Return (query, parameters) of an entry of the corpus."""
     sql, params = (entry, {}) if isinstance(entry, str) else entry
 
     def put_in(text: str) -> str:
@@ -134,7 +134,7 @@ def filled(entry: str | list[Any], folder: Path, port: int) -> tuple[str, dict[s
 
 
 def answered(endpoint: SqlEndpoint, sql: str) -> bytes:
-    """The answer to `sql`, asked again where the short time limit of these tests ends it on a loaded machine."""
+    """Return the response to `sql`; retry if the short time limit of these tests ends the query on a loaded machine."""
     for _ in range(20):
         try:
             return endpoint.run(sql, {}, {}, "TSV")[0]
@@ -147,7 +147,7 @@ def short(entry: Any) -> str:
     return re.sub(r"\W+", "-", str(entry))[:60]
 
 
-def test_the_corpus_is_large_and_says_nothing_twice() -> None:
+def test_the_corpus_is_large_and_has_no_duplicates() -> None:
     assert len(HOSTILE) >= 400 and len(BOMBS) >= 90
     assert len({json.dumps(entry) for entry in HOSTILE + BOMBS}) == len(HOSTILE) + len(BOMBS)
 
@@ -174,13 +174,13 @@ def test_a_bomb_ends_and_leaves_nothing_for_the_next_query(entry: Any, engine: T
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_after_the_first_rows_is_the_querys_own(endpoint: SqlEndpoint) -> None:
+def test_an_error_after_the_first_rows_affects_only_its_query(endpoint: SqlEndpoint) -> None:
     with pytest.raises(ClickHouseError, match=r"is non-zero|TIMEOUT_EXCEEDED"):
         endpoint.run("SELECT number, throwIf(number = 150000) FROM numbers(190000)", {}, {}, "TSV")
 
 
 def test_every_table_function_but_the_harmless_ones_is_refused(engine: TraceStore, endpoint: SqlEndpoint) -> None:
-    """Those that the next ClickHouse brings, too."""
+    """Including those that later ClickHouse releases add."""
     names = [str(name) for (name,) in engine.select("SELECT name FROM system.table_functions ORDER BY name")]
     for name in names:
         if name.lower() not in guard.SAFE_TABLE_FUNCTIONS:
@@ -190,8 +190,8 @@ def test_every_table_function_but_the_harmless_ones_is_refused(engine: TraceStor
 
 
 @pytest.mark.parametrize("sql", ["SELECT * FROM theirs.secrets", "SELECT 1 IN theirs.secrets", "SHOW CREATE TABLE theirs.secrets"])
-def test_the_tables_of_others_are_out_of_reach(sql: str, endpoint: SqlEndpoint) -> None:
-    with pytest.raises(AglError):  # of the embedded ClickHouse because there are none
+def test_other_databases_tables_are_inaccessible(sql: str, endpoint: SqlEndpoint) -> None:
+    with pytest.raises(AglError):  # of the embedded ClickHouse, because it has none
         endpoint.run(sql, {}, {}, "TSV")
 
 
@@ -226,7 +226,7 @@ DESCRIBING = [
 
 
 @pytest.mark.parametrize("sql", DESCRIBING)
-def test_what_describes_is_of_our_own_database(sql: str, endpoint: SqlEndpoint) -> None:
+def test_describe_statements_see_only_our_own_database(sql: str, endpoint: SqlEndpoint) -> None:
     try:
         answer = endpoint.run(sql, {"t": "tables"}, {}, "TSV")[0].decode()
     except AglError as refused:
@@ -243,12 +243,12 @@ HINT = "Maybe you meant zz_theirs.wages"
         (f"no table. \n {HINT}?. (UNKNOWN_TABLE)", "no table. (UNKNOWN_TABLE)"),
         (f"{' ' * 2_000_000}{HINT}?{' ' * 2_000_000}x", " "),
         (f"{HINT}?. {HINT}? " * 100_000 + "end", " end"),
-        (f"{HINT} " * 100_000, HINT),  # no hint of ClickHouse's: it ends in a question mark
+        (f"{HINT} " * 100_000, HINT),  # not a hint of ClickHouse: those end with a question mark
     ],
     ids=["a hint", "blanks", "hints", "questions without an end"],
 )
 def test_an_error_is_read_in_one_pass_however_long_the_query_that_it_quotes(message: str, shown: str) -> None:
-    """Not all that follows once more from each blank, or from each beginning of a hint: such a test would not end."""
+    """The search must not restart at each blank or at each start of a hint: the test would not end."""
     text = public_text(f"Code: 60. DB::Exception: {message}")
     assert text.startswith(shown) and len(text) <= 4002
 
@@ -298,18 +298,18 @@ def test_a_parameter_is_data(endpoint: SqlEndpoint) -> None:
     assert answer == b"x') INTO OUTFILE 'y\n"
 
 
-def test_a_text_that_passed_is_answered_for_other_values(endpoint: SqlEndpoint) -> None:
+def test_a_checked_query_runs_with_other_values(endpoint: SqlEndpoint) -> None:
     for value in ("1", "2", "3"):
         assert endpoint.run("SELECT {passed:UInt8} FORMAT CSV", {"passed": value}, {}, "TSV") == (f"{value}\n".encode(), "CSV")
 
 
-def test_a_text_that_passed_is_not_answered_for_other_names(endpoint: SqlEndpoint) -> None:
+def test_a_checked_query_does_not_run_with_other_identifiers(endpoint: SqlEndpoint) -> None:
     for sql, harmless, hostile in (
         ("SELECT count() > 0 FROM system.{t:Identifier}", "one", "processes"),
         ("SELECT count() > 0 FROM {t:Identifier}(2)", "numbers", "sleep"),
         ("SELECT {t:Identifier}('x') != ''", "lower", "file"),
     ):
-        with contextlib.suppress(AglError):  # some of them pass nowhere
+        with contextlib.suppress(AglError):  # some of them pass on neither engine
             assert endpoint.run(sql, {"t": harmless}, {}, "TSV")[0] in (b"1\n", b"true\n")
         with pytest.raises(AglError):
             endpoint.run(sql, {"t": hostile}, {}, "TSV")
@@ -353,7 +353,7 @@ LOOKING = [
 
 
 @pytest.mark.parametrize("sql", LOOKING)
-def test_looking_around_is_allowed(sql: str, endpoint: SqlEndpoint) -> None:
+def test_listing_and_describing_tables_is_allowed(sql: str, endpoint: SqlEndpoint) -> None:
     assert endpoint.run(sql, {}, {}, "TSV")[0]
 
 

@@ -1,6 +1,6 @@
-"""An insert whose answer never came is sent again, and both are carried out: it is stored once, whatever the road and the engine.
+"""An insert is sent again because its response was lost, and both are carried out: rows are stored once, on each code path and engine.
 
-Here the second try is one that had asked before the first was carried out: it knows of nothing.
+The second try asked what is stored before the first was carried out, so it knows of no rows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Lossy:
-    """A real engine that refuses once to build rows, for want of memory; of the next insert, which it carries out, no answer comes."""
+    """A real engine that first refuses to build rows, for lack of memory, and then carries out an insert whose response is lost."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self.cluster, self.embedded = engine, engine.cluster, engine.embedded
@@ -74,15 +74,15 @@ class Lossy:
 
 
 def asked_before(store: BatchStore, first: frozenset[int]) -> None:
-    """The first time that `store` asks what is there, it gets the answer of a moment ago."""
+    """Make the first query of `store` for stored rows return an earlier result."""
     answers = iter([first])
-    real = store._stored  # pyright: ignore[reportPrivateUsage] the only place between asking and inserting
+    real = store._stored  # pyright: ignore[reportPrivateUsage] - the only place between asking and inserting
 
     def stored(batch: Batch, table: str) -> frozenset[int]:
         found = next(answers, None)
         return real(batch, table) if found is None else found
 
-    store._stored = stored  # pyright: ignore[reportPrivateUsage]
+    store._stored = stored  # pyright: ignore[reportPrivateUsage] - as above
 
 
 def traces(rollout: str, *names: str, days_ago: int = 0, plain: bool = True) -> Request:
@@ -110,16 +110,16 @@ def _other(signal: Signal, rollout: str, raw: bytes) -> Request:
 
 
 def rows(engine: Engine, batch: Batch) -> dict[str, int]:
-    """{table: rows of the batch}."""
+    """Return {table: rows of the batch}."""
     asked = {table: f"SELECT count() FROM otel.{table} WHERE BatchId = {{batch:UInt64}}" for table in TABLES}
     return {table: int(str(engine.select(sql, {"batch": batch.batch_id})[0][0])) for table, sql in asked.items()}
 
 
 @pytest.mark.parametrize("fast_from", [1, 1000], ids=["fast", "slow"])
-def test_a_second_try_that_knew_of_nothing_stores_nothing(engine: Engine, tmp_path: Path, fast_from: int) -> None:
+def test_a_second_try_that_found_no_rows_stores_nothing(engine: Engine, tmp_path: Path, fast_from: int) -> None:
     batch = Batch(1000 + fast_from, 0, 3, {(rollout := f"ro-{fast_from}"): 1})
     members = list(enumerate([traces(rollout, "a", "b"), traces(rollout, "c", plain=False), logs(rollout), metrics(rollout)]))
-    for _ in range(2):  # the second is another process's: what it has is the log
+    for _ in range(2):  # the second is another process, which has only the log
         BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from).store(batch, members, in_doubt=False)
     assert rows(engine, batch) == {"otel_traces": 3, "otel_logs": 1, "otel_metrics_gauge": 1}
     ((spans,),) = engine.select("SELECT Spans FROM otel.rollout_summary WHERE RolloutId = {r:String}", {"r": rollout})
@@ -127,8 +127,8 @@ def test_a_second_try_that_knew_of_nothing_stores_nothing(engine: Engine, tmp_pa
 
 
 @pytest.mark.parametrize("fast_from", [1, 1000], ids=["fast", "slow"])
-def test_half_of_it_was_carried_out_when_it_was_asked(engine: Engine, tmp_path: Path, fast_from: int) -> None:
-    """A batch over midnight is two parts: the first is there, the second comes with the insert that still runs, and with the retry."""
+def test_a_retry_after_half_of_the_insert_stores_each_row_once(engine: Engine, tmp_path: Path, fast_from: int) -> None:
+    """A batch over midnight has two parts: the first is stored; the second comes with the insert that still runs, and with the retry."""
     batch = Batch(3000 + fast_from, 0, 1, {(rollout := f"ro-half-{fast_from}"): 1})
     members = [(0, traces(rollout, "a", "b", days_ago=1)), (1, traces(rollout, "c", "d"))]
     one, other = (BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from) for _ in range(2))
@@ -138,8 +138,8 @@ def test_half_of_it_was_carried_out_when_it_was_asked(engine: Engine, tmp_path: 
     assert rows(engine, batch)["otel_traces"] == 4
 
 
-def test_a_batch_keeps_to_its_road(engine: Engine, tmp_path: Path) -> None:
-    """ClickHouse would not build the rows, then did not answer whether it took them: it is not asked to build them after all."""
+def test_a_batch_keeps_to_its_code_path(engine: Engine, tmp_path: Path) -> None:
+    """ClickHouse refused to build the rows, then gave no response to an insert: it is not asked again to build them."""
     batch = Batch(5000, 0, 0, {"ro-lossy": 1})
     members = [(0, traces("ro-lossy", "a", "b"))]
     store = BatchStore(Lossy(engine), tmp_path / "refused", fast_from_spans=1)

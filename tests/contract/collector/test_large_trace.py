@@ -1,4 +1,4 @@
-"""One attempt with 100,000 spans: what looks at it is bounded, and says how much more there is."""
+"""One attempt with 100,000 spans: views of it are limited, and report how much more there is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agl(*args: str) -> str:
     return done.stdout
 
 
-async def test_a_trace_of_100_000_spans_is_shown_in_part_and_says_so(own_stack: Stack) -> None:
+async def test_a_trace_of_100_000_spans_is_shown_in_part_with_the_number_of_the_rest(own_stack: Stack) -> None:
     await start(own_stack)
     async with QueueClient(own_stack.queue) as queue:
         (begun,) = await queue.start([EnqueueRolloutRequest(input="x")])

@@ -1,4 +1,4 @@
-"""The late pass and adoption over a real chdb and a real queue: against the golden vectors, and when it dies half-way."""
+"""The late pass and adoption on a real chdb and a real queue: against the golden vectors, and when a pass dies half-way."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def no_faults() -> Iterator[None]:
 
 
 class Keeper:
-    """A store with a maintenance of its own: what a test does with them."""
+    """A store with its own maintenance, as the tests use them."""
 
     def __init__(self, engine: TraceStore, queue: LocalQueue, clock: ManualClock, *, adopt: bool) -> None:
         self.engine = engine
@@ -103,7 +103,7 @@ class Keeper:
         return report
 
     async def store(self, documents: list[Row]) -> None:
-        """Number the spans that have ids as the collector would, and insert."""
+        """Number the spans that have ids, like the collector, and insert the rows."""
         self.batch += 1
         rows = [self._row(document, place) for place, document in enumerate(documents)]
         if rows:
@@ -130,7 +130,7 @@ class Keeper:
         }
 
     def copies(self) -> list[Row]:
-        """Spans that are stored with ids beside a row without, each copy a row."""
+        """Return the spans stored with ids beside a row without ids, a row for each copy."""
         found = self.engine.select(
             "SELECT TraceId, SpanId, RolloutId, AttemptId, SequenceId FROM otel.otel_traces WHERE RolloutId != '' "
             "AND (TraceId, SpanId) IN (SELECT TraceId, SpanId FROM otel.otel_traces WHERE RolloutId = '') ORDER BY TraceId, SpanId"
@@ -153,7 +153,7 @@ async def keeper(engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> A
 
 @pytest.mark.parametrize(
     "opened", ["chdb", pytest.param("server", marks=pytest.mark.full)], indirect=True
-)  # what the rest asks of a cluster reaches every statement
+)  # the other tests run every statement on a cluster, too
 @pytest.mark.parametrize("vector", vectors())
 async def test_golden_vectors(vector: Row, engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> None:
     keeper = Keeper(engine, queue, clock, adopt=vector.get("policy") == "adopt")
@@ -171,7 +171,7 @@ async def test_golden_vectors(vector: Row, engine: TraceStore, queue: LocalQueue
 
 
 def shown(row: Row, expected: Row) -> Row:
-    """`row` as the vector words it: without what it leaves open."""
+    """Return `row` in the form of the vector, without the fields that it leaves open."""
     return {**{name: row[name] for name in expected}, **{name: "*" for name, value in expected.items() if value == "*"}}
 
 
@@ -202,7 +202,7 @@ async def test_a_pass_that_dies_is_finished_by_the_next(point: str, keeper: Keep
     assert await keeper.run() == {"spans": 0, "logs": 0, "adopted": 0, "began": keeper.clock.now}
 
 
-async def test_an_adopted_rollout_says_where_it_comes_from(keeper: Keeper, queue: LocalQueue) -> None:
+async def test_an_adopted_rollout_records_its_origin(keeper: Keeper, queue: LocalQueue) -> None:
     messages = [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]
     await keeper.store(
         [span(2, 1, age=70), span(1, 0, name="POST /chat", age=80, attributes={"gen_ai.input.messages": json.dumps(messages)})]
@@ -256,7 +256,7 @@ async def test_log_records_follow_their_trace_or_their_span_once(keeper: Keeper)
 
 
 @pytest.mark.parametrize("refused_first", [True, False])
-async def test_what_was_refused_under_a_spans_ids_neither_hides_it_nor_is_copied(refused_first: bool, keeper: Keeper) -> None:
+async def test_a_refused_span_neither_hides_one_with_the_same_ids_nor_is_copied(refused_first: bool, keeper: Keeper) -> None:
     refused, true = span(2, 1, name="forged", attributes={conventions.INVALID: "its key"}), span(2, 1, name="true")
     await keeper.store([refused, true] if refused_first else [true, refused])
     await keeper.store([span(1, 0, "ro-1", "at-1"), span(3, 2)])

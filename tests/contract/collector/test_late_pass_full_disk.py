@@ -1,4 +1,4 @@
-"""A pass whose copies fill the disk: the next one writes those that are missing, once, and the sums over them are whole again."""
+"""A pass whose copies fill the disk: the next pass writes the missing ones once, and the sums over them are complete again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.full
 LATE = 20
 MIB = 1 << 20
 SMALL = ("max_block_size", "min_insert_block_size_rows", "min_insert_block_size_bytes", "max_insert_threads")
-"""With 1 for these a statement writes each copy by itself, as it does with those of 256 MiB and more."""
+"""Set to 1, these make a statement write each copy separately, as it does with copies of 256 MiB or more."""
 
 
 @pytest.fixture

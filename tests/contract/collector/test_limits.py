@@ -1,4 +1,4 @@
-"""A refusal by a limit names the limit, and its setting where it has one."""
+"""A refusal by a limit names the limit, and its setting if it has one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADERS = {"Content-Type": "application/x-protobuf"}
 
 
 async def refusal(stack: Stack, body: bytes, **headers: str) -> tuple[int, str, str]:
-    """(HTTP status, message, Retry-After) of a request that is not taken."""
+    """Return (HTTP status, message, Retry-After) of a refused request."""
     sent = {**HEADERS, **{name.replace("_", "-"): value for name, value in headers.items()}}
     async with aiohttp.ClientSession() as session, session.post(f"{stack.http}/v1/traces", data=body, headers=sent) as response:
         status = Status.FromString(await response.read())
@@ -39,7 +39,7 @@ async def grpc_refusal(stack: Stack, body: bytes) -> grpc.aio.AioRpcError:
     return failure.value
 
 
-async def test_a_message_beyond_the_limit_is_refused_however_it_travels(own_stack: Stack) -> None:
+async def test_a_message_above_the_limit_is_refused_on_every_transport(own_stack: Stack) -> None:
     own_stack.settings.max_message_bytes = 100_000
     await own_stack.start_collector()
     large = bytes(100_001)
@@ -61,9 +61,9 @@ async def test_a_span_with_too_many_attributes_is_refused_alone(own_stack: Stack
         assert len(await reader.spans(["ro-1"])) == 1
 
 
-async def test_a_log_at_its_budget_says_come_again_and_loses_nothing(own_stack: Stack) -> None:
+async def test_a_log_at_its_budget_asks_for_a_retry_and_loses_nothing(own_stack: Stack) -> None:
     own_stack.settings.wal_budget_bytes = 1 << 20
-    await own_stack.start_collector()  # no queue: nothing can be numbered, so all of it stays in the log
+    await own_stack.start_collector()  # no queue: nothing can be numbered, so everything stays in the log
     body = {"text": "x" * 100_000}
     for _ in range(11):
         await post_spans(own_stack, request_of([span("work", body)], {conventions.ROLLOUT_ID: "ro-1"}))
@@ -96,14 +96,14 @@ async def refusal_or_none(stack: Stack, body: bytes) -> int:
         return response.status
 
 
-async def test_a_disk_that_is_nearly_full_is_watched(own_stack: Stack) -> None:
+async def test_a_nearly_full_disk_is_reported(own_stack: Stack) -> None:
     own_stack.settings.disk_reserve_bytes = 1 << 60
     await own_stack.start_collector()
     status, message, _ = await refusal(own_stack, span_request([("ro-1", "at-1")], spans=1).SerializeToString())
     assert (status, "AGL_DISK_RESERVE_BYTES" in message) == (503, True)
 
 
-async def test_many_requests_at_once_are_bounded_and_all_come_in_in_the_end(own_stack: Stack) -> None:
+async def test_concurrent_requests_are_limited_and_all_accepted_in_the_end(own_stack: Stack) -> None:
     own_stack.settings.max_in_flight_bytes = 4096
     await own_stack.start_queue()
     await own_stack.start_collector()
@@ -124,7 +124,7 @@ async def test_many_requests_at_once_are_bounded_and_all_come_in_in_the_end(own_
         assert (await reader.query("SELECT uniq(RolloutId) AS n FROM otel_traces"))[0]["n"] == 30
 
 
-async def test_what_a_stalled_client_only_announces_turns_nobody_away(own_stack: Stack) -> None:
+async def test_the_announced_size_of_a_stalled_body_turns_no_request_away(own_stack: Stack) -> None:
     own_stack.settings.max_in_flight_bytes = 4096
     await own_stack.start_queue()
     await own_stack.start_collector()

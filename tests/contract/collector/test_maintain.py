@@ -1,4 +1,4 @@
-"""`agl-otel maintain` over a running queue and collector: what it finds, and one at a time."""
+"""`agl-otel maintain` on a running queue and collector: what it finds, and that only one runs at a time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_spans_that_came_before_their_attempt_are_read_once(stack: Stack) 
         assert len(await reader.spans(["ro-late"])) == 4
 
 
-async def test_with_a_server_it_writes_itself(own_stack: Stack, tmp_path: Path) -> None:
+async def test_with_a_server_the_maintainer_writes_itself(own_stack: Stack, tmp_path: Path) -> None:
     with ClickHouseServer(tmp_path / "server") as server:
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
         await start(own_stack)
@@ -107,7 +107,7 @@ async def test_a_pass_ends_when_its_lease_is_lost(stack: Stack) -> None:
         await queue.lease(LEASE, "theirs", 0)
 
 
-async def test_what_nothing_identifies_is_dropped_where_the_policy_says_so(own_stack: Stack) -> None:
+async def test_unidentified_spans_are_dropped_under_the_drop_policy(own_stack: Stack) -> None:
     own_stack.settings = Settings.load(**{**own_stack.settings.model_dump(), "unidentified": "drop"})
     await start(own_stack)
     parent = span("known", {conventions.ROLLOUT_ID: "ro-1", conventions.ATTEMPT_ID: "at-1"})
@@ -121,14 +121,14 @@ async def test_what_nothing_identifies_is_dropped_where_the_policy_says_so(own_s
         assert (health["unidentified"], health["dropped"], health["traces"]) == (3, 3, 2)
 
 
-async def test_without_a_collector_it_says_so(own_stack: Stack) -> None:
+async def test_without_a_collector_the_command_reports_it(own_stack: Stack) -> None:
     await own_stack.start_queue()
     async with maintainer(own_stack.settings) as made:
         with pytest.raises(UnavailableError, match="no collector has registered"):
             await made.once()
 
 
-async def test_the_service_shows_the_token_and_gives_the_lease_back(own_stack: Stack) -> None:
+async def test_the_service_sends_the_token_and_releases_the_lease(own_stack: Stack) -> None:
     own_stack.settings = Settings.load(**{**own_stack.settings.model_dump(), "token": "secret"})
     await start(own_stack)
     async with aiohttp.ClientSession() as session:

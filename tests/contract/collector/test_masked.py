@@ -1,4 +1,4 @@
-"""With masking rules nothing of what they name reaches the log, the tables or the copy; without a word the ids do."""
+"""Masking rules: masked text reaches neither the log nor the tables nor the copy, and calls without their token ids are stored."""
 
 from __future__ import annotations
 

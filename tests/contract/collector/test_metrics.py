@@ -1,4 +1,4 @@
-"""OTLP metrics, from the SDK's exporters into the stock tables, through the same log and ack."""
+"""OTLP metrics from the SDK's exporters to the standard tables, through the same log and with the same acks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_every_kind_of_the_sdk_lands_in_its_table(kind: str, stack: Stack,
 
 
 def by_hand(service: str) -> ExportMetricsServiceRequest:
-    """A summary, exemplars, numbers that are not finite, a time that is none, and a metric without data."""
+    """Build a summary, exemplars, numbers that are not finite, an invalid time, and a metric without data."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
     group.resource.attributes.extend(attributes({"service.name": service, conventions.ROLLOUT_ID: "no good"}))
@@ -87,7 +87,7 @@ def by_hand(service: str) -> ExportMetricsServiceRequest:
     return request
 
 
-async def test_what_cannot_be_stored_is_counted_and_the_rest_stays(stack: Stack, reader: TraceReader) -> None:
+async def test_points_that_cannot_be_stored_are_counted_and_the_rest_is_kept(stack: Stack, reader: TraceReader) -> None:
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         call = channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
         answer = ExportMetricsServiceResponse.FromString(await call(by_hand("odd").SerializeToString()))
@@ -128,7 +128,7 @@ async def test_acked_points_survive_kill_9_once(own_stack: Stack) -> None:
             assert await reader.query(f"SELECT count() AS n FROM otel_metrics_{table}") == [{"n": expected}]
 
 
-async def test_metrics_can_be_switched_off_with_a_clear_word(own_stack: Stack) -> None:
+async def test_metrics_can_be_disabled_and_the_refusal_says_how(own_stack: Stack) -> None:
     own_stack.settings.metrics = False
     await own_stack.start_collector()
     headers = {"Content-Type": "application/x-protobuf"}

@@ -1,4 +1,4 @@
-"""Every service pushes its own metrics by OTLP: to a real collector, which stores them."""
+"""Every service pushes its own metrics by OTLP to a real collector, which stores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
         assert await made.end(service) == 0, made.log.read_text()
 
 
-async def test_what_every_service_tells_is_stored_by_the_collector_it_is_pushed_to(stack: Stack) -> None:
+async def test_metrics_of_every_service_are_stored_by_the_collector(stack: Stack) -> None:
     token = SecretStr("a-token-of-the-stack")
     headers = SecretStr(f"authorization=Bearer%20{token.get_secret_value()}")
     push = {"metrics_otlp": stack.grpc, "metrics_otlp_headers": headers, "metrics_otlp_seconds": 0.2}
@@ -58,7 +58,7 @@ async def test_what_every_service_tells_is_stored_by_the_collector_it_is_pushed_
         await until(most, lambda count: count > before)
 
 
-async def test_an_endpoint_that_is_away_is_told_once_and_harms_nothing(stack: Stack) -> None:
+async def test_an_unavailable_endpoint_is_logged_once_and_does_no_harm(stack: Stack) -> None:
     push = {"metrics_otlp": f"127.0.0.1:{free_port()}", "metrics_otlp_seconds": 0.05}
     stack.settings = stack.settings.model_copy(update=push)
     await start(stack)
@@ -66,7 +66,7 @@ async def test_an_endpoint_that_is_away_is_told_once_and_harms_nothing(stack: St
     async def complaints() -> int:
         return stack.log.read_text().count("metrics are not pushed to 127.0.0.1")
 
-    await until(complaints, lambda count: count == 2)  # of the queue and the collector
+    await until(complaints, lambda count: count == 2)  # the queue's and the collector's
     for service in ("collector", "queue"):
         assert await stack.end(service) == 0  # the last push fails, too
     assert await complaints() == 2

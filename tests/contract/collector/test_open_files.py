@@ -1,4 +1,4 @@
-"""The open files of a collector level off, however many requests it has had (docs/deploy.md)."""
+"""The number of a collector's open files levels off, however many requests it gets (docs/deploy.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.contract.collector.otlp import post_spans, span_request
 from tests.contract.collector.stack import Stack
 
 MOST = 500
-"""More than any collector was seen to have: 485, after 39 minutes (docs/deploy.md)."""
+"""More than the largest number measured: 485, after 39 minutes (docs/deploy.md)."""
 
 
 def open_files(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""OTLP/JSON and zstd over HTTP, as clients without protobuf and the spec's own examples write them."""
+"""OTLP/JSON and zstd over HTTP, as sent by clients without protobuf and in the specification's examples."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_json_request_is_stored_like_any_other(stack: Stack, reader: Tra
     assert found.attributes == {"my.span.attr": "some value", "n": 3}
 
 
-async def test_one_bad_json_span_is_refused_and_the_rest_stays(stack: Stack, reader: TraceReader) -> None:
+async def test_one_bad_json_span_is_refused_and_the_rest_is_kept(stack: Stack, reader: TraceReader) -> None:
     body = json_request("ro-json-part", json_span(), json_span(traceId="no hex"), json_span(parentSpanId="12"))
     status, kind, answer = await post(stack, "/v1/traces", body)
     assert (status, kind, answer["partialSuccess"]["rejectedSpans"]) == (200, "application/json", "2")
@@ -70,7 +70,7 @@ async def test_json_logs_are_taken(stack: Stack, reader: TraceReader) -> None:
     assert row == {"Body": "hello", "SeverityNumber": 9}
 
 
-async def test_json_that_is_no_request_is_told_so_in_json(stack: Stack) -> None:
+async def test_json_that_is_not_a_request_gets_an_error_in_json(stack: Stack) -> None:
     status, kind, answer = await post(stack, "/v1/traces", b"{")
     assert (status, kind, answer["code"]) == (400, "application/json", 3)
     assert "OTLP/JSON" in answer["message"]
@@ -92,13 +92,13 @@ async def test_compressed_bodies_are_taken(encoding: str, stack: Stack, reader: 
     assert len(await reader.spans([rollout])) == 2
 
 
-async def test_an_encoding_that_we_do_not_know_is_told_which_ones_we_do(stack: Stack) -> None:
+async def test_an_unknown_encoding_gets_the_list_of_known_ones(stack: Stack) -> None:
     status, _, answer = await post(stack, "/v1/traces", b"x", Content_Encoding="br")
     assert status == 415
     assert "gzip" in answer["message"]
 
 
-async def test_unknown_paths_and_methods_are_told_what_there_is(stack: Stack) -> None:
+async def test_unknown_paths_and_methods_get_the_list_of_known_ones(stack: Stack) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{stack.http}/v1/trace") as response:
             assert response.status == 404

@@ -1,4 +1,4 @@
-"""What the collector says of itself: /status, /metrics, its log and the command line."""
+"""The collector's own telemetry: /status, /metrics, its log and the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def get(stack: Stack, path: str) -> tuple[int, str]:
 
 
 async def numbers(stack: Stack) -> dict[str, Any]:
-    """{metric, or metric/attribute value: value, or a histogram's count}."""
+    """Return {metric, or metric/attribute value: value, or a histogram's count}."""
     _, text = await get(stack, "/status")
     found: dict[str, Any] = {}
     for name, points in json.loads(text)["metrics"].items():
@@ -83,7 +83,7 @@ async def status_command(stack: Stack, *args: str) -> subprocess.CompletedProces
     return await asyncio.to_thread(run_command, ("collector", "status", *args), os.environ)
 
 
-async def test_the_command_prints_what_every_collector_says(stack: Stack) -> None:
+async def test_the_command_prints_the_status_of_every_collector(stack: Stack) -> None:
     shown = await status_command(stack, "--store", stack.queue, "--json")
     assert shown.returncode == 0, shown.stderr
     (found,) = json.loads(shown.stdout)
@@ -92,7 +92,7 @@ async def test_the_command_prints_what_every_collector_says(stack: Stack) -> Non
     assert (table.returncode, "visible.duration" in table.stdout) == (0, True)
 
 
-async def test_the_command_says_what_is_missing(own_stack: Stack) -> None:
+async def test_the_command_reports_what_is_missing(own_stack: Stack) -> None:
     nothing = await status_command(own_stack, "--data-dir", str(own_stack.settings.data_dir))
     assert (nothing.returncode, "agl-otel up" in nothing.stderr) == (1, True)
     await own_stack.start_queue()

@@ -1,4 +1,4 @@
-"""What is deleted leaves the disk: the files of the data directory are searched for its bytes, in what ClickHouse compressed, too."""
+"""Deleted data leaves the disk: the files of the data directory, including those that ClickHouse compressed, are searched for its bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT = "kept-0815-of-somebody-else"
 
 
 def holding(folder: Path, text: str) -> set[str]:
-    """The first parts of the names of files that hold `text`."""
+    """Return the first path components of the files that contain `text`."""
     return {name.partition("/")[0] for name in held(folder, text)}
 
 
@@ -43,10 +43,10 @@ def agl(*command: str) -> str:
 
 
 async def filled(stack: Stack) -> list[str]:
-    """Start a stack with a rollout of each of the two; SECRET, with its spans, is in files of every kind. Returns their ids."""
+    """Start a stack with two rollouts, one with SECRET and one with KEPT, in files of every kind; return their ids."""
     data = stack.settings.data_dir
     await start(stack)
-    (data / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+    (data / "VERSION").write_text("1\n")  # `up` writes this file into a data directory
     rollouts: list[str] = []
     async with QueueClient(stack.queue) as queue:
         for text, name in ((SECRET, "of-jane"), (KEPT, "of-others")):
@@ -74,7 +74,7 @@ async def others_are_whole(stack: Stack, rollout_id: str) -> None:
         assert len(await reader.spans([rollout_id])) == 20
 
 
-async def test_what_is_deleted_and_waited_for_is_in_no_file(own_stack: Stack) -> None:
+async def test_deleted_data_is_in_no_file_once_the_command_has_waited(own_stack: Stack) -> None:
     data = own_stack.settings.data_dir
     rollouts = await filled(own_stack)
     told = await asyncio.to_thread(delete, own_stack, rollouts[0], "--wait")
@@ -85,7 +85,7 @@ async def test_what_is_deleted_and_waited_for_is_in_no_file(own_stack: Stack) ->
     await others_are_whole(own_stack, rollouts[1])
 
 
-async def test_maintenance_clears_what_is_deleted_from_every_file(own_stack: Stack) -> None:
+async def test_maintenance_clears_deleted_data_from_every_file(own_stack: Stack) -> None:
     data = own_stack.settings.data_dir
     rollouts = await filled(own_stack)
     await asyncio.to_thread(delete, own_stack, rollouts[0])
@@ -97,7 +97,7 @@ async def test_maintenance_clears_what_is_deleted_from_every_file(own_stack: Sta
     await others_are_whole(own_stack, rollouts[1])
 
 
-EACH = 12  # rollouts, so that both shards have some
+EACH = 12  # rollouts: enough for both shards to get some
 
 
 async def test_a_purge_reaches_every_server_of_a_cluster(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_a_purge_reaches_every_server_of_a_cluster(tmp_path: Path) -> None
         for who, rollouts in ids.items():
             common = {"Timestamp": "1750000000.000000001", "AttemptId": "at-1", "ServiceName": who}
             spans = [{**common, "TraceId": name, "SpanId": "s", "SpanName": f"of {who}", "RolloutId": name} for name in rollouts]
-            spans += [{**span, "RolloutId": ""} for span in spans]  # as they came: each was copied later
+            spans += [{**span, "RolloutId": ""} for span in spans]  # the rows as received: each was copied later
             logs = [{**common, "TraceId": name, "Body": f"{who} says", "RolloutId": name} for name in rollouts]
             for table, rows in (("otel_traces", spans), ("otel_logs", logs)):
                 engine.insert(f"otel.{table}", list(rows[0]), "\n".join(json.dumps(row) for row in rows).encode())

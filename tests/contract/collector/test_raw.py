@@ -1,4 +1,4 @@
-"""The fast road and the one that understands everything make the same rows, on every column, of whatever OTLP may hold."""
+"""The fast path and decode.py produce the same rows, in every column, from any valid OTLP."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def rows(engine: ChdbEngine, batch: int) -> list[list[object]]:
 
 
 def compare(engine: ChdbEngine, sent: list[bytes], rejected: frozenset[int] = frozenset()) -> set[int]:
-    """Both roads for one batch of requests; every plain span must have taken the fast one. Answers the positions that did not."""
+    """Compare both paths on one batch of requests; every plain span must have taken the fast one. Returns the positions that did not."""
     slow, fast = next(batches), next(batches)
     texts: list[str] = []
     data = b""
@@ -172,13 +172,13 @@ def compare(engine: ChdbEngine, sent: list[bytes], rejected: frozenset[int] = fr
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
 @given(st.lists(requests(), min_size=1, max_size=6), st.frozensets(st.integers(0, 5), max_size=2))
-def test_both_roads_make_the_same_rows(engine: ChdbEngine, sent: list[ExportTraceServiceRequest], rejected: frozenset[int]) -> None:
+def test_both_paths_produce_the_same_rows(engine: ChdbEngine, sent: list[ExportTraceServiceRequest], rejected: frozenset[int]) -> None:
     compare(engine, [request.SerializeToString() for request in sent], rejected)
 
 
 def test_every_character_of_a_list_is_escaped_alike(engine: ChdbEngine) -> None:
     texts = [chr(code) for code in (*range(0x250), *range(0x2000, 0x2070), 0xFEFF, 0xFFFD, 0xFFFF, 0x10FFFF)]
-    upper = "\x0b\x0e\x0f\x1a\x1b\x1c\x1d\x1e\x1f"  # whose escapes ClickHouse writes with capital letters
+    upper = "\x0b\x0e\x0f\x1a\x1b\x1c\x1d\x1e\x1f"  # ClickHouse writes their escapes with capital letters
     request = one_span(attributes=[KeyValue(key="k", value=list_of([text for text in texts if text not in upper]))])
     spans = request.resource_spans[0].scope_spans[0].spans
     for text in upper:
@@ -190,7 +190,7 @@ def list_of(texts: list[str]) -> AnyValue:
     return AnyValue(array_value=ArrayValue(values=[AnyValue(string_value=text) for text in texts]))
 
 
-def test_the_golden_vectors_become_these_texts_and_types_on_both_roads(engine: ChdbEngine) -> None:
+def test_the_golden_vectors_give_these_texts_and_types_on_both_paths(engine: ChdbEngine) -> None:
     vectors = json.loads(VECTORS.read_text())["vectors"]
     values = [json_format.ParseDict(vector["value"], AnyValue()) for vector in vectors]
     left = compare(engine, [one_span(attributes=[KeyValue(key="k", value=value)]).SerializeToString() for value in values])
@@ -201,7 +201,7 @@ def test_the_golden_vectors_become_these_texts_and_types_on_both_roads(engine: C
             assert (text, name) == (vectors[int(str(position))]["text"], vectors[int(str(position))]["type"])
 
 
-def test_keys_given_again_are_counted_on_both_roads(engine: ChdbEngine) -> None:
+def test_repeated_keys_are_counted_on_both_paths(engine: ChdbEngine) -> None:
     twice = [KeyValue(key="k", value=AnyValue(int_value=number)) for number in range(3)]
     tokens = [KeyValue(key=TOKEN_KEYS[0], value=AnyValue(array_value=ArrayValue(values=[AnyValue(int_value=1)]))) for _ in range(2)]
     request = one_span(attributes=[*twice, *tokens])
@@ -229,7 +229,7 @@ def one_span(**values: Any) -> ExportTraceServiceRequest:
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(attributes(plain_only=True, tokens=True))
-def test_what_is_plain_takes_the_fast_road(values: list[KeyValue]) -> None:
+def test_plain_spans_take_the_fast_path(values: list[KeyValue]) -> None:
     raw = one_span(attributes=values).SerializeToString()
     assume(not is_odd(raw))
     assert pack(raw, [Identity("ro", "at")], [1], received_ms=1, batch=1, first=0, stored=()).left == frozenset()
@@ -246,7 +246,7 @@ def test_what_is_plain_takes_the_fast_road(values: list[KeyValue]) -> None:
         AnyValue(array_value=ArrayValue(values=[AnyValue(double_value=float("nan"))])),
     ],
 )
-def test_only_what_is_not_plain_is_left(engine: ChdbEngine, value: AnyValue) -> None:
+def test_only_spans_that_are_not_plain_are_left_to_the_slow_path(engine: ChdbEngine, value: AnyValue) -> None:
     request = one_span(attributes=[KeyValue(key="k", value=value)])
     request.resource_spans[0].scope_spans[0].spans.append(one_span(name="plain").resource_spans[0].scope_spans[0].spans[0])
     left = compare(engine, [request.SerializeToString()])
@@ -254,7 +254,7 @@ def test_only_what_is_not_plain_is_left(engine: ChdbEngine, value: AnyValue) -> 
     assert left == {0} or value.bytes_value == b"\xff\xff", "only what cannot be parsed at all takes its neighbours along"
 
 
-def test_a_client_cannot_write_our_fields(engine: ChdbEngine) -> None:
+def test_a_client_cannot_set_the_collectors_own_fields(engine: ChdbEngine) -> None:
     raw = one_span(attributes=[KeyValue(key="k", value=AnyValue(int_value=1))]).SerializeToString()
     forged = plain.Request.FromString(raw)
     forged.batch_id, forged.received_ms = 99, 99
@@ -265,7 +265,7 @@ def test_a_client_cannot_write_our_fields(engine: ChdbEngine) -> None:
     assert compare(engine, [forged.SerializeToString()]) == set()
 
 
-def test_fields_given_twice_and_unknown_ones_change_nothing(engine: ChdbEngine) -> None:
+def test_repeated_and_unknown_fields_change_nothing(engine: ChdbEngine) -> None:
     first = ResourceSpans(resource=Resource(attributes=[KeyValue(key="a", value=AnyValue(int_value=1))])).SerializeToString()
     second = ResourceSpans(resource=Resource(attributes=[KeyValue(key="b", value=AnyValue(string_value="x"))])).SerializeToString()
     value = AnyValue(string_value="first").SerializeToString() + AnyValue(int_value=2).SerializeToString() + b"\xf8\x07\x01"
@@ -281,7 +281,7 @@ def test_fields_given_twice_and_unknown_ones_change_nothing(engine: ChdbEngine) 
     assert compare(engine, [raw]) == set()
 
 
-def test_what_is_stored_already_is_left_out(engine: ChdbEngine) -> None:
+def test_stored_spans_are_left_out(engine: ChdbEngine) -> None:
     request = one_span(name="a")
     request.resource_spans[0].scope_spans[0].spans.append(one_span(name="b").resource_spans[0].scope_spans[0].spans[0])
     batch = next(batches)
@@ -291,7 +291,7 @@ def test_what_is_stored_already_is_left_out(engine: ChdbEngine) -> None:
     assert engine.select(f"SELECT SpanName, SequenceId, BatchPos FROM otel.otel_traces WHERE BatchId = {batch}") == [["b", 2, 6]]
 
 
-def test_identities_that_do_not_fit_are_an_error() -> None:
+def test_identities_that_do_not_match_the_spans_are_an_error() -> None:
     with pytest.raises(ValueError, match="1 spans"):
         pack(one_span().SerializeToString(), [Identity(), Identity()], [1, 2], received_ms=1, batch=1, first=0, stored=())
 

@@ -1,4 +1,4 @@
-"""OTLP in, over gRPC and HTTP, as real exporters and careless clients send it."""
+"""OTLP over gRPC and HTTP, as sent by real exporters and by careless clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 def call(channel: grpc.aio.Channel, method: str) -> Any:
-    """A method on raw bytes."""
+    """Return a method that sends raw bytes."""
     return channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
 
 
@@ -110,7 +110,7 @@ async def test_logs_are_stored_with_the_ids_of_their_span(stack: Stack, reader: 
     assert (row["Body"], row["LogAttributes"], row["AttrTypes"]) == ('{"n":1,"said":"hi"}', {"k": "1"}, {"body:": "kvlist", "k": "int"})
 
 
-async def test_bad_spans_are_refused_with_count_and_reason_and_the_good_ones_stay(stack: Stack, reader: TraceReader) -> None:
+async def test_bad_spans_are_refused_with_count_and_reason_and_the_rest_is_kept(stack: Stack, reader: TraceReader) -> None:
     ids = {conventions.ROLLOUT_ID: "ro-partial", conventions.ATTEMPT_ID: "at-1"}
     bad = span("work", {conventions.ROLLOUT_ID: "no good"})
     zero = span()
@@ -124,7 +124,7 @@ async def test_bad_spans_are_refused_with_count_and_reason_and_the_good_ones_sta
 
 @pytest.mark.parametrize("way", ["grpc", "http", "json"])
 @pytest.mark.parametrize("what", ["no UTF-8", "90 deep"])
-async def test_a_span_that_cannot_be_read_is_refused_alone(what: str, way: str, stack: Stack, reader: TraceReader) -> None:
+async def test_only_the_unreadable_span_of_a_request_is_refused(what: str, way: str, stack: Stack, reader: TraceReader) -> None:
     rollout = f"ro-unreadable-{way}-{what.replace(' ', '-')}"
     ids = {conventions.ROLLOUT_ID: rollout, conventions.ATTEMPT_ID: "at-1"}
     request = request_of([span(), span("BADNAME"), span()], ids)
@@ -138,7 +138,7 @@ async def test_a_span_that_cannot_be_read_is_refused_alone(what: str, way: str, 
     raw = request.SerializeToString()
     if what == "no UTF-8":
         raw = raw.replace(b"BADNAME", b"BAD\xffAME")
-    for _ in range(2):  # a resend gets the same answer
+    for _ in range(2):  # a resend gets the same response
         if way == "grpc":
             async with grpc.aio.insecure_channel(stack.grpc) as channel:
                 answer = ExportTraceServiceResponse.FromString(await call(channel, METHOD)(raw, metadata=(("agl-ack", "stored"),)))
@@ -162,7 +162,7 @@ def otlp_json(request: ExportTraceServiceRequest) -> bytes:
     return json.dumps(tree).encode()
 
 
-async def test_bytes_that_are_no_request_are_invalid(stack: Stack) -> None:
+async def test_bytes_that_are_not_a_request_are_invalid(stack: Stack) -> None:
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{stack.http}/v1/traces", data=b"\xff\xff\xff", headers={"Content-Type": "application/x-protobuf"}) as response,
@@ -188,7 +188,7 @@ async def test_an_empty_request_is_a_success(stack: Stack) -> None:
         assert (response.status, await response.read()) == (200, b"")
 
 
-async def test_a_wrong_content_type_is_told_what_is_right(stack: Stack) -> None:
+async def test_a_wrong_content_type_gets_the_right_ones_named(stack: Stack) -> None:
     async with aiohttp.ClientSession() as session, session.post(f"{stack.http}/v1/traces", data="hi") as response:
         assert response.status == 415
         assert "application/x-protobuf" in await response.text()
@@ -208,7 +208,7 @@ async def test_gzip_bodies_and_headers_with_ids_are_taken(stack: Stack, reader: 
     assert [(found.attempt_id, found.sequence_id) for found in await reader.spans(["ro-header"])] == [("at-h", 1), ("at-h", 2)]
 
 
-async def test_grpc_metadata_name_the_rollout_and_stored_means_visible(stack: Stack, reader: TraceReader) -> None:
+async def test_grpc_metadata_name_the_rollout_and_ack_stored_means_visible(stack: Stack, reader: TraceReader) -> None:
     metadata = ((conventions.HEADER_ROLLOUT_ID, "ro-meta"), (conventions.HEADER_ATTEMPT_ID, "at-m"), (conventions.HEADER_ACK, "stored"))
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         answer = await call(channel, METHOD)(request_of([span()]).SerializeToString(), metadata=metadata)
@@ -226,7 +226,7 @@ async def test_a_resend_is_stored_once_and_gets_the_first_answer(stack: Stack, r
     assert row["n"] == 1
 
 
-async def test_the_same_bytes_under_other_ids_are_no_resend(stack: Stack, reader: TraceReader) -> None:
+async def test_the_same_bytes_with_other_ids_are_not_a_resend(stack: Stack, reader: TraceReader) -> None:
     request = request_of([span()])
     for rollout in ("ro-one", "ro-two"):
         await post_spans(stack, request, ack="stored", agl_rollout_id=rollout)
@@ -259,7 +259,7 @@ async def test_numbers_of_a_rollout_are_shared_by_its_attempts_without_gaps(stac
     assert [found.sequence_id for found in await reader.spans(["ro-shared"])] == list(range(1, 49))
 
 
-async def test_the_barrier_over_grpc_answers_when_all_acked_is_visible(stack: Stack, reader: TraceReader) -> None:
+async def test_the_barrier_over_grpc_returns_when_everything_acked_is_visible(stack: Stack, reader: TraceReader) -> None:
     await post_spans(stack, span_request([("ro-barrier", "at-1")], spans=5))
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         assert await call(channel, "/agl.collector.v1.Collector/Barrier")(b"") == b""

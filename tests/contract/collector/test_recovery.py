@@ -1,4 +1,4 @@
-"""A request that ends the collector each time it is inserted: it is tried alone, then a dead letter; nothing else waits for ever."""
+"""A request that ends the collector at each insert is tried alone, then becomes a dead letter; nothing else is held up for ever."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_batch_on_which_a_start_has_died_is_stored_piece_by_piece(
     monkeypatch.setattr(store_batch, "PIECE_BYTES", 1)
     store = BatchStore(engine, tmp_path / "refused")
     given = members()
-    store.store(BATCH, given[:1], in_doubt=False)  # as much of it as was stored before
+    store.store(BATCH, given[:1], in_doubt=False)  # the part that was stored before
     died(tmp_path)
     Recovery(store, tmp_path).store(BATCH, given)
     rows = engine.select("SELECT SpanName, SequenceId, BatchPos FROM otel.otel_traces ORDER BY BatchPos")
@@ -112,7 +112,7 @@ def test_a_batch_on_which_a_start_has_died_is_stored_piece_by_piece(
     assert not (tmp_path / FILE).exists() and store.counts["refused"] == 0
 
 
-def test_one_death_alone_keeps_nothing_aside_and_two_do(engine: ChdbEngine, tmp_path: Path) -> None:
+def test_one_death_makes_no_dead_letter_and_two_do(engine: ChdbEngine, tmp_path: Path) -> None:
     store = BatchStore(engine, tmp_path / "refused")
     died(tmp_path, apart=True, at=1, deaths={"1": DEATHS - 1})
     Recovery(store, tmp_path).store(BATCH, members(1))
@@ -123,7 +123,7 @@ def test_one_death_alone_keeps_nothing_aside_and_two_do(engine: ChdbEngine, tmp_
     ]
 
 
-def test_what_fails_without_dying_is_nobodys_death(engine: ChdbEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_insert_that_fails_without_dying_counts_no_death(engine: ChdbEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = BatchStore(engine, tmp_path / "refused")
 
     def away(*_: object, **__: object) -> None:
@@ -142,7 +142,7 @@ def test_what_fails_without_dying_is_nobodys_death(engine: ChdbEngine, tmp_path:
     assert engine.select("SELECT count() FROM otel.otel_traces") == [[12]]
 
 
-def test_a_note_of_another_batch_or_one_that_cannot_be_read_says_nothing(engine: ChdbEngine, tmp_path: Path) -> None:
+def test_an_unreadable_note_or_one_of_another_batch_is_ignored(engine: ChdbEngine, tmp_path: Path) -> None:
     store, given = BatchStore(engine, tmp_path / "refused"), members()
     for text in ("{", "[]", json.dumps({"batch": 5, "apart": True, "at": 0, "deaths": {"0": 9}})):
         (tmp_path / FILE).write_text(text)

@@ -1,4 +1,4 @@
-"""The collector on a ClickHouse server: what it promises on the embedded one, while a server comes and goes on its own."""
+"""The collector on a ClickHouse server gives the same guarantees as on the embedded one, while the server stops and restarts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ids(request: Any) -> set[str]:
     return {s.span_id.hex() for r in request.resource_spans for g in r.scope_spans for s in g.spans}
 
 
-async def test_one_address_is_enough_and_the_password_stays_inside(on_server: Stack, server: ClickHouseServer) -> None:
+async def test_one_address_is_enough_and_the_password_stays_in_the_collector(on_server: Stack, server: ClickHouseServer) -> None:
     server.start()
     await on_server.start_queue()
     await on_server.start_collector()
@@ -73,7 +73,7 @@ async def test_one_address_is_enough_and_the_password_stays_inside(on_server: St
     assert not (on_server.settings.data_dir / "traces").exists(), "no embedded ClickHouse is opened"
 
 
-async def test_the_deadline_holds_with_one_of_two_collectors_or_with_clickhouse_frozen_and_dead(
+async def test_the_deadline_holds_with_a_frozen_or_dead_collector_or_frozen_clickhouse(
     on_server: Stack, server: ClickHouseServer, tmp_path: Path
 ) -> None:
     server.start()
@@ -124,7 +124,7 @@ async def _alone(store: LightningStore) -> bool:
     return len((await store.queue.describe()).collectors) == 1
 
 
-async def test_other_databases_of_the_server_are_out_of_reach(on_server: Stack, server: ClickHouseServer) -> None:
+async def test_other_databases_of_the_server_are_inaccessible(on_server: Stack, server: ClickHouseServer) -> None:
     server.start()
     owner = ServerEngine(ServerAddress.parse(server.url()))
     owner.command("CREATE DATABASE other")
@@ -151,7 +151,7 @@ async def test_other_databases_of_the_server_are_out_of_reach(on_server: Stack, 
         assert (await reader.query("SELECT count() AS n FROM system.one"))[0]["n"] == 1
 
 
-async def test_a_server_that_is_away_at_the_start_gets_everything_later(on_server: Stack, server: ClickHouseServer) -> None:
+async def test_a_server_unavailable_at_the_start_gets_everything_later(on_server: Stack, server: ClickHouseServer) -> None:
     await on_server.start_queue()
     await on_server.start_collector()
     assert "does not answer" in (await until(lambda: health(on_server), lambda now: now["status"] == "degraded"))["reason"]
@@ -177,7 +177,7 @@ async def send(stack: Stack, client: int, done: asyncio.Event) -> set[str]:
     return acked
 
 
-async def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(on_server: Stack, server: ClickHouseServer) -> None:
+async def test_a_server_killed_under_load_loses_and_duplicates_nothing(on_server: Stack, server: ClickHouseServer) -> None:
     server.start()
     await on_server.start_queue()
     await on_server.start_collector()
@@ -202,7 +202,7 @@ async def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(on_s
     ("user", "password", "message"),
     [("writer", "wrong-s3cret", "refuses the user or the password"), ("nobody", PASSWORD, "GRANT ALL ON otel.* TO nobody")],
 )
-def test_a_server_that_refuses_us_ends_the_start_with_what_to_do(
+def test_a_server_that_refuses_access_ends_the_start_with_advice(
     user: str, password: str, message: str, on_server: Stack, server: ClickHouseServer
 ) -> None:
     server.start()
@@ -232,9 +232,7 @@ async def test_a_second_collector_on_the_same_log_refuses_and_the_first_goes_on(
 
 
 @pytest.mark.parametrize("point", ["batch-noted", "inserted"])
-async def test_a_collector_that_is_killed_on_a_server_loses_and_doubles_nothing(
-    point: str, on_server: Stack, server: ClickHouseServer
-) -> None:
+async def test_a_collector_killed_on_a_server_loses_and_duplicates_nothing(point: str, on_server: Stack, server: ClickHouseServer) -> None:
     server.start()
     await on_server.start_queue()
     await on_server.start_collector("-c", KILLED_AT.format(point=point, nth=4))

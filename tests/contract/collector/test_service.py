@@ -1,4 +1,4 @@
-"""Starting, failing to start, being without its neighbours, and stopping."""
+"""The collector starts, fails to start, works without its neighbours, and stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .stack import Stack, until
 
 
 async def start_and_fail(stack: Stack) -> str:
-    """What it says on stderr, in one line, when it cannot start."""
+    """Return the line on stderr of a collector that cannot start."""
     process = stack.spawn("collector")
     assert await asyncio.to_thread(process.wait, 40) == 1
     del stack.processes["collector"]
@@ -80,7 +80,7 @@ async def test_sigterm_drains_and_leaves_an_empty_log(own_stack: Stack) -> None:
         assert len(await reader.spans(["ro-1"])) == 20
 
 
-async def test_it_announces_itself_and_says_goodbye(own_stack: Stack) -> None:
+async def test_it_registers_at_start_and_deregisters_at_stop(own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()
     async with QueueClient(own_stack.queue) as queue:
@@ -119,7 +119,7 @@ async def test_spans_are_a_heartbeat_and_make_an_attempt_running(own_stack: Stac
         await until(attempt, lambda now: now[0] == "running")
 
 
-async def test_a_token_is_asked_for_on_every_port(own_stack: Stack) -> None:
+async def test_a_token_is_required_on_every_port(own_stack: Stack) -> None:
     own_stack.settings.token = type(own_stack.settings.token)("secret")
     await own_stack.start_queue()
     await own_stack.start_collector()
@@ -145,7 +145,7 @@ async def test_a_token_is_asked_for_on_every_port(own_stack: Stack) -> None:
         assert len(await reader.spans(["ro-1"])) == 1
 
 
-async def test_a_request_above_the_limit_is_refused_even_when_it_travels_small(own_stack: Stack) -> None:
+async def test_a_request_above_the_limit_is_refused_even_if_it_is_small_when_compressed(own_stack: Stack) -> None:
     await own_stack.start_collector()
     body = gzip.compress(bytes(65 << 20), 1)
     headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}

@@ -1,4 +1,4 @@
-"""Slow queries of people, and readers beside them: these have threads of their own."""
+"""Slow queries do not delay the stack's own readers, which have separate threads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.full
 
 TOKEN = "s3cret"
 SLOW = "SELECT sum(sipHash64(number)) FROM numbers(100000000000)"
-SLOW_SECONDS = 20.0  # until their limit ends them
+SLOW_SECONDS = 20.0  # their time limit ends them
 
 
 class Watched(ChdbEngine):
-    """Counts the slow queries that run."""
+    """Counts the slow queries that are running."""
 
     running = begun = 0
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
-        """As the engine's."""
+        """Read like the engine."""
         slow = sql.startswith("SELECT * FROM") and "sipHash64" in sql
         self.running, self.begun = self.running + slow, self.begun + slow
         try:
@@ -63,13 +63,13 @@ async def serving(engine: Watched, token: str) -> AsyncGenerator[str]:
 
 
 @pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "token"])
-async def test_slow_queries_of_people_do_not_hold_readers_up(engine: Watched, token: str) -> None:
+async def test_slow_queries_of_clients_do_not_delay_our_readers(engine: Watched, token: str) -> None:
     theirs = scoped_token(token, ["clickhouse"], 1e10) if token else ""
-    claim = {"Authorization": f"Bearer {theirs}", OWN_HEADER: "1"} if token else {}  # who has no token of the stack's is no reader of ours
+    claim = {"Authorization": f"Bearer {theirs}", OWN_HEADER: "1"} if token else {}  # without the stack's token it is not our reader
     async with serving(engine, token) as url, aiohttp.ClientSession() as session, TraceReader(url, token=token) as reader:
         slow = [asyncio.create_task(session.post(url, data=SLOW, headers=claim)) for _ in range(READ_THREADS + 2)]
         async with asyncio.timeout(60):
-            while engine.running < READ_THREADS:  # noqa: ASYNC110 - they run in the endpoint's threads
+            while engine.running < READ_THREADS:  # noqa: ASYNC110 - the queries run in the endpoint's threads
                 await asyncio.sleep(0.01)
         assert await reader.query("SELECT 1 AS one") == [{"one": 1}]
         assert engine.running == READ_THREADS and not any(task.done() for task in slow), "it was answered beside them"
@@ -77,11 +77,11 @@ async def test_slow_queries_of_people_do_not_hold_readers_up(engine: Watched, to
             task.cancel()
 
 
-async def test_queries_of_clients_that_have_gone_do_not_begin(engine: Watched) -> None:
+async def test_queries_of_disconnected_clients_do_not_start(engine: Watched) -> None:
     async with serving(engine, "") as url, aiohttp.ClientSession() as session:
         slow = [asyncio.create_task(session.post(url, data=SLOW)) for _ in range(3 * READ_THREADS)]
         async with asyncio.timeout(60):
-            while engine.running < READ_THREADS:  # noqa: ASYNC110 - they run in the endpoint's threads
+            while engine.running < READ_THREADS:  # noqa: ASYNC110 - the queries run in the endpoint's threads
                 await asyncio.sleep(0.01)
         for task in slow:
             task.cancel()
@@ -92,7 +92,7 @@ async def test_queries_of_clients_that_have_gone_do_not_begin(engine: Watched) -
 
 
 @pytest.mark.parametrize("query_id", ["a\r\nSet-Cookie: b=c", "a\nb", "a b", "é", "x" * 201, "\x00"])
-async def test_a_query_id_that_is_no_header_is_refused(engine: Watched, query_id: str) -> None:
+async def test_a_query_id_that_cannot_be_a_header_is_refused(engine: Watched, query_id: str) -> None:
     async with serving(engine, "") as url, aiohttp.ClientSession() as session:
         async with session.get(url, params={"query": "SELECT 1", "query_id": query_id}) as answer:
             assert answer.status == 400 and "query_id" in await answer.text() and "Set-Cookie" not in answer.headers

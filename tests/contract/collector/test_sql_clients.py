@@ -1,4 +1,4 @@
-"""The read-only endpoint as its clients see it: curl, clickhouse-connect, and errors in ClickHouse's words."""
+"""The read-only endpoint with its clients: curl, clickhouse-connect, and ClickHouse's error codes."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ async def test_reader_passes_lists_strings_and_numbers_as_parameters(reader: Tra
     assert rows == [{"s": nasty, "l": [nasty, ""], "n": 2**63, "f": [0.5, 1e300]}]
 
 
-async def test_reader_takes_ten_thousand_rollout_ids(reader: TraceReader) -> None:
+async def test_reader_sends_ten_thousand_rollout_ids(reader: TraceReader) -> None:
     assert await reader.spans([f"ro-{n:026d}" for n in range(10_000)]) == []
 
 
-async def test_reader_names_what_clickhouse_refused(reader: TraceReader) -> None:
+async def test_reader_reports_what_clickhouse_refused(reader: TraceReader) -> None:
     with pytest.raises(QueryError, match="UNKNOWN_TABLE"):
         await reader.query("SELECT * FROM nothere")

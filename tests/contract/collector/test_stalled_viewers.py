@@ -1,4 +1,4 @@
-"""Viewers that ask for much and read nothing: they lose their connection, and nobody else an answer."""
+"""Viewers that request much and read nothing lose their connection; other clients get their responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbEngine]:
 
 @contextlib.asynccontextmanager
 async def serving(engine: ChdbEngine, stalled_seconds: float) -> AsyncGenerator[int]:
-    """A port that holds no second answer while one is not read."""
+    """Serve a port that buffers no second response while the first is unread."""
     endpoint = SqlEndpoint(engine, held_bytes=1, stalled_seconds=stalled_seconds)
     runner = web.AppRunner(endpoint.app())
     await runner.setup()
@@ -45,7 +45,7 @@ async def serving(engine: ChdbEngine, stalled_seconds: float) -> AsyncGenerator[
 
 @contextlib.asynccontextmanager
 async def hanging(port: int) -> AsyncGenerator[socket.socket]:
-    """A viewer that has read one byte of a large answer, and reads no more."""
+    """Connect a viewer that reads one byte of a large response, and then nothing more."""
     loop = asyncio.get_running_loop()
     with socket.socket() as viewer:
         viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -63,14 +63,14 @@ async def test_a_large_answer_comes_whole(engine: ChdbEngine) -> None:
     assert body == "".join(f"{number}\n" for number in range(ROWS)).encode()
 
 
-async def test_a_viewer_that_reads_nothing_is_sent_away_and_others_are_answered(engine: ChdbEngine) -> None:
+async def test_a_viewer_that_reads_nothing_is_disconnected_and_others_are_answered(engine: ChdbEngine) -> None:
     async with serving(engine, 2) as port, hanging(port):
         client = ClickHouseHttp(f"http://127.0.0.1:{port}")
         assert await client.fetch("SELECT 1", "TSV") == b"1\n", "it waited until the answer was no longer held"
         await client.close()
 
 
-async def test_an_answer_whose_viewer_has_gone_is_held_no_longer(engine: ChdbEngine) -> None:
+async def test_a_response_is_released_when_its_viewer_disconnects(engine: ChdbEngine) -> None:
     async with serving(engine, 600) as port, hanging(port) as viewer:
         viewer.close()
         client = ClickHouseHttp(f"http://127.0.0.1:{port}")

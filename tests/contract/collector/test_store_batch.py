@@ -1,4 +1,4 @@
-"""One batch into a real chdb: what is stored is asked, what is refused is a dead letter."""
+"""Batches into a real chdb: stored rows are looked up, and rejected requests become dead letters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .otlp import request_of, span
 
 
 class Grumpy:
-    """A real engine that refuses rows with a certain text, as ClickHouse refuses what it cannot parse, or that stops half-way."""
+    """A real engine that rejects rows with a certain text, like ClickHouse with rows it cannot parse, or fails after an insert."""
 
     def __init__(self, engine: ChdbEngine, *, poison: bytes = b"", fails_after_insert: int = 0) -> None:
         self._engine = engine
@@ -54,7 +54,7 @@ class Grumpy:
 
 @pytest.fixture(params=[1, 1000], ids=["fast", "slow"])
 def fast_from_spans(request: pytest.FixtureRequest) -> int:
-    """Both roads must do the same."""
+    """From how many spans the fast path is used: both paths must behave alike."""
     return request.param
 
 
@@ -97,7 +97,7 @@ def test_recovery_inserts_what_is_missing_with_the_same_numbers(engine: ChdbEngi
     assert store.counts["recovered"] == 1
 
 
-def test_a_batch_that_clickhouse_remembers_but_does_not_have_is_stored(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+def test_a_batch_whose_token_clickhouse_noted_without_the_rows_is_stored(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
     store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
     batch, members = Batch(77, 0, 0, {"ro-1": 10}), [member(0, "a", "b")]
     store.store(batch, members, in_doubt=False)
@@ -108,20 +108,20 @@ def test_a_batch_that_clickhouse_remembers_but_does_not_have_is_stored(engine: C
     assert len(stored(engine)) == 2
 
 
-def test_an_insert_that_failed_after_it_stored_is_not_repeated(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+def test_an_insert_that_failed_after_storing_is_not_repeated(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
     store = BatchStore(Grumpy(engine, fails_after_insert=1), tmp_path / "refused", fast_from_spans=fast_from_spans)
     batch, members = Batch(77, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
     if fast_from_spans > 1:
         with pytest.raises(ClickHouseError):
             store.store(batch, members, in_doubt=False)
         store.store(batch, members, in_doubt=True)
-    else:  # the other road looks at once at what is stored
+    else:  # the slow path always checks which rows are stored
         store.store(batch, members, in_doubt=False)
         assert store.counts["fast_refused"] == 1
     assert len(stored(engine)) == 2
 
 
-def test_an_insert_that_says_yes_and_keeps_nothing_is_tried_again(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+def test_an_insert_that_reports_success_but_stores_nothing_is_tried_again(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
     store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
     batch, members = Batch(77, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
     engine.command("ALTER TABLE otel.otel_traces MODIFY SETTING min_free_disk_bytes_to_perform_insert = 1000000000000000")  # a full disk
@@ -133,7 +133,7 @@ def test_an_insert_that_says_yes_and_keeps_nothing_is_tried_again(engine: ChdbEn
     assert [name for name, _, _ in stored(engine)] == ["a", "b"]
 
 
-def test_only_the_guilty_request_becomes_a_dead_letter(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+def test_only_the_request_with_bad_rows_becomes_a_dead_letter(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
     store = BatchStore(Grumpy(engine, poison=b"poison"), tmp_path / "refused", fast_from_spans=fast_from_spans)
     members = (
         [member(n, f"good-{n}") for n in range(5)] + [member(5, "poison", "its neighbour")] + [member(n, f"good-{n}") for n in range(6, 9)]
@@ -147,10 +147,10 @@ def test_only_the_guilty_request_becomes_a_dead_letter(engine: ChdbEngine, tmp_p
     assert "Cannot parse input" in kept.with_suffix(".json").read_text()
 
 
-def test_a_request_that_cannot_be_decoded_stops_nobody(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+def test_a_request_that_cannot_be_decoded_blocks_no_other(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
     store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
     _, broken = member(1, "x")
-    damaged = Request("traces", broken.received_ms, [], broken.raw)  # identities that do not fit its spans
+    damaged = Request("traces", broken.received_ms, [], broken.raw)  # its identities do not match its spans
     store.store(Batch(77, 0, 2, {"ro-1": 1}), [member(0, "a"), (1, damaged), member(2, "b")], in_doubt=False)
     assert [name for name, _, _ in stored(engine)] == ["a", "b"]
     assert store.counts["refused"] == 1
@@ -164,7 +164,7 @@ def test_spans_that_were_rejected_at_receipt_leave_no_row_and_take_no_number(
     assert stored(engine) == [["a", 1, 0], ["b", 2, 1]]
 
 
-def test_what_is_not_plain_shares_its_batch_with_what_is(engine: ChdbEngine, tmp_path: Path) -> None:
+def test_plain_spans_and_others_share_a_batch(engine: ChdbEngine, tmp_path: Path) -> None:
     store = BatchStore(engine, tmp_path / "refused", fast_from_spans=1)
     mixed = request_of([span("plain"), span("bytes", {"k": b""}), span("plain too")])
     identities = [Identity("ro-1", "at-1")] * 3

@@ -1,4 +1,4 @@
-"""TLS and client certificates on both OTLP ports, with certificates made by the openssl command."""
+"""TLS and client certificates on both OTLP ports, with certificates created by the openssl command."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def spans_taken(stack: Stack, authority: Authority, *, client: bool = Fals
     return next(point["value"] for point in points if point["attributes"]["signal"] == "traces")
 
 
-async def test_the_sdks_exporters_come_in_with_tls_and_token(tls_stack: Stack, authority: Authority) -> None:
+async def test_the_sdks_exporters_connect_with_tls_and_token(tls_stack: Stack, authority: Authority) -> None:
     headers = {"authorization": "Bearer sesame"}
     before = await spans_taken(tls_stack, authority, token="sesame")
     await asyncio.to_thread(export, GrpcSpans(endpoint=f"https://{tls_stack.grpc}", credentials=authority.credentials(), headers=headers))
@@ -113,7 +113,7 @@ async def test_a_client_without_tls_gets_no_answer(tls_stack: Stack) -> None:
     assert "Traceback" not in tls_stack.log.read_text()
 
 
-async def test_a_bad_token_is_refused_over_tls_and_health_stays_open(tls_stack: Stack, authority: Authority) -> None:
+async def test_a_bad_token_is_refused_over_tls_and_health_needs_none(tls_stack: Stack, authority: Authority) -> None:
     body = request_of([span()]).SerializeToString()
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer wrong"}) as session:
         async with session.post(f"{https(tls_stack)}/v1/traces", data=body, headers=HEADERS, ssl=authority.context()) as response:
@@ -130,7 +130,7 @@ async def test_a_bad_token_is_refused_over_tls_and_health_stays_open(tls_stack: 
         assert failure.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_client_certificates_are_asked_for_and_checked(mutual_stack: Stack, authority: Authority, tmp_path: Path) -> None:
+async def test_client_certificates_are_required_and_checked(mutual_stack: Stack, authority: Authority, tmp_path: Path) -> None:
     before = await spans_taken(mutual_stack, authority, client=True)
     with_certificate = GrpcSpans(endpoint=f"https://{mutual_stack.grpc}", credentials=authority.credentials(client=True))
     await asyncio.to_thread(export, with_certificate)
@@ -176,7 +176,7 @@ async def test_sigterm_ends_a_tls_collector(own_stack: Stack, authority: Authori
     assert await own_stack.end("collector") == 0
 
 
-def test_wrong_files_are_wrong_settings(own_stack: Stack, authority: Authority, tmp_path: Path) -> None:
+def test_wrong_certificate_files_are_settings_errors(own_stack: Stack, authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("")
     good = {"tls_cert": authority.path("server.pem"), "tls_key": authority.path("server.key")}
     wrong = {
