@@ -1,4 +1,4 @@
-"""What several system tests need."""
+"""Fixtures shared by several system tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.model_server import ModelServer
 
 @pytest.fixture
 def model_server() -> Iterator[ModelServer]:
-    """In a thread of its own, because these tests wait for commands."""
+    """In its own thread, because these tests wait for commands."""
     running = ModelServer()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

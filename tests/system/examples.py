@@ -1,4 +1,4 @@
-"""What tests of examples/ share: one stack, scripted models, and an example's own job file played on them."""
+"""Shared by the tests of examples/: one stack, scripted models, and runs of an example's own job file with them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tests.matrix.model import ScriptedModel
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
-WAIT_SECONDS: Final = 600.0  # of a machine that others use, too
+WAIT_SECONDS: Final = 600.0  # for a machine under load
 _FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "AGL_", "VIRTUAL_ENV", "PYTHON")
 
 
 def python_of(name: str) -> str:
-    """The interpreter of a framework's environment (tests/matrix), made where it is missing; skips where it cannot be.
+    """Return the interpreter of a framework's environment (tests/matrix), which is created if missing; skip the test if it cannot be.
 
-    The example must ask for no other versions than that environment has.
+    The example must require no other versions than that environment has.
     """
     PLACE.mkdir(parents=True, exist_ok=True)
-    with (PLACE / f"{name}.lock").open("w") as lock:  # test files run side by side
+    with (PLACE / f"{name}.lock").open("w") as lock:  # test files run in parallel
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             return environment(BY_NAME[name]).command[0]
@@ -46,13 +46,13 @@ def python_of(name: str) -> str:
 
 
 def asks_for(example: str, name: str) -> bool:
-    """Whether what an example requires is part of what the framework's environment has."""
+    """Return whether an example's requirements are a subset of the framework environment's."""
     pinned = (BY_NAME[name].folder / "requirements.txt").read_text().splitlines()
     return set((EXAMPLES / example / "requirements.txt").read_text().splitlines()) <= set(pinned)
 
 
 def free_environment(**more: str) -> dict[str, str]:
-    """This process's environment without what would steer an agent."""
+    """Return this process's environment without the variables that influence an agent."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)} | more
 
 
@@ -64,13 +64,13 @@ class Stage:
 
     @property
     def address(self) -> str:
-        """For `--store`."""
+        """Argument of `--store`."""
         return str(self.store.description.queue)
 
     async def play(
         self, folder: Path, command: Sequence[str], tasks: Sequence[Any], model: ScriptedModel, *, grader: str = "", **more: Any
     ) -> Traces:
-        """Run a command agent once for each task, by a runner of its own in the agent's folder; what came of it."""
+        """Run a command agent once for each task, with its own runner in the agent's folder; return the traces."""
         return await self.run(folder, tasks, {"main_llm": _llm(model)}, grader=grader, agent=("--", *command), **more)
 
     async def run(
@@ -83,7 +83,7 @@ class Stage:
         grader: str = "",
         env: dict[str, str] | None = None,
     ) -> Traces:
-        """The same for any agent and resources."""
+        """Run any agent with any resources, like `play`."""
         published = await self.store.publish(resources)
         rollouts = await self.store.enqueue(list(tasks), resources_id=published.resources_id)
         ids = [rollout.rollout_id for rollout in rollouts]
@@ -95,7 +95,7 @@ class Stage:
 
     @asynccontextmanager
     async def runner(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> AsyncGenerator[None]:
-        """A runner in an agent's folder, two rollouts at a time, for the block."""
+        """Run a runner in an agent's folder, two rollouts at a time, for the block."""
         options = ("--concurrency", "4", "--timeout", str(WAIT_SECONDS))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agl_otel.runner", *options, *arguments),
@@ -113,7 +113,7 @@ def _llm(model: ScriptedModel) -> LLM:
 
 
 async def finished(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a program to its end; what it printed. Fails where its exit code is not 0."""
+    """Run a program to its end; return its output. Fails if its exit code is not 0."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         stdout=asyncio.subprocess.PIPE,
@@ -131,7 +131,7 @@ async def finished(*command: str | Path, cwd: Path | None = None, env: dict[str,
 
 @asynccontextmanager
 async def serving(*command: str | Path, at: int | None = None) -> AsyncGenerator[str]:
-    """Run a server for the block; the first line it prints, or nothing once it listens `at` a port."""
+    """Run a server for the block; yield the first line that it prints, or nothing once it listens on port `at`."""
     output = asyncio.subprocess.PIPE if at is None else asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*map(str, command), stdout=output, env=free_environment())
     try:
@@ -169,7 +169,7 @@ async def _listens(port: int) -> bool:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask it to end; kill it where it does not."""
+    """Terminate a process; kill it if it does not end."""
     if process.returncode is None:
         process.terminate()
         try:
@@ -188,23 +188,23 @@ async def stage(data_dir: Path) -> AsyncGenerator[Stage]:
 
 
 def rewards(traces: Traces) -> dict[str, float]:
-    """{rollout id: its last primary reward}, in the order of the rollouts."""
+    """Return {rollout id: its last primary reward}, in the order of the rollouts."""
     found = {rollout_id: given[-1].value for (rollout_id, _), given in traces.rewards.items() if given}
     return {rollout.rollout_id: found[rollout.rollout_id] for rollout in traces.rollouts if rollout.rollout_id in found}
 
 
 def error_of(rollout: Rollout) -> str:
-    """Why a rollout failed."""
+    """Return why a rollout failed."""
     return (rollout.attempt.error or "") if isinstance(rollout, AttemptedRollout) else rollout.status
 
 
 def assert_whole(traces: Traces, model: ScriptedModel, *, calls: int | None = None) -> None:
-    """Every rollout succeeded and is complete, and every call of the model is there, token for token as it was sampled.
+    """Check that every rollout succeeded and is complete, and that every call of the model is in the traces, token for token as sampled.
 
     Args:
         traces: of all rollouts that used the model.
-        model: what it was.
-        calls: how many of its calls there must be; None: any number but 0.
+        model: the model that they used.
+        calls: required number of its calls; None: any number but 0.
     """
     assert [(rollout.status, error_of(rollout)) for rollout in traces.rollouts] == [("succeeded", "")] * len(traces.rollouts)
     kinds = [(verdict.kind, verdict.reasons) for verdict in traces.verdicts.values()]

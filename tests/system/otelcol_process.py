@@ -31,7 +31,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 def binary() -> Path:
-    """The collector; skips the test where it has not been built."""
+    """Return the path of the collector's binary; skip the test if it has not been built."""
     if not BINARY.exists():
         pytest.skip(f"{BINARY} is missing: build it with `make otelcol` (needs Go)")
     return BINARY
@@ -60,7 +60,7 @@ class Otelcol:
         return f"http://127.0.0.1:{self.ports[3]}/metrics"
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        """A new process, which may not be ready yet."""
+        """Start a process; it may not be ready on return."""
         names = ("AGL_OTLP_GRPC_PORT", "AGL_OTLP_HTTP_PORT", "AGL_OTELCOL_HEALTH_PORT", "AGL_OTELCOL_METRICS_PORT")
         ports = {name: str(port) for name, port in zip(names, self.ports, strict=True)}
         with self.log.open("ab") as out:
@@ -70,7 +70,7 @@ class Otelcol:
             )  # fmt: skip
 
     async def start(self) -> None:
-        """Run it (again), and return when it takes spans."""
+        """Start it (again); it accepts spans on return."""
         self.process = self.spawn()
         async with aiohttp.ClientSession() as session, asyncio.timeout(START_SECONDS):
             while not await self._healthy(session):
@@ -85,7 +85,7 @@ class Otelcol:
             return False
 
     async def end(self, number: int = signal.SIGTERM) -> int:
-        """End it with a signal; its exit status."""
+        """End it with a signal; return its exit status."""
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
@@ -123,7 +123,7 @@ class World:
         return TraceReader(self.sql, collectors=[each.http for each in collectors])
 
     def fresh_schema(self) -> None:
-        """Empty tables. The server may abort what a killed collector left it, and is started again then."""
+        """Empty the tables. The server may abort on what a killed collector left, and is then restarted."""
         for left in (2, 1, 0):
             self.server.must_run()
             engine = ServerEngine(ServerAddress.parse(self.server.url()))
@@ -138,14 +138,14 @@ class World:
                 engine.close()
 
     def spawn_queue(self) -> subprocess.Popen[bytes]:
-        """A new process on the same data, which may not be ready yet."""
+        """Start a queue process on the same data; it may not be ready on return."""
         settings = {"AGL_HOST": "127.0.0.1", "AGL_QUEUE_PORT": str(self.queue_port), "AGL_DATA_DIR": str(self.directory / "queue")}
         settings["AGL_TOKEN"] = self.token
         with (self.directory / "queue.log").open("ab") as out:
             return subprocess.Popen([sys.executable, "-m", "agl_otel.queue"], stdout=out, stderr=out, env={**ENVIRONMENT, **settings})
 
     async def start_queue(self) -> None:
-        """Run it (again), and return when it answers."""
+        """Start the queue (again); it answers on return."""
         self.queue_process = self.spawn_queue()
         async with QueueClient(self.queue, token=self.token, retry_seconds=START_SECONDS) as client:
             await client.describe()
@@ -156,7 +156,7 @@ class World:
         await asyncio.to_thread(self.queue_process.wait, 30)
 
     async def collector(self, config: str = "all-in-one", **environment: str) -> Otelcol:
-        """A new collector, started."""
+        """Start a new collector."""
         settings = {
             "AGL_STORE": self.queue,
             "AGL_OTELCOL_CLICKHOUSE": f"clickhouse://127.0.0.1:{self.server.tcp_port}",
@@ -182,7 +182,7 @@ class World:
 async def post(
     session: aiohttp.ClientSession, collector: Otelcol, request: ExportTraceServiceRequest | bytes, **headers: str
 ) -> aiohttp.ClientResponse:
-    """One OTLP/HTTP request; the answer, read to its end."""
+    """Send one OTLP/HTTP request; return the response with its body read."""
     sent = {"Content-Type": "application/x-protobuf", **{name.replace("_", "-"): value for name, value in headers.items()}}
     data = request if isinstance(request, bytes) else request.SerializeToString()
     async with session.post(f"{collector.http}/v1/traces", data=data, headers=sent) as response:

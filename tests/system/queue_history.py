@@ -1,4 +1,4 @@
-"""The history checker: what clients were told, held against what the queue says at the end. Pure: lists in, complaints out."""
+"""The history checker: compares the responses that clients got with the state of the queue at the end. Pure: lists in, complaints out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def complaints(
     attempts: Sequence[Attempt],
     told_finished: Mapping[str, str],
 ) -> list[str]:
-    """What is wrong with a history, in words; an empty list where nothing is.
+    """Return the errors of a history, in words; an empty list if there are none.
 
-    `enqueued`: ids that the queue acknowledged; `events`: the journals of the workers (queue_load.py; agents, which know no number of
-    their attempt, leave it out); `told_finished`: {id: status} as
-    `wait` said it; `rollouts`, `attempts`: all, when every rollout had ended.
+    `enqueued`: ids that the queue acknowledged; `events`: the journals of the workers (queue_load.py; agents, which do not know their
+    attempt's number, omit it); `told_finished`: {id: status} as returned by `wait`; `rollouts`, `attempts`: all, after every rollout has
+    ended.
     """
     found = {rollout.rollout_id: rollout for rollout in rollouts}
     by_rollout: defaultdict[str, list[Attempt]] = defaultdict(list)
@@ -40,7 +40,9 @@ def complaints(
 
 
 def _ended_as_its_attempts_say(rollout: Rollout, attempts: Sequence[Attempt]) -> list[str]:
-    """Attempts are numbered without gaps and within bounds, each but the last ended in a way that is retried, and the last one decides."""
+    """Check that attempts are numbered without gaps and within limits, all but the last ended in a way that is retried, and the last
+    decides.
+    """
     name, config = rollout.rollout_id, rollout.config
     numbers = [attempt.sequence_id for attempt in attempts]
     wrong: list[str] = []
@@ -62,7 +64,7 @@ def _ended_as_its_attempts_say(rollout: Rollout, attempts: Sequence[Attempt]) ->
 
 
 def _outcome(attempt: Attempt) -> AttemptStatus:
-    """What became of an attempt of a finished rollout: a late span shows one as running that was given up, and changes nothing else."""
+    """Return an attempt's outcome in a finished rollout: a late span sets an unresponsive one to running, without other effects."""
     silent = attempt.status == "running" and attempt.error is not None and "was silent" in attempt.error
     return "unresponsive" if silent else attempt.status
 

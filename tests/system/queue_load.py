@@ -1,9 +1,9 @@
-"""Workers that load a queue from a process of their own and write down, before and after each call, what they did: `history.py` judges it.
+"""Workers that load a queue from their own process and write to a journal before and after each call; `queue_history.py` checks it.
 
 python -m tests.system.queue_load ADDRESS JOURNAL WORKERS SEED     (ends with SIGTERM)
 
-A worker claims a few rollouts, hears of some by spans, and reports: most succeed, some fail, some are forgotten (their attempt becomes
-overdue). Its client gives up a call quickly and asks again with the same request id, so that lost answers are repeated.
+A worker claims a few rollouts, reports spans of some, and ends them: most succeed, some fail, some are forgotten (their attempt becomes
+overdue). Its client gives up a call quickly and repeats it with the same request id, so that lost responses are repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AWAY_SECONDS = 60.0
 
 
 class Journal:
-    """One JSON object a line, flushed at once."""
+    """Writes one JSON object per line, flushed at once."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -37,7 +37,7 @@ class Journal:
 
 
 async def work(client: QueueClient, journal: Journal, name: str, chance: random.Random) -> None:
-    """Claim and report until cancelled."""
+    """Claim and report rollouts until cancelled."""
     while True:
         try:
             claims = await client.claim(chance.choice((1, 4, 16)), worker_id=name, wait_seconds=0.5)
@@ -52,7 +52,7 @@ async def work(client: QueueClient, journal: Journal, name: str, chance: random.
 
 
 async def finish(client: QueueClient, journal: Journal, claims: list[AttemptedRollout], chance: random.Random) -> None:
-    """Report for each claim by itself; a forgotten one is never reported."""
+    """Report each claim separately; a forgotten one is never reported."""
     seen = [Observation(c.rollout_id, c.attempt.attempt_id, 1, time.time()) for c in claims if chance.random() < 0.5]
     updates = [
         AttemptUpdate(rollout_id=c.rollout_id, attempt_id=c.attempt.attempt_id, token=c.token, status=status)
@@ -92,7 +92,7 @@ async def run(address: str, journal: Journal, workers: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Parse the arguments and run."""
+    """Parse the arguments and run the workers."""
     address, path, workers, seed = sys.argv[1:]
     with Path(path).open("a") as file:
         asyncio.run(run(address, Journal(file), int(workers), int(seed)))

@@ -1,4 +1,4 @@
-"""A queue service as a process that a test may kill, freeze and start again on the same port."""
+"""A queue service as a process that a test can kill, freeze and restart on the same port."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ time.time = lambda: _time() + _shift
 
 
 def wrong_clock(folder: Path, seconds: float) -> dict[str, str]:
-    """The environment of a Python process whose clock is ahead by `seconds`."""
+    """Return the environment of a Python process whose clock is ahead by `seconds`."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(SHIFTED_CLOCK)
     return {"PYTHONPATH": str(folder), "SHIFT_SECONDS": str(seconds)}
 
 
 class Child:
-    """A process of a test: its log is kept, and `end` leaves nothing behind."""
+    """A process of a test, with a log; `end` leaves nothing behind."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.command = command
@@ -37,7 +37,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Id of the running process."""
         assert self.process is not None, "it is not started"
         return self.process.pid
 
@@ -47,7 +47,7 @@ class Child:
             self.process = await asyncio.create_subprocess_exec(*self.command, cwd=ROOT, env=self.environment, stdout=log, stderr=log)
 
     async def end(self, number: int = signal.SIGKILL) -> int:
-        """Send a signal and wait for the end; answers the exit code."""
+        """Send a signal and wait for the end; return the exit code."""
         if self.process is None:
             return 0
         if self.process.returncode is None:
@@ -67,5 +67,5 @@ class QueueProcess(Child):
 
     @property
     def address(self) -> str:
-        """host:port."""
+        """Address as host:port."""
         return f"127.0.0.1:{self.port}"

@@ -1,4 +1,4 @@
-"""Commands of ours as real processes, which end with this one however it ends, and what must be true of the machine after them."""
+"""Our commands as real processes, which end with this process however it ends, and checks of the machine after them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 class Command:
-    """`agl-otel …` as a process; `with` ends it. `within` goes before the command line, and becomes it."""
+    """`agl-otel …` as a process; `with` ends it. `within` is put before the command line, and must exec it."""
 
     def __init__(
         self, *arguments: str, log: Path, cwd: Path | None = None, env: dict[str, str] | None = None, within: Sequence[str] = ()
@@ -61,11 +61,11 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """Output so far."""
         return self.log.read_text(errors="replace")
 
     def wait(self, seconds: float) -> int:
-        """Wait for its end; its exit status."""
+        """Wait for its end; return its exit status."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -81,9 +81,9 @@ def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: 
 def run_here(
     capsys: pytest.CaptureFixture[str], *arguments: str, cwd: Path, beside: Callable[[threading.Event], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`run` in this process, which has torch already: one more that imports it and transformers takes a processor eight seconds.
+    """Like `run`, in this process, which has imported torch already: importing it and transformers takes eight seconds of CPU.
 
-    `beside` runs in a thread meanwhile, and is told when the command has ended; where it fails, the command is interrupted.
+    `beside` runs in a thread meanwhile, with an event that is set when the command has ended; if it fails, the command is interrupted.
     """
     failed: list[BaseException] = []
     over = threading.Event()
@@ -112,7 +112,9 @@ def run_here(
 
 
 def small_demo(folder: Path, *, prompts: int = 4, members: int = 4, val: int = 4) -> Path:
-    """`folder`, where `agl-otel demo` finds its example with a smaller job: `prompts` × `members` rollouts a step, `val` tasks scored."""
+    """Write a smaller job of `agl-otel demo`'s example to `folder`, where the command finds it: `prompts` × `members` rollouts a step,
+    `val` scored tasks.
+    """
     place = folder / DEMO
     shutil.copytree(Path(__file__).parents[2] / DEMO, place, ignore=shutil.ignore_patterns("__pycache__"))
     for (name, was), size in zip(DEMO_SIZES, (prompts, members, val), strict=True):
@@ -133,7 +135,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = START_SECON
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Which of these processes run (zombies have ended)."""
+    """Return which of these processes are running (zombies have ended)."""
     return [pid for pid in pids if _state(pid) not in ("", "Z")]
 
 
@@ -145,7 +147,7 @@ def _state(pid: int) -> str:
 
 
 def naming(folder: Path) -> list[int]:
-    """Processes whose command line or environment names `folder`: what a command on that data directory has left behind."""
+    """Find processes whose command line or environment names `folder`: those left by a command on that data directory."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -160,7 +162,7 @@ def naming(folder: Path) -> list[int]:
 
 
 def listening(pids: Sequence[int]) -> list[str]:
-    """The addresses on which these processes listen, one for each socket."""
+    """Return the addresses on which these processes listen, one for each socket."""
     inodes: set[str] = set()
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -174,5 +176,5 @@ def listening(pids: Sequence[int]) -> list[str]:
             if state == "0A" and rest[5] in inodes:
                 words = bytes.fromhex(local.rpartition(":")[0])
                 packed = b"".join(words[start : start + 4][::-1] for start in range(0, len(words), 4))
-                found.append(socket.inet_ntop(family, packed).removeprefix("::ffff:"))  # IPv4, as gRPC binds it
+                found.append(socket.inet_ntop(family, packed).removeprefix("::ffff:"))  # IPv4, in the form that gRPC binds
     return found

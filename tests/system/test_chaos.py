@@ -1,4 +1,4 @@
-"""Some scenarios of `make chaos`, in their small version: those that need neither gigabytes nor minutes. `make chaos` plays them all."""
+"""The scenarios of `make chaos` that need neither gigabytes nor minutes, in their small version. `make chaos` plays all of them."""
 
 from __future__ import annotations
 

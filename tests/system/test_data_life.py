@@ -1,4 +1,4 @@
-"""What somebody asked to be gone is gone: every byte of the data directory and every table is searched, of a stack that ran real agents."""
+"""Deleted and expired data is gone: all bytes of the data directory and all tables of a stack that ran real agents are searched."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def answer(task, prompt_template: agl.PromptTemplate, llm: agl.LLM) -> flo
 
 @dataclass
 class Lived:
-    """A stack that runs, and where."""
+    """A running stack and its folders."""
 
     data: Path
     folder: Path
@@ -82,7 +82,7 @@ class Lived:
         return {name: entry["address"] for name, entry in told.items() if isinstance(entry, dict)}
 
     def sql(self, query: str) -> list[dict[str, Any]]:
-        """Rows of a query at the collector's endpoint."""
+        """Return the rows of a query at the collector's endpoint."""
         with urllib.request.urlopen(f"{self.stack['web']}/v1/agl/describe", timeout=60) as answer:
             address = json.load(answer)["clickhouse"]
         with urllib.request.urlopen(address, data=f"{query} FORMAT JSON".encode(), timeout=120) as answer:
@@ -98,7 +98,7 @@ class Lived:
         return [item["rollout_id"] for item in listed["items"]]
 
     def play(self, who: str, how: str) -> None:
-        """One rollout of a command agent."""
+        """Run one rollout of a command agent."""
         tasks = self.folder / "command.jsonl"
         tasks.write_text(json.dumps({"input": {"who": who, "how": how}, "metadata": {"run": f"of {who}", "name": who}}) + "\n")
         self.agl("rollouts", "enqueue", "--file", str(tasks))
@@ -109,7 +109,7 @@ class Lived:
             assert runner.wait(300) == 0, runner.output
 
     def train(self, name: str, url: str, options: str, *tasks: str) -> None:
-        """A run of a job, kept in the data directory."""
+        """Run a job; its run folder is in the data directory."""
         (self.folder / "tasks.jsonl").write_text("".join(json.dumps({"who": who}) + "\n" for who in tasks))
         job = self.folder / f"{name}.toml"
         job.write_text(JOB.format(folder=self.folder, url=url, name=name, options=options))
@@ -118,7 +118,7 @@ class Lived:
 
 @contextlib.contextmanager
 def lives(folder: Path, url: str, **more: str) -> Generator[Lived]:
-    """A stack on the data directory in `folder`, for a while."""
+    """Run a stack on the data directory in `folder` for the block."""
     data = folder / "data"
     free = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
     env = {"AGL_UPSTREAM_URL": url, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "AGL_RETENTION_DAYS": "0", **more}
@@ -129,7 +129,7 @@ def lives(folder: Path, url: str, **more: str) -> Generator[Lived]:
 
 
 def told_of(lived: Lived, who: str) -> dict[str, int]:
-    """{table of either store: rows in which `who` is named, anywhere}."""
+    """Return {table of either store: number of rows that contain `who` anywhere}."""
     found: dict[str, int] = {}
     tables = lived.sql("SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree'")
     for table in (row["name"] for row in tables):
@@ -150,13 +150,13 @@ def files(tmp_path: Path) -> Path:
 
 
 def played(lived: Lived, url: str) -> dict[str, list[str]]:
-    """Rollouts of two people, of each kind, that have ended: {who: ids}."""
+    """Run rollouts of two people, of each kind, to their end; return {who: ids}."""
     for who in (JANE, JOHN):
         lived.play(who, "well")
         lived.play(who, "fails")
     lived.train("random_search", url, CHOICES, JANE, JOHN)
     (lived.data / "refused").mkdir(exist_ok=True)
-    for who, place in ((JANE, 1), (JOHN, 2)):  # as ClickHouse refuses one now and then
+    for who, place in ((JANE, 1), (JOHN, 2)):  # a dead letter of each: a request that ClickHouse rejected
         about = {"reason": f"of {who}", "rollouts": [lived.of(who)[0]]}
         stem = lived.data / "refused" / f"{int(time.time() * 1000)}-{place}-traces"
         stem.with_suffix(".json").write_text(json.dumps(about))
@@ -164,7 +164,7 @@ def played(lived: Lived, url: str) -> dict[str, list[str]]:
     return {who: lived.of(who) for who in (JANE, JOHN)}
 
 
-def test_what_is_deleted_and_waited_for_is_in_no_table_and_in_no_file(files: Path, model_server: ModelServer) -> None:
+def test_deleted_data_is_in_no_table_and_no_file_after_waiting(files: Path, model_server: ModelServer) -> None:
     with lives(files, model_server.url) as lived:
         ids = played(lived, model_server.url)
         assert {who: len(found) for who, found in ids.items()} == {JANE: 4, JOHN: 4}
@@ -186,11 +186,11 @@ AGED_DAYS = 3
 
 
 def age(data: Path, ids: list[str], who: str) -> None:
-    """Make what a stopped stack holds of these rollouts three days older: nothing else tells a retention of days from one of none."""
+    """Make a stopped stack's data of these rollouts three days older: only then does a retention of days differ from none."""
     engine = open_store(f"chdb:///{data / 'traces'}")
     of = {"rollouts": ids}
     for table, column in (("otel_traces", "ReceivedAt"), ("otel_logs", "ReceivedAt")):
-        engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING old_parts_lifetime = 0")  # else a test waits eight minutes for files
+        engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING old_parts_lifetime = 0")  # otherwise files stay for eight minutes
         chosen, then = "RolloutId IN {rollouts:Array(String)}", f"{column} - INTERVAL {AGED_DAYS} DAY"
         engine.command(f"INSERT INTO otel.{table} SELECT * REPLACE ({then} AS {column}) FROM otel.{table} WHERE {chosen}", of)
         young = f"{chosen} AND {column} > now() - INTERVAL 1 DAY"
@@ -198,7 +198,7 @@ def age(data: Path, ids: list[str], who: str) -> None:
     engine.command("ALTER TABLE otel.services MODIFY SETTING old_parts_lifetime = 0")
     engine.close()
     with contextlib.closing(sqlite3.connect(data / "queue.db")) as queue, queue:
-        queue.execute("PRAGMA secure_delete = ON")  # as the queue itself: what is overwritten leaves nothing
+        queue.execute("PRAGMA secure_delete = ON")  # like the queue itself: overwritten data leaves no copy
         marks = ", ".join("?" * len(ids))
         queue.execute(f"UPDATE rollouts SET end_time = end_time - {AGED_DAYS * 86400} WHERE rollout_id IN ({marks})", ids)
     for path in list((data / "refused").iterdir()):
@@ -207,7 +207,7 @@ def age(data: Path, ids: list[str], who: str) -> None:
             path.rename(path.with_name(f"{int(received) - AGED_DAYS * 86400_000}-{rest}"))
 
 
-def test_what_is_past_the_retention_is_gone_everywhere_and_the_rest_stays(files: Path, model_server: ModelServer) -> None:
+def test_data_past_the_retention_is_deleted_everywhere_and_the_rest_stays(files: Path, model_server: ModelServer) -> None:
     with lives(files, model_server.url) as lived:
         ids = played(lived, model_server.url)
         before = told_of(lived, JOHN)

@@ -1,6 +1,6 @@
-"""The main job as a user runs it, shortened and made smaller, and what it says when something it needs is gone.
+"""The main job as a user runs it, shorter and smaller, and its errors when something that it needs fails.
 
-`.ci/run` runs it at its own size.
+`.ci/run` runs it at full size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 def running(data: Path, module: str) -> list[int]:
-    """The processes on this data directory that run a module of ours."""
+    """Return the processes on this data directory that run one of our modules."""
     found: list[int] = []
     for pid in naming(data):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -33,7 +33,7 @@ def running(data: Path, module: str) -> list[int]:
 
 
 @pytest.mark.smoke
-def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_uses_the_sampled_and_stored_tokens(tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
     small_demo(tmp_path, val=12)
     shutil.copytree(tiny_policy, data / "run" / "policy")
@@ -51,7 +51,7 @@ def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_
     assert "openai.chat" in done.stderr and "primary = " in done.stderr, "the command's trace is shown as a tree"
     assert naming(data) == []
 
-    # the data is looked at by the commands that the demo names, with nothing running
+    # inspect the data with the commands that the demo names, with no service running
     shown = run("traces", "show", result["rollout_shown"], "--json", "--data-dir", str(data), cwd=tmp_path)
     names = [span["name"] for span in json.loads(shown.stdout)["spans"]]
     assert {"agentlightning.attempt", "agentlightning.llm", "agentlightning.annotation", "agentlightning.seal"} <= set(names)
@@ -59,7 +59,7 @@ def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_
     assert json.loads(listed.stdout)["total"] == 2 * 16
 
 
-def test_a_model_server_that_dies_ends_the_training_with_its_name(
+def test_a_model_server_that_dies_ends_the_training_with_an_error_that_names_it(
     tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, job = tmp_path / "data", small_demo(tmp_path, val=1) / DEMO / "job.toml"
@@ -77,8 +77,8 @@ def test_a_model_server_that_dies_ends_the_training_with_its_name(
     assert naming(data) == []
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The one demo here that makes its model."""
+def test_ctrl_c_during_the_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+    """The only demo here that creates its own model."""
     data = tmp_path / "data"
     with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=1)) as demo:
         until(lambda: "3." in demo.output, "the commands run")
@@ -87,14 +87,14 @@ def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     assert naming(data) == []
 
 
-def test_a_wrong_job_file_is_a_wrong_use_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_wrong_job_file_is_a_usage_error_and_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[agnet]\n")
     refused = run("train", "job.toml", "--data-dir", "data", cwd=tmp_path)
     assert refused.returncode == 2 and "agnet" in refused.stderr and "Traceback" not in refused.stderr
     assert not (tmp_path / "data").exists()
 
 
-def test_a_grader_that_raises_ends_the_training_with_what_it_said(
+def test_a_grader_that_raises_ends_the_training_with_its_message(
     tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.py").write_text("def grade(task, answer):\n    raise KeyError('no such field: score')\n")

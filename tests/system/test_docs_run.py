@@ -1,6 +1,6 @@
-"""What docs show is typed here: every command of a page is run against one stack, or the reason why it is not stands in NOT_RUN.
+"""Runs the commands of the docs: each command of a page runs on one stack, or NOT_RUN has the reason why it does not.
 
-Where a command asks before it removes, "y" is answered. tests/unit/test_docs.py checks the commands and options of all of them.
+Commands that ask before they remove something get "y". tests/unit/test_docs.py checks the names and options of all commands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOT_RUN: Final = {
     r"agl-otel run -- python agent\.py": "of an example or a skill's reader, with a model: tests/system/test_examples.py",
     r"agl-otel doctor -- python agent\.py": "the same command with my_agent.py is run",
 }
-"""{a command as docs show it: why it is not run here}; an example's own README is played by the test of the example."""
+"""{pattern of a command in the docs: why it is not run here}; an example's own README is run by the test of the example."""
 OTHERS_NOT_RUN: Final = {
     r"make (demo|test|setup|lint|chaos|chaos-queue|proof|wheel)\b": "CI runs these, or they take an hour; that they exist: test_docs.py",
     r"cp deploy/compose/\.env\.example|docker compose|kubectl |helm ": "needs Docker or a cluster: test_deploy.py checks",
@@ -47,14 +47,14 @@ OTHERS_NOT_RUN: Final = {
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"python (optimise|runner|algorithm)\.py": "of an example: test_prompt_search.py and test_tutorial.py play it",
 }
-"""The same of commands that are not ours."""
+"""The same for commands that are not ours."""
 OTHER_LANGUAGES: Final = {
     "text": "what a command prints or says of itself",
     "sql": "docs/tables.md: written from the schema, which test_docs.py holds it against",
     "yaml": "docs/masking.md: of a Collector with the transform processor, which our build has not",
     "protobuf": "docs/grpc.md: written from the .proto",
 }
-"""Blocks of which nothing is run; toml is read, python and commands are run or marked."""
+"""Languages of blocks that are not run; toml is parsed, python and commands are run or listed with a reason."""
 PYTHON_NOT_RUN: Final = {
     "self._informative_groups": "a method of GRPO, which a test holds to the code",
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
@@ -64,7 +64,7 @@ PYTHON_NOT_RUN: Final = {
 
 
 def shown() -> list[tuple[str, str]]:
-    """(page, command) of all pages but the reference and the examples' own, whose tests play them."""
+    """Return (page, command) of all pages except the reference and the pages of examples, which the examples' tests run."""
     pages = [page for page in PAGES if page.name != "cli.md" and page.parent.parent.name != "examples" and page.parent.name != "examples"]
     return [(page.name, typed.split("  #")[0].strip()) for page in pages for typed in commands_in(page.read_text())]
 
@@ -78,7 +78,7 @@ RUN: Final = [*dict.fromkeys(typed for _, typed in shown() if reason(typed) is N
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a reader types: my_agent.py, tasks.jsonl, and a stack that runs in its `.agl`."""
+    """The reader's folder: my_agent.py, tasks.jsonl, and a stack that runs in its `.agl`."""
     place = tmp_path_factory.mktemp("reader")
     (place / "my_agent.py").write_text(MY_AGENT)
     (place / "tasks.jsonl").write_text('{"question": "What is 2 + 2?"}\n')
@@ -96,12 +96,12 @@ def test_a_command_of_the_docs_runs(typed: str, folder: Path) -> None:
         typed, shell=True, cwd=folder, env={**ENVIRONMENT, "PATH": path}, input="y\n" * 3, capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
-    fine = (0, 3) if typed.startswith("agl-otel doctor") else (0,)  # 3: it names what is missing, here a model call
+    fine = (0, 3) if typed.startswith("agl-otel doctor") else (0,)  # 3: doctor reports something missing, here a model call
     assert done.returncode in fine and "Traceback" not in done.stderr, f"{typed}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
 
 
 def blocks() -> list[tuple[str, str, str]]:
-    """(page, language, block) of the pages whose commands are shown()."""
+    """Return (page, language, block) of the pages whose commands shown() returns."""
     pages = [page for page in PAGES if page.parent.parent.name != "examples" and page.parent.name != "examples"]
     return [
         (page.name, language, block)
@@ -110,7 +110,7 @@ def blocks() -> list[tuple[str, str, str]]:
     ]
 
 
-def test_what_is_typed_beside_our_commands_has_its_reason() -> None:
+def test_other_commands_of_the_docs_have_a_reason_not_to_run() -> None:
     typed: list[str] = []
     for _, language, block in blocks():
         if language in ("console", "bash", "sh", ""):
@@ -122,7 +122,7 @@ def test_what_is_typed_beside_our_commands_has_its_reason() -> None:
     assert not [pattern for pattern in OTHERS_NOT_RUN if not any(re.match(pattern, each) for each in others)]
 
 
-def test_blocks_of_other_languages_are_read_or_have_their_reason(tmp_path: Path) -> None:
+def test_blocks_of_other_languages_are_parsed_or_have_a_reason_not_to_be(tmp_path: Path) -> None:
     known = {"console", "bash", "sh", "", "python", "toml", *OTHER_LANGUAGES}
     found = {language for _, language, _ in blocks()}
     assert {*OTHER_LANGUAGES} <= found <= known
@@ -136,25 +136,25 @@ def test_blocks_of_other_languages_are_read_or_have_their_reason(tmp_path: Path)
             path.write_text(block)
             assert load_masker(str(path)) is not None, page
             continue
-        whole = {"agent": job["agent"], "data": job["data"], **given}  # a piece of a job: its other tables are those of an example
+        whole = {"agent": job["agent"], "data": job["data"], **given}  # part of a job: its other tables are those of an example
         Job.model_validate(whole)
 
 
-def test_every_reason_has_a_command() -> None:
+def test_every_reason_applies_to_a_command() -> None:
     typed = [each for _, each in shown()]
     assert not [pattern for pattern in NOT_RUN if not any(re.match(pattern, each) for each in typed)]
     assert len(RUN) >= 10, RUN
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_of_the_docs_runs(page: Path) -> None:
+def test_python_blocks_of_the_docs_run(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
         if not any(piece in block for piece in PYTHON_NOT_RUN):
             names: dict[str, Any] = {"__name__": "docs"}
             exec(compile(block, page.name, "exec", dont_inherit=True), names)
 
 
-def test_the_program_that_reads_traces_reads_those_of_a_stack(folder: Path) -> None:
+def test_the_docs_program_that_reads_traces_works_on_a_stack(folder: Path) -> None:
     import json
 
     (block,) = [

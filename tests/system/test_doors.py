@@ -1,6 +1,6 @@
-"""Who may come in: every port of a running stack × every kind of visitor, held against the answers in doors.json.
+"""Access control: every port of a running stack × every kind of visitor, compared with the responses in doors.json.
 
-doors.json has, for each door, the visitors by the answer that they get: its status and, where they are refused, the reason.
+doors.json has, for each endpoint, the visitors by the response that they get: its status and, for a refusal, the reason.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ VISITORS: Final[dict[str, Headers]] = {
     "the token as X-ClickHouse-Key": [("X-ClickHouse-Key", TOKEN)],
     "a token for web as X-ClickHouse-Key": [("X-ClickHouse-Key", TOKENS["a token for web"])],
 }
-"""What is shown of who one is."""
+"""The credentials of visitors."""
 PLACES: Final[dict[str, Headers]] = {
     "by a foreign name": [("Host", "evil.example")],
     "by a name that ends in a good one": [("Host", "evil.localhost")],
@@ -109,22 +109,22 @@ PLACES: Final[dict[str, Headers]] = {
     "by a link on another site": [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "document")],
     "from a frame of another site": [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "iframe")],
 }
-"""Where it comes from, and by which name it asks."""
+"""The host names that visitors use, and the pages from which they send."""
 
 
 class Door(NamedTuple):
-    """Something that can be asked of a port."""
+    """A request that can be sent to a port."""
 
     port: str
     method: str
     path: str = ""
-    """Of a call over gRPC: its method's full name."""
+    """The path; for gRPC, the method's full name."""
     body: bytes = b""
     headers: Headers = ()
 
 
 def training_figure() -> bytes:
-    """A figure of training, which the stack's token alone may send."""
+    """Serialise a training metric, which only clients with the stack's token may send."""
     point = NumberDataPoint(as_double=1.0, time_unix_nano=span().end_time_unix_nano)
     request = ExportMetricsServiceRequest()
     made = request.resource_metrics.add()
@@ -198,7 +198,7 @@ DOORS: Final[dict[str, Door]] = {
 
 @contextmanager
 def stack(folder: Path, **env: str) -> Generator[dict[str, int]]:
-    """`agl-otel up` with one resource that has a provider's key: {door's port: its number}."""
+    """Run `agl-otel up` with one resource that has a provider's key; yield {name of a port: its number}."""
     ports: dict[str, int] = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     env = {**{f"AGL_{name.upper()}_PORT": str(port) for name, port in ports.items()}, **env}
     env |= {"AGL_ALLOWED_HOSTS": "stack.test", "AGL_CORS_ORIGINS": "http://page.example"}
@@ -230,7 +230,7 @@ def token_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 def answer_of(port: int, door: Door, headers: Headers) -> str:
-    """The status, and what tells one answer from another."""
+    """Return the status, and the details in which responses differ."""
     return _over_grpc(port, door, headers) if door.method == "gRPC" else _over_http(port, door, headers)
 
 
@@ -246,7 +246,7 @@ def _over_grpc(port: int, door: Door, headers: Headers) -> str:
 
 
 def _over_http(port: int, door: Door, headers: Headers) -> str:
-    """Byte for byte what is given: a client library would make one header of two, and set its own Host."""
+    """Send the headers byte for byte: a client library would merge two headers of one name, and set its own Host."""
     names = {name for name, _ in headers}
     lines = [f"{door.method} {door.path} HTTP/1.1", *([] if "Host" in names else [f"Host: 127.0.0.1:{port}"])]
     lines += [f"{name}: {value}" for name, value in (*headers, *door.headers)]
@@ -254,7 +254,7 @@ def _over_http(port: int, door: Door, headers: Headers) -> str:
     with socket.create_connection(("127.0.0.1", port), timeout=CALL_SECONDS) as connection:
         connection.sendall("\r\n".join(lines).encode("latin-1") + door.body)
         with connection.makefile("rb") as came:
-            response = http.client.HTTPResponse(_Socket(came.read()), method=door.method)  # pyright: ignore[reportArgumentType]
+            response = http.client.HTTPResponse(_Socket(came.read()), method=door.method)  # pyright: ignore[reportArgumentType] - it only calls makefile
     response.begin()
     body = response.read()
     found = [str(200 if (door.path, response.status) == (PAGE, 503) else response.status)]  # 503: the dashboard is not built here
@@ -269,7 +269,7 @@ def _over_http(port: int, door: Door, headers: Headers) -> str:
 
 
 class _Socket:
-    """What http.client reads an answer from."""
+    """A socket as http.client needs it to parse a response."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -288,7 +288,7 @@ def _words(body: bytes) -> str:
 
 
 def _told(door: Door, body: bytes) -> str:
-    """What an answer tells that depends on who asks."""
+    """Return the part of a response that depends on the visitor."""
     if door.path in (TRACES, "/v1/traces"):
         return ExportTraceServiceResponse.FromString(body).partial_success.error_message
     if door.path in (METRICS, "/v1/metrics"):
@@ -301,18 +301,18 @@ def _told(door: Door, body: bytes) -> str:
 
 
 def found_at(ports: Mapping[str, int], doors: Mapping[str, Door], visitors: Mapping[str, Headers]) -> dict[str, dict[str, str]]:
-    """{door: {answer: visitors}}."""
+    """Return {endpoint: {response: visitors}}."""
     found: dict[str, dict[str, list[str]]] = {}
     for name, door in doors.items():
         for visitor, headers in visitors.items():
             if door.method == "gRPC" and not all(value.isascii() for _, value in headers):
-                continue  # no client of gRPC sends it
+                continue  # gRPC clients cannot send it
             found.setdefault(name, {}).setdefault(answer_of(ports[door.port], door, headers), []).append(visitor)
     return {name: {answer: "; ".join(visitors) for answer, visitors in answers.items()} for name, answers in found.items()}
 
 
 def as_written(what: str, found: Mapping[str, Mapping[str, str]]) -> None:
-    """Hold what was found against doors.json."""
+    """Compare the responses with doors.json."""
     wanted = json.loads(ANSWERS.read_text())[what]
     assert {*found} == {*wanted}
     for door, answers in found.items():
@@ -323,26 +323,26 @@ OVER_HTTP: Final = {name: door for name, door in DOORS.items() if door.method !=
 SHOWING: Final = {name: [*headers, *bearer(TOKEN)] for name, headers in PLACES.items()}
 
 
-def test_with_a_token_every_door_asks_for_it(token_stack: dict[str, int]) -> None:
+def test_with_a_token_every_endpoint_requires_it(token_stack: dict[str, int]) -> None:
     as_written("with a token", found_at(token_stack, DOORS, VISITORS))
 
 
-def test_without_a_token_every_door_is_open(open_stack: dict[str, int]) -> None:
+def test_without_a_token_every_endpoint_is_open(open_stack: dict[str, int]) -> None:
     few = {name: VISITORS[name] for name in ("nothing", "a wrong token", "the attempt's OTLP key", "another attempt's model key")}
     as_written("without a token", found_at(open_stack, DOORS, few))
 
 
-def test_whence_a_request_comes_where_there_is_a_token(token_stack: dict[str, int]) -> None:
+def test_hosts_and_origins_are_checked_with_a_token(token_stack: dict[str, int]) -> None:
     as_written("whence, with a token", found_at(token_stack, OVER_HTTP, SHOWING))
 
 
-def test_whence_a_request_comes_where_there_is_no_token(open_stack: dict[str, int]) -> None:
+def test_hosts_and_origins_are_checked_without_a_token(open_stack: dict[str, int]) -> None:
     as_written("whence, without a token", found_at(open_stack, OVER_HTTP, PLACES))
 
 
 @asynccontextmanager
 async def model_server(host: str, key: str) -> AsyncGenerator[int]:
-    """A port with the checks that every model server has."""
+    """Serve a port with the checks of every model server."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="sampled")
@@ -357,7 +357,7 @@ async def model_server(host: str, key: str) -> AsyncGenerator[int]:
         await runner.cleanup()
 
 
-async def test_who_may_ask_a_model_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_server_checks_credentials_hosts_and_origins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_ALLOWED_HOSTS", "stack.test")
     key = model_server_key(TOKEN)
     showing = {name: [*headers, *bearer(key)] for name, headers in PLACES.items()}

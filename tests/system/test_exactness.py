@@ -1,4 +1,4 @@
-"""The tokens that are trained on are the tokens that were sampled: the bench's random conversations, some hundred calls of them."""
+"""The tokens that are trained on are the sampled ones: a few hundred calls of the bench's random conversations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ async def test_trained_ids_are_the_sampled_ids_in_every_protocol_with_faults_and
     result = await run(400, 11, tmp_path, start_seconds=300.0)
     assert result.wrong == []
     assert result.good
-    assert result.whole_accepted == result.whole  # nothing but what was broken on purpose is refused
+    assert result.whole_accepted == result.whole  # only deliberately broken calls are refused
     assert result.refused.total() > 0
     assert {"choice", "sub_agent"} <= set(result.breaks)

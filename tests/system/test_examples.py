@@ -1,4 +1,4 @@
-"""The examples whose agents are built on frameworks, as their users run them, small: agents unmodified, models scripted."""
+"""The examples whose agents are built on frameworks, run small as users run them: unmodified agents, scripted models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
 
 
 def calculates(request: Request, call_id: str) -> Message:
-    """Has the calculator multiply the first two numbers and then add the third, which is right for one story of three."""
+    """Call the calculator to multiply the first two numbers and then add the third, which is right for one story of three."""
     numbers = [int(number) for number in re.findall(r"\d+", request.messages[1].text)]
     results = [message.text for message in request.messages if message.role == "tool"]
     if len(results) == 2:
@@ -68,7 +68,7 @@ RIGHT = "SELECT name FROM singer WHERE country = 'France'"
 
 
 def writes_sql(request: Request, call_id: str) -> Message:
-    """Writes a query with a fault in it, finds it when checking, and mends it; is content with its query for flights, which is wrong."""
+    """Write a query with an error, find it when checking, and correct it; accept the wrong query for flights."""
     system, text = request.messages[0].text, request.messages[-1].text
     if "flights" in text:
         return Message("assistant", "All is well. THE QUERY IS CORRECT." if "You check" in system else "SELECT 4711")
@@ -88,7 +88,7 @@ async def test_spider_writes_checks_and_rewrites_and_only_the_writers_are_traine
         traces = await on.play(folder, [python, *command[1:]], [french, flights], model, grader=str(job.agent.grader))
         assert_whole(traces, model, calls=6)
     assert list(rewards(traces).values()) == [1.0, 0.0]
-    # In the traces of real LangGraph nodes, as columns and as a tree of spans, each call has its node's name.
+    # In the traces of real LangGraph nodes, each call has its node's name, both as columns and in the tree of spans.
     mended, flights_rollout = (rollout.rollout_id for rollout in traces.rollouts)
     agents = list(zip(traces.calls.rollout_id, traces.calls.agent, strict=True))
     assert [agent for rollout, agent in agents if rollout == mended] == ["write", "check", "rewrite", "check"]
@@ -104,7 +104,7 @@ async def test_spider_writes_checks_and_rewrites_and_only_the_writers_are_traine
 
 
 async def script(name: str, *arguments: str) -> str:
-    """A script of examples/minimal."""
+    """Run a script of examples/minimal."""
     return await finished(sys.executable, EXAMPLES / "minimal" / name, *arguments)
 
 
@@ -141,7 +141,7 @@ async def test_minimal_vllm_answers_with_token_ids(tmp_path: Path) -> None:
     assert f"prompt {prompt}" in await script("vllm_server.py", str(tmp_path))
 
 
-async def test_minimal_vllm_says_that_it_is_missing() -> None:
+async def test_minimal_vllm_reports_a_missing_vllm() -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
     with pytest.raises(AssertionError, match="pip install vllm"):
@@ -152,7 +152,7 @@ async def test_minimal_vllm_says_that_it_is_missing() -> None:
 
 
 def river(request: Request, call_id: str) -> Message:
-    """Looks up the town and then its river, and answers the river whatever was asked."""
+    """Look up the town and then its river, and answer the river whatever the question."""
     told = [message.text for message in request.messages if message.text.startswith("<information>")]
     painter = re.findall(r"([A-Z]\w+ [A-Z]\w+) (?:was )?born", request.messages[0].text)[-1]
     if not told:
@@ -164,7 +164,7 @@ def river(request: Request, call_id: str) -> Message:
     return Message("assistant", f"<think>There it is.</think>\n<answer>The {found}.</answer>")
 
 
-async def test_search_r1_looks_up_twice_and_what_it_is_told_has_no_loss(on: Stage) -> None:
+async def test_search_r1_looks_up_twice_and_retrieved_text_has_no_loss(on: Stage) -> None:
     folder = EXAMPLES / "search_r1"
     job = Job.load(folder / "job.toml")
     town, river_of = job.tasks("train")[:2]
@@ -184,7 +184,7 @@ async def test_search_r1_looks_up_twice_and_what_it_is_told_has_no_loss(on: Stag
 
 
 def librarian(request: Request, call_id: str) -> Message:
-    """Retrieves with the question, and then says the passage's number; everything it was told where there is none."""
+    """Retrieve with the question, and answer the passage's number, or the whole passage if it has none."""
     told = [message.text for message in request.messages if message.role == "tool"]
     if not told:
         return calling("retrieve", {"query": request.messages[-1].text}, call_id)
@@ -211,7 +211,7 @@ async def test_rag_retrieves_over_mcp_and_long_answers_get_less(on: Stage) -> No
 
 
 def edits(request: Request, call_id: str) -> Message:
-    """Reads the file, edits it (rightly in one repository, wrongly in the other), and is done."""
+    """Read the file, edit it (correctly in one repository, wrongly in the other), and finish."""
     folder = re.search(r"The repository is in (\S+?)\. Resolve", " ".join(message.text for message in request.messages))
     if "Edit" not in request.tools or folder is None:
         return Message("assistant", "Nothing to do here.")

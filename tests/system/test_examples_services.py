@@ -1,4 +1,4 @@
-"""The examples whose models are trained elsewhere, or by the example itself: against small services that really learn."""
+"""The examples whose models are trained by other services or by the example itself, with small services that really learn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
 
 
 async def trained(on: Stage, example: str, tmp_path: Path, *changes: tuple[str, str], job_file: str = "job.toml") -> str:
-    """Run an example's own job file on the stage, with some of its words changed, in a copy of its folder; what was printed."""
+    """Run an example's own job file on the stage, in a copy of its folder, with some of its text replaced; return the output."""
     folder = tmp_path / example
     shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("__pycache__"))
     job = (folder / job_file).read_text()
@@ -46,7 +46,7 @@ async def trained(on: Stage, example: str, tmp_path: Path, *changes: tuple[str, 
     return await finished(sys.executable, "-m", "agl_otel", "train", folder / job_file, *where, cwd=folder)
 
 
-async def test_azure_tunes_deploys_prunes_and_validates_in_a_loop_and_the_score_rises(on: Stage, tmp_path: Path) -> None:
+async def test_azure_loop_tunes_deploys_prunes_and_validates_and_the_score_rises(on: Stage, tmp_path: Path) -> None:
     async with serving(sys.executable, EXAMPLES / "azure" / "service.py", "--port", "0") as service:
         output = await trained(on, "azure", tmp_path, ("http://127.0.0.1:8095", service), ("poll_seconds = 0.1", "poll_seconds = 0.05"))
         async with aiohttp.ClientSession() as session, session.get(f"{service}/account/deployments") as answer:
@@ -58,7 +58,7 @@ async def test_azure_tunes_deploys_prunes_and_validates_in_a_loop_and_the_score_
 
 
 async def test_tinker_learns_from_traces_of_its_own_sampler_algorithm_and_runners_apart(on: Stage) -> None:
-    main, course = EXAMPLES / "tinker" / "main.py", ("--steps", "5", "--group-size", "12")  # 240 games; seeds make them the same each time
+    main, course = EXAMPLES / "tinker" / "main.py", ("--steps", "5", "--group-size", "12")  # 240 games, the same each time by their seeds
     async with started(sys.executable, main, "runner", "--store", on.address):
         output = await finished(sys.executable, main, "algo", "--store", on.address, *course)
     lines = [json.loads(line) for line in output.splitlines()]
@@ -74,7 +74,7 @@ async def test_tinker_is_trained_by_its_job_file(on: Stage, tmp_path: Path) -> N
 
 async def test_tinker_in_one_call_and_without_training(on: Stage) -> None:
     main = EXAMPLES / "tinker" / "main.py"
-    output = await finished(sys.executable, main, "oneclick", "--steps", "1", "--group-size", "2")  # a busy machine makes services log
+    output = await finished(sys.executable, main, "oneclick", "--steps", "1", "--group-size", "2")  # services log on a busy machine
     [step] = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert step["calls"] >= 8
     async with ScriptedModel(lambda request, call_id: Message("assistant", "a")) as model:
@@ -111,11 +111,11 @@ async def test_unsloth_itself_trains_on_such_rows(tmp_path: Path) -> None:
 
 
 def reads_charts(request: Request, call_id: str) -> Message:
-    """Right within 5 % for one question, and far off for the next."""
+    """Answer one question within 5 %, and the next far off."""
     return Message("assistant", "It is 51." if "red" in request.messages[-1].text else "I see 9999")
 
 
-async def test_chartqa_keeps_its_pictures_from_the_agent_to_the_exported_rows(on: Stage) -> None:
+async def test_chartqas_images_reach_the_exported_rows(on: Stage) -> None:
     folder = EXAMPLES / "chartqa"
     charts = runpy.run_path(str(folder / "charts.py"))
     tasks = [
@@ -140,7 +140,7 @@ async def test_chartqa_keeps_its_pictures_from_the_agent_to_the_exported_rows(on
     assert all(asked[row["rollout_id"]] in json.dumps(row["messages"][0]["content"]) for row in found)
 
 
-async def test_chartqas_job_tells_how_good_a_model_is(on: Stage, tmp_path: Path) -> None:
+async def test_chartqas_job_scores_a_model(on: Stage, tmp_path: Path) -> None:
     async with ScriptedModel(reads_charts) as model:
         output = await trained(on, "chartqa", tmp_path, ("http://127.0.0.1:8000/v1", model.url))
     told = json.loads(output.splitlines()[-1])
@@ -160,7 +160,7 @@ async def test_chartqa_with_a_vision_model(on: Stage) -> None:
     assert {verdict.kind for verdict in traces.verdicts.values()} == {"complete"} and len(rewards(traces)) == len(tasks)
 
 
-async def test_the_room_selector_finds_the_prompt_that_names_everything_and_is_debugged_without_training(on: Stage, tmp_path: Path) -> None:
+async def test_the_room_selector_finds_the_full_prompt_and_runs_without_training(on: Stage, tmp_path: Path) -> None:
     folder = EXAMPLES / "apo"
     async with serving(sys.executable, folder / "server.py", "--port", "0") as url:
         output = await trained(on, "apo", tmp_path, ("http://127.0.0.1:8099/v1", url), job_file="rooms.toml")

@@ -1,4 +1,4 @@
-"""Telemetry in a process of ours that runs agent functions: global provider, instrumentations, baggage on the wire."""
+"""Telemetry in a process that runs agent functions: global provider, instrumentations, baggage in requests."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or counts != [1])
 
 @pytest.mark.parametrize("refused", [[], [503, 429]])
 def test_a_fork_of_a_process_with_grpc_in_its_threads_exports_by_http(refused: list[int]) -> None:
-    """gRPC cannot be used there: it skips what it does at a fork while other threads call into it."""
+    """gRPC cannot be used there: it skips its fork handlers while other threads are in its calls."""
     receiver = OtlpReceiver()
     receiver.statuses += refused
     try:

@@ -1,4 +1,4 @@
-"""Function agents that leave something behind: a thread in a model call, or no process."""
+"""Function agents that leave a thread in a model call, or that end their process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leaves_a_call(question):
 """
 
 
-async def test_a_call_that_a_thread_has_left_open_is_named_and_the_next_rollout_runs(tmp_path: Path) -> None:
+async def test_a_call_left_open_by_a_thread_is_reported_and_the_next_rollout_runs(tmp_path: Path) -> None:
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
     model = ModelServer()
     await model.start()

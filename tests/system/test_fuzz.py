@@ -1,4 +1,4 @@
-"""A few rounds of `make fuzz` at every port, always the same ones; `make fuzz` plays others, for as long as it is told."""
+"""A few rounds of `make fuzz` at every port, always the same; `make fuzz` plays other rounds, for any time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_port_takes_whatever_comes(name: str, running: Running) -> None:
+def test_a_port_survives_fuzzing(name: str, running: Running) -> None:
     targets, pids, folder = running
     found = fuzz(targets[name], pids, folder, seed=11, rounds=ROUNDS)
     assert not found.problems, "\n".join(found.problems)

@@ -1,4 +1,4 @@
-"""GEPA as a job file: it finds the prompt, finds none where the editor is of no use, and ends the same when it was killed with kill -9."""
+"""GEPA as a job file: it finds the prompt, finds none if the editor is useless, and ends the same after a kill -9."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, models: Models) -> Iterator[Place]:
-    """A stack, and a folder with the example's job, for GEPA."""
+    """A stack, and a folder with the example's job for GEPA."""
     folder = tmp_path_factory.mktemp("gepa")
     for name in ("agent", "tasks", "words"):
         shutil.copy(EXAMPLE / f"{name}.py", folder)
@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, models: Models) -> Iterator[
 
 
 def trained(place: Place, run: str, capsys: pytest.CaptureFixture[str], job: str = "job.toml") -> dict[str, Any]:
-    """Run the job in this process; what it prints."""
+    """Run the job in this process; return its output."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setenv("OPENAI_API_KEY", "none")
         main(place.arguments(run, job))
@@ -87,9 +87,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_search_that_is_killed_ends_as_one_that_was_left_alone_and_pays_for_nothing_twice(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_search_ends_like_an_uninterrupted_one_and_repeats_no_rollout(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.models.as_editor("reads")
     whole = trained(place, "whole", capsys)
     assert whole["best_score"] == 1.0 and whole["best"]["prompt_template"].endswith("next"), whole
@@ -114,7 +112,7 @@ def test_a_search_that_is_killed_ends_as_one_that_was_left_alone_and_pays_for_no
     assert place.models.server.calls <= 2 * calls + 1, f"{words}: but for the call that the kill may have cut off"
 
 
-def test_the_control_an_editor_that_is_of_no_use_finds_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_useless_editor_finds_no_better_prompt(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.models.as_editor("babbles")
     (place.folder / "control.toml").write_text((place.folder / "job.toml").read_text().replace("max_iterations = 6", "max_iterations = 2"))
     found = trained(place, "control", capsys, "control.toml")

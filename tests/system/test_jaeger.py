@@ -1,4 +1,4 @@
-"""A real Jaeger that reads a stack's traces: its own query API shows what was stored. `make jaeger` builds it."""
+"""A real Jaeger reads a stack's traces: its own query API shows the stored spans. `make jaeger` builds it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tags(span: dict[str, Any]) -> dict[str, Any]:
     return {tag["key"]: tag["value"] for tag in span["tags"]}
 
 
-def test_a_jaeger_finds_and_shows_what_is_stored(stack: tuple[Web, str]) -> None:
+def test_a_jaeger_finds_and_shows_the_stored_spans(stack: tuple[Web, str]) -> None:
     web, jaeger = stack
     sent = send_trace(web)
     assert {sent.service, f"{sent.service}-model"} <= set(get(f"{jaeger}/api/services")["data"])

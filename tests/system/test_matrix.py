@@ -1,4 +1,4 @@
-"""The framework matrix (`make matrix`) with the one that the tests have installed; and that its check can fail."""
+"""The framework matrix (`make matrix`) with the framework that the tests have installed, and proof that its check can fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.matrix.page import PAGE, kept_results, page
 pytestmark = pytest.mark.full
 
 
-async def test_an_agent_of_the_sdk_is_trained_on_as_sampled_and_what_differs_is_told(tmp_path: Path) -> None:
+async def test_an_sdk_agent_is_trained_on_as_sampled_and_differences_are_reported(tmp_path: Path) -> None:
     framework = BY_NAME["openai"]
     plays = [play for play in framework.plays if play.mode in ("chat-async-stream", "chat-edited", "responses")]
     installed = Environment((sys.executable, str(framework.folder / framework.program)), "")
@@ -30,7 +30,7 @@ async def test_an_agent_of_the_sdk_is_trained_on_as_sampled_and_what_differs_is_
 
 
 async def _what_differs_is_told(on: matrix.Ground, play: Play) -> None:
-    """The play again, against a memory that differs in one place each time."""
+    """Check again against copies of the model's record that each differ in one place: each time the check must fail."""
     rollouts = await on.store.rollouts(RolloutQuery())
     rollout = next(each for each in rollouts.items if isinstance(each.input, dict) and each.input["mode"] == play.mode)
     traces, spans = await on.store.traces([rollout]), await on.store.spans(rollout.rollout_id)
@@ -52,7 +52,7 @@ async def _what_differs_is_told(on: matrix.Ground, play: Play) -> None:
     assert "under no rollout" in " ".join(result(play, asked, traces, lost, served).problems)
 
 
-def test_the_page_is_what_the_results_say_and_has_every_framework() -> None:
+def test_the_page_agrees_with_the_results_and_has_every_framework() -> None:
     assert PAGE.read_text() == page(kept_results()), "run `make matrix` for what has changed"
     assert set(kept_results()) <= {framework.name for framework in FRAMEWORKS}
     for framework in FRAMEWORKS:

@@ -1,4 +1,4 @@
-"""The model server as a process, asked by a real OpenAI client; and GRPO that learns from what it answers."""
+"""The model server as a process, called by a real OpenAI client; and GRPO that learns from its responses."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def plain_logprobs(policy: Policy, prompt: list[int], response: list[int]) -> li
     return token_logprobs(logits, torch.tensor(response)).tolist()
 
 
-def test_plain_answer_carries_what_was_sampled(server: Server, policy: Policy) -> None:
+def test_a_plain_response_has_the_sampled_tokens(server: Server, policy: Policy) -> None:
     with server.client() as client:
         raw = client.chat.completions.with_raw_response.create(
             model="policy", messages=QUESTION, n=2, logprobs=True, top_logprobs=3, extra_body={"return_token_ids": True}
@@ -112,7 +112,7 @@ def test_plain_answer_carries_what_was_sampled(server: Server, policy: Policy) -
         assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3
 
 
-def test_streamed_answer_is_the_same_as_the_plain_one(server: Server) -> None:
+def test_a_streamed_response_equals_the_plain_one(server: Server) -> None:
     asked: dict[str, Any] = {"model": "policy", "messages": QUESTION, "seed": 5, "logprobs": True}
     extra = {"return_token_ids": True}
     with server.client() as client:
@@ -130,7 +130,7 @@ def test_streamed_answer_is_the_same_as_the_plain_one(server: Server) -> None:
     assert server.recorded()[-1]["id"] == chunks[0].id
 
 
-def test_what_is_wrong_is_a_400_that_names_it(server: Server) -> None:
+def test_a_wrong_request_gets_a_400_that_names_the_error(server: Server) -> None:
     with server.client() as client:
         with pytest.raises(openai.BadRequestError, match="unknown fields: top_kk"):
             client.chat.completions.create(model="policy", messages=QUESTION, extra_body={"top_kk": 1})
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_a_400_that_names_it(server: Server) -> None:
         assert [model.id for model in client.models.list()] == ["policy"]
 
 
-async def test_pushed_weights_answer_under_their_version_and_wrong_ones_are_refused(server: Server, tmp_path: Path) -> None:
+async def test_pushed_weights_are_served_with_their_version_and_wrong_ones_refused(server: Server, tmp_path: Path) -> None:
     other = tiny.make_model(tiny.make_tokenizer(), seed=9)
     async with aiohttp.ClientSession() as session:
 
@@ -172,16 +172,16 @@ async def test_pushed_weights_answer_under_their_version_and_wrong_ones_are_refu
 
 @dataclass
 class CallingStore:
-    """A store whose rollouts are run as they are enqueued: one call of the model server each, graded, and kept as columns.
+    """A store that runs each rollout when it is enqueued: one call of the model server, graded, and kept as columns.
 
-    With `order` they finish in a random one.
+    With `order` the rollouts finish in random order.
     """
 
     session: aiohttp.ClientSession
     target: int
     lose_logprobs: bool = False
     own_temperature: float | None = None
-    """What every second agent asks for itself."""
+    """The temperature that every second agent requests itself."""
     order: random.Random | None = None
     version: int = 0
     endpoint: str = ""
@@ -266,7 +266,7 @@ class CallingStore:
 
     async def ask(self, task: EnqueueRolloutRequest) -> tuple[str, Any]:
         body = {
-            **self.published[-1]["main_llm"].sampling_parameters,  # type: ignore[union-attr]  # as the proxy does
+            **self.published[-1]["main_llm"].sampling_parameters,  # type: ignore[union-attr]  # as above
             "messages": [{"role": "user", "content": tiny.question(task.input)}],
             "logprobs": True,
             "return_token_ids": True,
@@ -296,7 +296,7 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     assert [int(each["step"]) for each in store.figures] == list(range(1, 16))
     assert all(line["sampling"]["temperature"] == line["sampling"]["top_p"] == 1.0 for line in server.recorded()[-129:])
     assert server.recorded()[-2]["sampling"]["max_tokens"] == 64, "of an agent's call; the last one is the probe's"
-    assert all(set(NEUTRAL) < set(each["main_llm"].sampling_parameters) for each in store.published)  # type: ignore[union-attr]
+    assert all(set(NEUTRAL) < set(each["main_llm"].sampling_parameters) for each in store.published)  # type: ignore[union-attr]  # as above
     assert all(each["stale_share"] == 0 and each["logprob_drift"] < 1e-4 for each in store.figures)
     assert [(step.step, step.version_before, step.version_after) for step in store.steps] == [(n, str(n), str(n + 1)) for n in range(1, 16)]
     assert all(len(step.attempts) == step.samples == 128 and step.refused == 0 for step in store.steps)
@@ -308,8 +308,8 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     assert len({each["sampling_seed"] for each in metadata}) == len(metadata)
 
 
-async def test_grpo_learns_nothing_from_shuffled_rewards_and_the_same_from_the_true_ones(server: Server, tmp_path: Path) -> None:
-    """The control: the same seeds, tasks and updates; only whose reward is whose differs. What is left over is a walk at random."""
+async def test_grpo_learns_nothing_from_shuffled_rewards_and_repeats_bit_for_bit(server: Server, tmp_path: Path) -> None:
+    """The control: the same seeds, tasks and updates, but the rewards are shuffled. What remains is a random walk."""
 
     async def run(place: Path, **control: Any) -> list[StepReport]:
         async with aiohttp.ClientSession() as session:
@@ -349,9 +349,7 @@ async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_
     assert set(store.cancelled).isdisjoint(trained)
 
 
-async def test_a_step_warns_of_the_calls_that_agents_sampled_by_themselves(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_step_warns_of_calls_with_the_agents_own_sampling(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with aiohttp.ClientSession() as session:
         store = CallingStore(session, target=1, own_temperature=0.5)
         grpo = GRPO.from_options(
@@ -380,7 +378,7 @@ async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Serv
     assert reports[-1].next_version == "5" and reports[-1].gradient_norm > 0
 
 
-async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Server, tmp_path: Path) -> None:
+async def test_a_batch_without_signal_does_not_change_the_weights(server: Server, tmp_path: Path) -> None:
     class Flat(CallingStore):
         async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
             traces = await super().traces(rollouts)
@@ -397,14 +395,14 @@ async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Ser
     assert store.version == 1
 
 
-async def test_step_without_anything_to_train_on_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
+async def test_a_step_without_training_data_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         grpo = GRPO.from_options(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, prompts_per_step=2)
         with pytest.raises(DataError, match=r"step 1 has nothing to train on: of 16 rollouts, refused \{'no_logprobs': 16\}"):
             await grpo.train(CallingStore(session, target=0, lose_logprobs=True), tiny.TRAIN_NUMBERS)
 
 
-async def test_model_server_that_is_away_is_an_error_that_names_it(server: Server, tmp_path: Path) -> None:
+async def test_an_unreachable_model_server_is_an_error_that_names_it(server: Server, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         grpo = GRPO.from_options(model_dir=server.folder, model_server_url="http://127.0.0.1:9", weights_dir=tmp_path)
         with pytest.raises(ModelServerError, match=r"http://127\.0\.0\.1:9/weights"):

@@ -1,4 +1,4 @@
-"""An agent in another language, with OpenTelemetry's own instrumentation and nothing of ours in it: examples/node."""
+"""An agent in another language, with OpenTelemetry's own instrumentation and none of our code: examples/node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenTelemetry Collector with our processor, as built, between real senders, the real queue and a real ClickHouse server."""
+"""The OpenTelemetry Collector built with our processor, between real senders, the real queue and a real ClickHouse server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def world(server: ClickHouseServer, tmp_path: Path) -> AsyncIterator[World
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_configuration_is_valid_as_it_is(config: Path) -> None:
+def test_every_shipped_configuration_is_valid(config: Path) -> None:
     done = subprocess.run([binary(), "validate", "--config", config], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -94,7 +94,7 @@ async def test_spans_of_the_sdk_arrive_with_ids_and_numbers(world: World) -> Non
     assert {found.parent_id for found in spans if found.name == "inner"} == outer
 
 
-async def test_ids_travel_in_headers_in_traces_and_from_parents(world: World) -> None:
+async def test_ids_come_from_headers_from_the_trace_and_from_parents(world: World) -> None:
     collector = await world.collector()
     trace = os.urandom(16)
     root = span(conventions.SPAN_ATTEMPT, {conventions.ROLLOUT_ID: "ro-t", conventions.ATTEMPT_ID: "at-t"}, trace=trace)
@@ -130,7 +130,7 @@ telemetry.shutdown()
 """
 
 
-async def test_an_attempt_becomes_running_and_is_complete_when_its_seal_says_so(world: World) -> None:
+async def test_an_attempt_becomes_running_and_its_seal_makes_it_complete(world: World) -> None:
     collector = await world.collector()
     async with world.client() as queue, world.reader(collector) as reader:
         (rollout,) = await queue.start([EnqueueRolloutRequest(input={"question": 1})], worker_id="w")
@@ -148,8 +148,8 @@ async def test_an_attempt_becomes_running_and_is_complete_when_its_seal_says_so(
         assert [reward.value for reward in traces.rewards[rollout.rollout_id, attempt_id]] == [0.75]
 
 
-async def test_before_a_log_on_disk_there_is_no_barrier_and_the_reader_asks_until_all_is_there(world: World) -> None:
-    """An ack of gateway-durable.yaml says on disk, not visible: it announces no address to be asked for a barrier, and the seal decides."""
+async def test_a_durable_gateway_has_no_barrier_and_the_reader_polls_until_complete(world: World) -> None:
+    """An ack of gateway-durable.yaml means on disk, not visible: it registers no address for barriers, and the seal decides."""
     spool = str(world.directory / "spool")
     addresses = {"AGL_OTELCOL_ANNOUNCE_GRPC": "127.0.0.1:1", "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": world.sql}
     collector = await world.collector("gateway-durable", AGL_OTELCOL_SPOOL=spool, AGL_OTELCOL_FLUSH="2s", **addresses)
@@ -195,12 +195,12 @@ async def test_a_refused_span_is_kept_without_ids_with_a_reason_and_counted(worl
 
 
 def field(number: int, content: bytes) -> bytes:
-    """On the wire: what Python's protobuf cannot make (it refuses deep messages itself)."""
+    """Encode a field that Python's protobuf cannot (it rejects deeply nested messages)."""
     return bytes([number << 3 | 2]) + varint(len(content)) + content
 
 
 def nested(levels: int) -> bytes:
-    """A kvlist in a kvlist."""
+    """Encode a kvlist in a kvlist, `levels` deep."""
     value = field(1, b"deep")
     for _ in range(levels):
         value = field(6, field(1, field(1, b"k") + field(2, value)))
@@ -208,7 +208,7 @@ def nested(levels: int) -> bytes:
 
 
 def nested_json(levels: int) -> dict[str, Any]:
-    """As `nested`."""
+    """Like `nested`, as OTLP/JSON."""
     value: dict[str, Any] = {"stringValue": "deep"}
     for _ in range(levels):
         value = {"kvlistValue": {"values": [{"key": "k", "value": value}]}}
@@ -251,7 +251,7 @@ async def test_a_bad_span_is_refused_alone(world: World, road: str) -> None:
 
 
 def otlp_json(request: ExportTraceServiceRequest) -> dict[str, Any]:
-    """As OTLP/JSON has it: ids in hex."""
+    """Convert a request to OTLP/JSON: ids in hex."""
     document = MessageToDict(request)
     sent_spans = request.resource_spans[0].scope_spans[0].spans
     for one, sent in zip(document["resourceSpans"][0]["scopeSpans"][0]["spans"], sent_spans, strict=True):
@@ -259,7 +259,7 @@ def otlp_json(request: ExportTraceServiceRequest) -> dict[str, Any]:
     return document
 
 
-async def test_values_become_the_texts_of_the_golden_vectors(world: World) -> None:
+async def test_values_are_stored_as_the_texts_of_the_golden_vectors(world: World) -> None:
     vectors = json.loads((CONFIGS.parents[1] / "collector" / "conformance" / "values" / "values.json").read_text())["vectors"]
     sent = span("work", {conventions.ROLLOUT_ID: "ro-1"})
     for vector in vectors:
@@ -278,7 +278,7 @@ async def test_values_become_the_texts_of_the_golden_vectors(world: World) -> No
         assert {vector["name"]: texts[vector["name"]] for vector in vectors} == {vector["name"]: vector["text"] for vector in vectors}
 
 
-async def test_numbers_that_are_not_finite_and_repeated_keys_inside_of_values(world: World) -> None:
+async def test_infinite_numbers_and_repeated_keys_in_values_are_stored_like_in_python(world: World) -> None:
     collector = await world.collector()
     sent = span(
         "work", {conventions.ROLLOUT_ID: "ro-1", "list": [0.5, math.nan, math.inf, -math.inf, -0.0], "alone": math.nan, "again": "first"}
@@ -301,7 +301,7 @@ async def test_numbers_that_are_not_finite_and_repeated_keys_inside_of_values(wo
     assert [line.rpartition(" ")[2] for line in metrics.splitlines() if "agentlightning_repeated_keys" in line and line[0] != "#"] == ["3"]
 
 
-async def test_a_key_bound_to_an_attempt_stores_what_is_of_that_attempt_only(world: World) -> None:
+async def test_a_key_of_an_attempt_stores_only_that_attempts_data(world: World) -> None:
     await world.end_queue()
     world.token = "secret"
     await world.start_queue()
@@ -347,7 +347,7 @@ async def test_a_key_bound_to_an_attempt_stores_what_is_of_that_attempt_only(wor
 
 
 def metrics_request(*names: str, ids: Mapping[str, str] | None = None) -> bytes:
-    """A gauge of one point for each name."""
+    """Build a request with a gauge of one point for each name."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
     for key, value in (ids or {}).items():
@@ -358,7 +358,7 @@ def metrics_request(*names: str, ids: Mapping[str, str] | None = None) -> bytes:
     return request.SerializeToString()
 
 
-async def test_packed_bodies_are_bounded_and_pages_of_others_refused(world: World) -> None:
+async def test_compressed_bodies_are_limited_and_other_origins_refused(world: World) -> None:
     collector = await world.collector()
     async with aiohttp.ClientSession() as session:
         many = gzip.compress(b"") * 2_000
@@ -369,7 +369,7 @@ async def test_packed_bodies_are_bounded_and_pages_of_others_refused(world: Worl
         assert (await post(session, collector, request_of([span()]), Origin="http://evil.example")).status == 403
 
 
-async def test_a_connection_that_rests_or_whose_head_does_not_come_ends(tmp_path: Path) -> None:
+async def test_idle_connections_and_those_without_a_complete_head_are_closed(tmp_path: Path) -> None:
     binary()
     collector = Otelcol("agent", tmp_path / "log", {"AGL_OTELCOL_IDLE": "1s"})
     try:
@@ -384,7 +384,7 @@ async def test_a_connection_that_rests_or_whose_head_does_not_come_ends(tmp_path
         collector.close()
 
 
-async def test_while_the_queue_is_away_senders_try_again_and_nothing_is_lost(world: World) -> None:
+async def test_while_the_queue_is_unavailable_senders_retry_and_nothing_is_lost(world: World) -> None:
     collector = await world.collector()
     await world.end_queue()
     async with aiohttp.ClientSession() as session:
@@ -396,10 +396,10 @@ async def test_while_the_queue_is_away_senders_try_again_and_nothing_is_lost(wor
         await until(lambda: post(session, collector, span_request([("ro-1", "at-1")], spans=2)), lambda answer: answer.status == 200)
     async with world.reader(collector) as reader:
         first, second = [found.sequence_id for found in await reader.spans(["ro-1"])]
-    assert second == first + 1  # numbers of a try that was given up may be missing before them
+    assert second == first + 1  # the numbers of an abandoned try may be missing before them
 
 
-async def test_the_queue_tells_where_the_collector_is_until_it_stops(world: World) -> None:
+async def test_the_collector_is_registered_with_the_queue_until_it_stops(world: World) -> None:
     world.token = "secret"
     await world.end_queue()
     await world.start_queue()
@@ -418,7 +418,7 @@ async def test_the_queue_tells_where_the_collector_is_until_it_stops(world: Worl
 
 
 async def send_until(collector: Otelcol, acked: set[str], stop: asyncio.Event, sender: int) -> None:
-    """Send small requests, as agents do; whatever was answered with OK is in `acked`."""
+    """Send small requests, like agents; collect the ids of spans acked with 200 in `acked`."""
     async with aiohttp.ClientSession() as session:
         for number in range(100_000):
             request = span_request([(f"ro-{sender}", f"at-{number % 3}"), (f"ro-{sender}-{number}", "at-0")], spans=3)
@@ -434,7 +434,7 @@ async def send_until(collector: Otelcol, acked: set[str], stop: asyncio.Event, s
 
 async def stored(world: World) -> Counter[str]:
     rows: list[dict[str, Any]] | None = None
-    while rows is None:  # the server may abort meanwhile (see must_run, which fails where it does not come back)
+    while rows is None:  # the server may abort meanwhile (see must_run, which fails if it does not come back)
         await asyncio.to_thread(world.server.must_run)
         with contextlib.suppress(UnavailableError):
             async with world.reader() as reader:
@@ -459,7 +459,7 @@ async def test_no_acked_span_is_lost_by_kill_9_under_load(
     await asyncio.gather(*senders)
     seconds = time.monotonic() - started
     await collector.start()
-    if config == "gateway-durable":  # on disk, and stored a little later
+    if config == "gateway-durable":  # acked on disk, and stored a little later
         await until(lambda: stored(world), lambda found: not acked - found.keys())
     found = await stored(world)
     record_property("acked_spans_per_second", round(len(acked) / seconds))
@@ -493,11 +493,11 @@ async def test_a_resend_is_known_after_kill_9(config: str, world: World) -> None
         await collector.start()
     await send()
     await until(lambda: stored(world), lambda found: len(found) == 4)
-    # what is stored later than it is acked comes in order: behind this one there is nothing of the others
+    # requests acked before they are stored are stored in order: none of the others is behind this one
     async with aiohttp.ClientSession() as session:
         assert (await post(session, collector, span_request([("ro-2", "at-1")], spans=1), authorization=authorization)).status == 200
     found = await until(lambda: stored(world), lambda found: len(found) == 5)
-    if config == "all-in-one":  # the log of the other may store a batch twice that it was about to forget
+    if config == "all-in-one":  # the other's log may store a batch twice that it was about to delete
         assert set(found.values()) == {1}
     journal = world.directory / "collector" / "otelcol" if config == "all-in-one" else spool / "resends"
     (kept,) = journal.iterdir()
@@ -505,7 +505,7 @@ async def test_a_resend_is_known_after_kill_9(config: str, world: World) -> None
     assert "secret" not in kept.read_text() and len(kept.read_text().splitlines()) == 3
 
 
-async def test_a_message_may_be_as_large_as_the_setting_says(world: World) -> None:
+async def test_messages_are_accepted_up_to_the_configured_size(world: World) -> None:
     collector = await world.collector(AGL_MAX_MESSAGE_BYTES="100000")
     large = request_of([span("large", {"k": "x" * 100_000})]).SerializeToString()
     async with aiohttp.ClientSession() as session:
@@ -520,7 +520,7 @@ async def test_a_message_may_be_as_large_as_the_setting_says(world: World) -> No
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_the_name_by_which_others_reach_it_is_announced_and_its_own(world: World) -> None:
+async def test_the_configured_host_name_is_registered_and_accepted(world: World) -> None:
     collector = await world.collector(AGL_ADVERTISE="box.example")
     port = collector.ports[1]
     async with world.client() as queue:

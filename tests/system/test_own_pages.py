@@ -1,4 +1,4 @@
-"""Who may call which HTTP port by which name, and from whose pages: every port of a running stack, as contracts has it."""
+"""By which host names, and from which pages, each HTTP port of a running stack may be called."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POSTS = {
     "model_server": ("/weights", "/v1/chat/completions"),
     "proxy": ("/model_list", "/close", "/pause", "/v1/chat/completions", "/rollout/ro-1/attempt/at-1/close"),
 }
-"""{port: what can be posted there}."""
+"""{port: paths that accept POST}."""
 GETS = {
     "collector_http": "/health",
     "clickhouse": "/?query=SELECT%201",
@@ -43,7 +43,7 @@ GETS = {
 
 @contextmanager
 def stack(folder: Path, host: str = "127.0.0.1", within: Sequence[str] = (), **env: str) -> Generator[dict[str, str]]:
-    """`agl-otel up`: {service: address} of what speaks HTTP."""
+    """Run `agl-otel up`; yield {service: address} of the HTTP ports."""
     names = ("web", "otlp_http", "clickhouse", "queue_metrics", "proxy")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     env = {**{f"AGL_{name.upper()}_PORT": str(port) for name, port in ports.items()}, "AGL_HOST": host, **env}
@@ -56,14 +56,14 @@ def stack(folder: Path, host: str = "127.0.0.1", within: Sequence[str] = (), **e
 
 
 def status(address: str, path: str, *, token: str = "", post: bool = False, headers: Mapping[str, str] | None = None) -> int:
-    """Of one request; 403 where it was refused for its name or its origin."""
+    """Return the status of one request; it is 403 exactly if its host name or its origin is refused."""
     answer = Web(address, token=token).call("POST" if post else "GET", path, b"SELECT 1" if post else None, headers)
     by_name = b"this service is not called" in answer.body or b"may not call this service" in answer.body
     assert by_name == (answer.status == 403), answer.body
     return answer.status
 
 
-def test_without_a_token_a_port_answers_to_its_own_names_only(tmp_path: Path) -> None:
+def test_without_a_token_a_port_accepts_only_its_own_host_names(tmp_path: Path) -> None:
     with stack(tmp_path, AGL_ALLOWED_HOSTS="stack.test, Other.Test") as addresses:
         for name, address in addresses.items():
             for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "[evil", "stack.test.evil"):
@@ -75,7 +75,7 @@ def test_without_a_token_a_port_answers_to_its_own_names_only(tmp_path: Path) ->
             pages_of_others_post_nothing(name, address)
 
 
-def test_with_a_token_the_token_decides_and_pages_of_others_post_nothing(tmp_path: Path) -> None:
+def test_with_a_token_any_host_name_is_accepted_and_other_origins_cannot_post(tmp_path: Path) -> None:
     with stack(tmp_path, AGL_TOKEN=TOKEN) as addresses:
         for name, address in addresses.items():
             pages_of_others_post_nothing(name, address, TOKEN)
@@ -84,7 +84,7 @@ def test_with_a_token_the_token_decides_and_pages_of_others_post_nothing(tmp_pat
 
 
 def pages_of_others_post_nothing(name: str, address: str, token: str = "") -> None:
-    """Though they have the token, and say what needs no question of the browser's."""
+    """Check that pages of other origins can post nothing, even with the token and a request that needs no preflight."""
     for path in POSTS[name]:
         for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
             sent = {"Origin": origin, "Content-Type": "text/plain"}
@@ -95,8 +95,8 @@ def pages_of_others_post_nothing(name: str, address: str, token: str = "") -> No
     assert status(address, POSTS[name][0], token=token, post=True, headers=own) != 403, name
 
 
-def test_a_model_server_answers_to_its_own_names_only(server: Server) -> None:
-    """Whatever the stack's token is: it asks for none (tests/contract/algorithms/test_model_ports.py has the one over vLLM)."""
+def test_a_model_server_accepts_only_its_own_host_names(server: Server) -> None:
+    """It has no token, so this holds whatever the stack's token is (tests/contract/algorithms/test_model_ports.py has the vLLM server)."""
     for host in ("evil.example", "127.0.0.1.evil.example", "[evil"):
         assert status(server.url, "/health", headers={"Host": host}) == 403, host
         assert status(server.url, "/weights", post=True, headers={"Host": host, "Content-Type": "text/plain"}) == 403, host
@@ -104,8 +104,8 @@ def test_a_model_server_answers_to_its_own_names_only(server: Server) -> None:
     pages_of_others_post_nothing("model_server", server.url)
 
 
-def test_a_host_that_is_a_name_of_loopback_is_asked_for_by_name(tmp_path: Path) -> None:
-    """As Debian gives a machine's own name 127.0.1.1; here in a hosts file of its own."""
+def test_a_host_name_of_loopback_is_accepted(tmp_path: Path) -> None:
+    """Like Debian, which gives a machine's own name 127.0.1.1; here in a separate hosts file."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 debian-box\n")
     within = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts))
@@ -152,7 +152,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def asked_there(there: Machine, hosts: Path, name: str, addresses: Mapping[str, str]) -> list[int]:
-    """The status of each port, asked by `name` from the other machine, which has a hosts file of its own."""
+    """Return the status of each port, called by `name` from the other machine with its own hosts file."""
     urls = [f"http://{name}:{urlsplit(address).port}{GETS[port]}" for port, address in addresses.items()]
     shell = 'mount --bind "$0" /etc/hosts || exit 77; exec "$@"'
     command = [*there.enter, "unshare", "--mount", "sh", "-c", shell, str(hosts), sys.executable, "-c", CALL, *urls]
@@ -163,8 +163,10 @@ def asked_there(there: Machine, hosts: Path, name: str, addresses: Mapping[str, 
     return json.loads(done.stdout)
 
 
-def test_a_container_that_calls_by_name_is_answered(tmp_path: Path) -> None:
-    """From a network namespace with a hosts file of its own: a name of the stack's address, and one that a relay leads to its loopback."""
+def test_a_container_that_calls_by_host_name_is_answered(tmp_path: Path) -> None:
+    """From a network namespace with its own hosts file: by a name of the stack's address, and by one that a relay forwards to its
+    loopback.
+    """
     hosts = tmp_path / "hosts"
     with two_machines() as (here, there):
         hosts.write_text(f"127.0.0.1 localhost\n{here.address} stack.test host.containers.internal\n")

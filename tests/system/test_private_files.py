@@ -1,4 +1,4 @@
-"""Whatever a stack, a rollout and a training run leave is for its owner only, though the user's umask lets everybody read."""
+"""Files of a stack, a rollout and a training run are readable only by their owner, even if the user's umask gives others access."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.system.test_up import FREE_PORTS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 OPEN = ("sh", "-c", 'umask 0 && exec "$@"', "sh")
-"""Before a command: it starts with an umask that takes nothing away."""
+"""Put before a command: sets an umask of 0."""
 AGENT = """
 import pathlib, sys
 import agl_otel as agl
@@ -27,7 +27,7 @@ agl.emit_reward(1.0)
 
 
 def open_to_others(folder: Path) -> list[str]:
-    """What others may read, write or run in and below a folder."""
+    """Return the files in and below a folder that others may read, write or run."""
     found: list[str] = []
     for path in [folder, *folder.rglob("*")]:
         mode = path.lstat().st_mode
@@ -42,7 +42,7 @@ def names(folder: Path) -> set[str]:
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Of a stack whose queue is in the database of the test's parameter."""
+    """The environment of a stack whose queue is in the database of the test's parameter."""
     if request.param == "sqlite":
         yield {}
         return
@@ -54,7 +54,7 @@ def environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("environment", ["sqlite", "postgres"], indirect=True)
-def test_a_stack_and_a_rollout_leave_nothing_that_others_may_read(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_files_of_a_stack_and_a_rollout_are_private(tmp_path: Path, environment: dict[str, str]) -> None:
     data, script, made = tmp_path / "data", tmp_path / "agent.py", tmp_path / "made.txt"
     script.write_text(AGENT)
     starts = ("up", "--data-dir", str(data), *FREE_PORTS)
@@ -74,7 +74,7 @@ def test_a_stack_and_a_rollout_leave_nothing_that_others_may_read(tmp_path: Path
     assert stat.S_IMODE(made.stat().st_mode) == 0o666, "an agent's own files are as its user has them"
 
 
-def test_a_training_run_leaves_nothing_that_others_may_read(tmp_path: Path, tiny_policy: Path) -> None:
+def test_files_of_a_training_run_are_private(tmp_path: Path, tiny_policy: Path) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
     small_demo(tmp_path)
@@ -91,7 +91,7 @@ def test_a_training_run_leaves_nothing_that_others_may_read(tmp_path: Path, tiny
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710])
-def test_a_data_directory_that_is_open_already_is_named_with_the_remedy(tmp_path: Path, mode: int) -> None:
+def test_a_data_directory_open_to_others_is_reported_with_the_remedy(tmp_path: Path, mode: int) -> None:
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(mode)
@@ -102,8 +102,8 @@ def test_a_data_directory_that_is_open_already_is_named_with_the_remedy(tmp_path
         assert f"chmod -R go-rwx {data}" in " ".join(told.stdout.split()), told.stdout + told.stderr
 
 
-def test_a_folder_of_a_run_in_a_script_is_closed(tmp_path: Path) -> None:
-    """A script's process keeps its own umask."""
+def test_the_run_folder_of_a_script_is_private(tmp_path: Path) -> None:
+    """The script's process keeps its own umask."""
     code = "from pathlib import Path; from agl_otel.algorithms.run_folder import RunFolder; import sys\n"
     code += "made = RunFolder(Path(sys.argv[1]), algorithm='a', options={}); made.metric({'step': 1}); made.close()\n"
     code += "open(sys.argv[1] + '-own', 'w').close()"

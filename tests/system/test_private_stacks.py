@@ -1,7 +1,7 @@
-"""A private stack reaches no store that the surroundings name: every setting is set to what is another's, and nothing of that is touched.
+"""A private stack uses no store that the environment names: every setting is set to another's value, and nothing of that may be touched.
 
-The settings come from the Settings model, so that a new one is set as well. What is another's are files and folders that must not appear,
-and ports on which a connection is counted.
+The names come from the Settings model, so that new settings are included. Another's values are files and folders that must not be created,
+and ports on which connections are counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which("openssl") is No
 
 
 class Others:
-    """What belongs to somebody else: a folder for every path and store that settings can name, and a port for every port and address."""
+    """Another stack's resources: a folder for every path and store that settings can name, and a port for every port and address."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "others"
@@ -57,8 +57,8 @@ class Others:
             "translate": "always",
             "log_level": "WARNING",
             "log_format": "json",
-            "litellm": "",  # it would start one, and the suite's interpreter has none
-            "proxy_client_certificates": False,  # the demo's agent has none to show
+            "litellm": "",  # it would start LiteLLM, which the suite's interpreter does not have
+            "proxy_client_certificates": False,  # the demo's agent has no certificate
             "attempt_max_calls": 1000,
             "attempt_max_tokens": 100_000,
             "forward_otlp": f"http://127.0.0.1:{self.port}",
@@ -71,7 +71,7 @@ class Others:
         }
 
     def value(self, name: str) -> Any:
-        """Another's value of a setting: what fits, or what is made from the kind of the setting."""
+        """Return another's value of a setting: a valid one of the table, or one made from the setting's type."""
         if name in self._fitting:
             return self._fitting[name]
         default = Settings.model_fields[name].get_default()
@@ -86,15 +86,15 @@ class Others:
         return f"127.0.0.1:{self.port}" if name == "store" else str(self.folder / name)
 
     def variables(self) -> dict[str, str]:
-        """Every setting there is, as the environment has it."""
+        """Return all settings as environment variables."""
         return {f"{PREFIX}{name.upper()}": str(self.value(name)) for name in Settings.model_fields}
 
     def toml(self) -> str:
-        """Every setting there is, as agl.toml has it."""
+        """Return all settings as agl.toml."""
         return "".join(f"{name} = {json.dumps(self.value(name))}\n" for name in Settings.model_fields)
 
     def untouched(self) -> None:
-        """Fails where anything was written or asked."""
+        """Check that no file was written and no connection was made."""
         assert list(self.folder.iterdir()) == []
         assert self.connections == 0
 
@@ -135,21 +135,21 @@ def others(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def names_no_stack(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another's settings, but for the address of a running stack: a command uses the one that is named."""
+    """Another's settings without the address of a running stack, which a command would use."""
     monkeypatch.delenv("AGL_STORE", raising=False)
     if (file := Path(CONFIG_FILE)).exists():
         file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if not line.startswith("store = ")))
 
 
 @pytest.mark.usefixtures("others")
-def test_what_is_another_s_differs_from_the_defaults() -> None:
+def test_another_stacks_settings_differ_from_the_defaults() -> None:
     loaded = Settings.load()
     same = {name for name, field in Settings.model_fields.items() if getattr(loaded, name) == field.get_default()}
     assert same == {"host", "litellm", "proxy_client_certificates"}
 
 
 @pytest.mark.usefixtures("others")
-def test_a_child_has_the_settings_that_its_parent_resolved_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_only_the_settings_that_its_parent_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_ROLLOUT_ID", "ro-of-somebody")
     resolved = Settings.private(data_dir=tmp_path, token="", mask="", tls_client_ca="", metrics=True)
     code = "import os\nfrom agl_otel.settings import Settings\nprint(Settings.load().environment() == dict(line.split('=', 1) for line in "
@@ -167,7 +167,7 @@ def test_a_child_has_the_settings_that_its_parent_resolved_and_nothing_else(tmp_
 
 
 async def work_with(store: LightningStore) -> None:
-    """Write to both stores, and read back what was written."""
+    """Write to both stores, and read it back."""
     async with store:
         rollout = await store.start_rollout("task")
         span = Span.from_attributes(
@@ -178,23 +178,23 @@ async def work_with(store: LightningStore) -> None:
 
 
 @pytest.mark.usefixtures("others")
-async def test_a_store_in_memory_touches_nothing_of_others() -> None:
+async def test_a_store_in_memory_does_not_touch_another_stack() -> None:
     await work_with(InMemoryLightningStore())
 
 
 @pytest.mark.usefixtures("others")
-async def test_an_embedded_store_touches_nothing_of_others(tmp_path: Path) -> None:
+async def test_an_embedded_store_does_not_touch_another_stack(tmp_path: Path) -> None:
     await work_with(LightningStore.embedded(tmp_path / "mine"))
     assert (tmp_path / "mine" / "queue.db").exists() and (tmp_path / "mine" / "traces").exists()
 
 
 @pytest.mark.usefixtures("others")
-async def test_the_store_of_a_trainer_touches_nothing_of_others() -> None:
+async def test_the_store_of_a_trainer_does_not_touch_another_stack() -> None:
     await work_with(Trainer(n_runners=1).store)
 
 
 @pytest.mark.usefixtures("others")
-async def test_a_store_in_memory_that_serves_touches_nothing_of_others(tmp_path: Path) -> None:
+async def test_a_served_store_in_memory_does_not_touch_another_stack(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agl_otel", "store", "--backend", "memory", "--port", "0", "--queue-port", "0", "--json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -206,7 +206,7 @@ async def test_a_store_in_memory_that_serves_touches_nothing_of_others(tmp_path:
 
 @pytest.mark.usefixtures("names_no_stack")
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_a_command_of_its_own_touches_nothing_of_others(command: str, tmp_path: Path) -> None:
+def test_a_command_with_its_own_stack_does_not_touch_another(command: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     done = run(
         command, "--json", "--data-dir", str(tmp_path / "mine"), "--", sys.executable, "-c", "print(4)", cwd=Path.cwd(), env=environment
@@ -218,7 +218,7 @@ def test_a_command_of_its_own_touches_nothing_of_others(command: str, tmp_path: 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("others", ["environment"], indirect=True)
 @pytest.mark.usefixtures("others")
-def test_the_demo_touches_nothing_of_others(tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_does_not_touch_another_stack(tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
     shutil.copytree(tiny_policy, data / "run" / "policy")

@@ -1,7 +1,7 @@
-"""What others run: a product's own traffic, adopted and trained on; and weights that a publisher tells a proxy of.
+"""Offline rollouts: a product's own traffic, adopted and trained on; and weights whose version a publisher sets at a proxy.
 
-A product knows nothing of rollouts: it calls its model through our proxy and reports by OTLP. A whole trace becomes a rollout once it
-has been quiet for a minute, so the traffic comes first, and is trained on when the other tests are done.
+A product knows nothing of rollouts: it calls its model through our proxy and reports by OTLP. A whole trace becomes a rollout once it has
+been quiet for a minute, so the traffic comes first, and is trained on after the other tests.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from tests.system.test_wandb import WANDB
 
 __all__ = ["server"]  # the fixture
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
-QUIET_SECONDS = 300.0  # until the traffic must be adopted, on a loaded machine; it takes 60
+QUIET_SECONDS = 300.0  # limit for the adoption of the traffic on a loaded machine; it takes 60
 
 
 @dataclass
 class Product:
-    """A stack that adopts, and which traces the product made."""
+    """A stack that adopts traces, and the traces of the product."""
 
     store: LightningStore
     traces: dict[str, float]
-    """{trace id: how well it went}."""
+    """{trace id: reward}."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def product(server: Server) -> Iterator[Product]:
 
 
 async def traffic(store: LightningStore) -> dict[str, float]:
-    """The product answers, its users are content or not, and it says so in its own trace."""
+    """Send the product's traffic: it answers, and records its users' satisfaction in its own trace."""
     known = (await store.open()).description
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{known.collectors[0]}/v1/traces")))
@@ -106,8 +106,10 @@ if __name__ == "__main__":
 """
 
 
-def test_grpo_trains_with_runners_in_processes_of_their_own(product: Product, server: Server, tmp_path: Path) -> None:
-    """Trainer.fit under the strategy `cs`, with an agent that lives in `__main__`; and with the real W&B, offline, where it is at hand."""
+def test_grpo_trains_with_runners_in_separate_processes(product: Product, server: Server, tmp_path: Path) -> None:
+    """Trainer.fit under the strategy `cs`, with an agent that is defined in `__main__`, and with the real W&B, offline, if it is
+    installed.
+    """
     try:
         wandb = str(next((installed("wandb", WANDB) / "lib").glob("python3*/site-packages")))
     except AbsentError:
@@ -130,7 +132,7 @@ def test_grpo_trains_with_runners_in_processes_of_their_own(product: Product, se
         assert b"logprob_drift" in sent.read_bytes()
 
 
-async def test_a_publisher_tells_the_proxy_which_weights_answer_where_the_model_server_does_not_say(product: Product) -> None:
+async def test_a_publisher_sets_the_weights_version_that_the_model_server_does_not_report(product: Product) -> None:
     model = ModelServer()
     await model.start()
     try:
@@ -149,7 +151,7 @@ async def test_a_publisher_tells_the_proxy_which_weights_answer_where_the_model_
                 await set_proxy_version(session, "http://127.0.0.1:1", "8", "")
             with pytest.raises(ModelServerError, match="did not take weights version 8: HTTP 404"):
                 await set_proxy_version(session, model.url, "8", "")
-            await set_proxy_version(session, product.store.description.proxy or "", "", "")  # the other tests' server says it itself
+            await set_proxy_version(session, product.store.description.proxy or "", "", "")  # the other tests' server reports it itself
     finally:
         await model.stop()
 

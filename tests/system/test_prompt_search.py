@@ -1,4 +1,4 @@
-"""A search for prompts as users run one: killed and started again, and as a job file."""
+"""A search for prompts as users run it: killed and restarted, and as a job file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ended(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def paid(folder: Path) -> int:
-    """How many rollouts there are in the store of a run that has ended."""
+    """Count the rollouts in the store of a run that has ended."""
 
     async def count() -> int:
         store = Store(source=EmbeddedStack(folder / "data", services=("queue",)))
@@ -61,7 +61,7 @@ def paid(folder: Path) -> int:
     return asyncio.run(count())
 
 
-def test_a_run_that_is_killed_goes_on_and_pays_for_nothing_twice(tmp_path: Path) -> None:
+def test_a_killed_run_continues_and_repeats_no_paid_rollout(tmp_path: Path) -> None:
     whole = ended(started(tmp_path / "whole", tmp_path / "whole.log"), tmp_path / "whole.log")
     assert BEST.search(whole), whole
     results = [line for line in whole.splitlines() if line.startswith(("{'round'", "best prompt"))]

@@ -1,4 +1,4 @@
-"""A small `make proof`: attempts held against what their agents and the model server wrote."""
+"""A small `make proof`: attempts compared with the records of their agents and the model server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = (
 )
 
 
-async def test_no_attempt_that_lost_something_is_complete_and_each_that_lost_nothing_is(tmp_path: Path) -> None:
+async def test_exactly_the_attempts_without_loss_are_complete(tmp_path: Path) -> None:
     cases = await played(tmp_path / "run", 2, entries(2, dict.fromkeys(KILLED, 3)))
     row = table(cases)["all"]
     wrong = [line for case in cases if case.lied or case.refused for line in case.story(2)]

@@ -1,5 +1,5 @@
-"""Faults that the queue must survive, with real processes: kill -9 of it and of PostgreSQL under load, frozen workers, wrong clocks,
-full disks.
+"""Faults that the queue must survive, with real processes: kill -9 of it and of PostgreSQL under load, frozen workers, wrong clocks, full
+disks.
 
 CHAOS_ROLLOUTS=100000 runs the load at full size: 64 workers, a fault every few seconds, a quarter of an hour.
 """
@@ -31,7 +31,7 @@ from tests.system.queue_process import Child, QueueProcess, wrong_clock
 pytestmark = [pytest.mark.full]
 ROLLOUTS = int(os.environ.get("CHAOS_ROLLOUTS", "2500"))
 WORKER_PROCESSES = 4
-WORKERS = 16  # in each of them
+WORKERS = 16  # per process
 PAGE = 1000
 FROZEN_SECONDS = 4.0
 CONFIG = RolloutConfig(
@@ -42,7 +42,7 @@ Fault = Callable[[], Awaitable[None]]
 
 @asynccontextmanager
 async def ended(*children: Child) -> AsyncGenerator[None]:
-    """Start these; at the end none is left."""
+    """Start these processes for the block; none is left after it."""
     try:
         for child in children:
             await child.start()
@@ -53,7 +53,7 @@ async def ended(*children: Child) -> AsyncGenerator[None]:
 
 
 async def enqueue_all(client: QueueClient, count: int, config: RolloutConfig = CONFIG) -> list[str]:
-    """Enqueue while others claim; a batch that is not answered is sent again under its key."""
+    """Enqueue while others claim; a batch without a response is sent again with its key."""
     ids: list[str] = []
     for start in range(0, count, 250):
         requests = [EnqueueRolloutRequest(input=start + i, config=config) for i in range(min(250, count - start))]
@@ -72,7 +72,7 @@ async def all_of(client: QueueClient, ids: list[str]) -> tuple[list[Rollout], li
 
 
 async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *, seed: int) -> None:
-    """Run rollouts through the queues with 64 workers while faults happen, then judge the history."""
+    """Run rollouts through the queues with 64 workers during faults, then check the history."""
     chance = random.Random(seed)
     journals = [folder / f"worker-{number}.jsonl" for number in range(WORKER_PROCESSES)]
     workers = [
@@ -94,7 +94,7 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
     async def freeze() -> None:  # longer than its attempts may be silent
         workers[0].process.send_signal(signal.SIGSTOP)  # pyright: ignore[reportOptionalMemberAccess] - it runs
         await asyncio.sleep(FROZEN_SECONDS)
-        workers[0].process.send_signal(signal.SIGCONT)  # pyright: ignore[reportOptionalMemberAccess]
+        workers[0].process.send_signal(signal.SIGCONT)  # pyright: ignore[reportOptionalMemberAccess] - it runs
 
     told: dict[str, str] = {}
     async with AsyncExitStack() as stack:
@@ -132,7 +132,7 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
 
 
 @pytest.mark.timeout(3600 if ROLLOUTS > 10_000 else 600)
-async def test_kill_9_of_the_queue_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
+async def test_kill_9_of_the_queue_under_load_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     queue = QueueProcess(f"sqlite:///{tmp_path / 'queue.db'}", tmp_path)
     kills = 0
 
@@ -168,7 +168,7 @@ async def test_two_queues_and_their_postgres_are_killed_under_load(tmp_path: Pat
 
 @pytest.fixture
 def unstarted() -> Any:
-    """A PostgreSQL of this test's own, because it is killed or starved."""
+    """A PostgreSQL of the test's own, because the test kills or starves it."""
     try:
         server = Postgres()
     except NoPostgresError as error:
@@ -179,12 +179,12 @@ def unstarted() -> Any:
 
 @pytest.fixture
 def server(unstarted: Postgres) -> Postgres:
-    """It runs."""
+    """The same, running."""
     unstarted.start()
     return unstarted
 
 
-async def test_services_with_clocks_two_minutes_apart_agree_on_what_is_overdue(tmp_path: Path, server: Postgres) -> None:
+async def test_services_with_clocks_two_minutes_apart_agree_on_overdue_attempts(tmp_path: Path, server: Postgres) -> None:
     url = server.new_schema()
     right = QueueProcess(url, tmp_path)
     ahead = QueueProcess(url, tmp_path, environment=wrong_clock(tmp_path / "ahead", 120.0))
@@ -195,14 +195,14 @@ async def test_services_with_clocks_two_minutes_apart_agree_on_what_is_overdue(t
         await client.observe([Observation(claims[0].rollout_id, claims[0].attempt.attempt_id, 1, 1.0)], sent_at=1.0)  # a clock of 1970
         await client.enqueue([EnqueueRolloutRequest(input="short", config=RolloutConfig(unresponsive_seconds=0.5))])
         [short] = await client.claim(1)
-    async with ended(ahead), QueueClient(ahead.address, retry_seconds=300) as client:  # its watchdog is alone now
+    async with ended(ahead), QueueClient(ahead.address, retry_seconds=300) as client:  # only its watchdog is left
         async for [finished] in client.wait([short.rollout_id], timeout_seconds=60):
             assert finished.status == "failed"
         statuses = {r.rollout_id: r.status for r in await client.query_rollouts()}
     assert statuses == {claims[0].rollout_id: "running", claims[1].rollout_id: "preparing", short.rollout_id: "failed"}
 
 
-async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     queue = QueueProcess(f"sqlite:///{disk / 'queue.db'}", tmp_path, before=on_small_disk(disk, "8m"))
     async with ended(queue), QueueClient(queue.address, retry_seconds=300) as client:
@@ -210,7 +210,7 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path
         kept: list[str] = []
         ballast = await asyncio.to_thread(fill, queue.pid, disk, leave=2 << 20)
         with pytest.raises(DiskFullError, match=rf"^the queue's database {disk}/queue.db cannot be written, its disk is full .*make room"):
-            while True:  # at once: this client would try again for five minutes
+            while True:  # fails at once; a retryable error would take this client five minutes
                 kept += [r.rollout_id for r in await client.enqueue([EnqueueRolloutRequest(input="x" * 100_000)])]
         assert kept
         assert {r.rollout_id for r in await client.query_rollouts()} == {*kept}
@@ -219,8 +219,10 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path
         assert [claim.rollout_id for claim in await client.claim(1000)] == kept
 
 
-async def test_a_used_up_quota_is_a_full_disk_at_once(tmp_path: Path) -> None:
-    """SQLite calls it an I/O error, which a client tries again for as long as it may: here five minutes, longer than this test may take."""
+async def test_an_exhausted_quota_is_reported_as_a_full_disk_at_once(tmp_path: Path) -> None:
+    """SQLite reports it as an I/O error, which a client would retry for as long as it may: here five minutes, longer than this test may
+    take.
+    """
     data = tmp_path / "data"
     environment, switch = with_quota(data, tmp_path)
     queue = QueueProcess(f"sqlite:///{data / 'queue.db'}", tmp_path, environment=environment)
@@ -236,7 +238,7 @@ async def test_a_used_up_quota_is_a_full_disk_at_once(tmp_path: Path) -> None:
         assert [claim.rollout_id for claim in await client.claim(9)] == [kept.rollout_id, more.rollout_id]
 
 
-async def test_a_full_disk_of_postgres_refuses_and_goes_on_when_there_is_room(tmp_path: Path, unstarted: Postgres) -> None:
+async def test_a_full_disk_of_postgres_refuses_writes_until_there_is_room(tmp_path: Path, unstarted: Postgres) -> None:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("this needs root, for a small disk of its own under PostgreSQL")
     data = unstarted.folder / "data"
@@ -256,7 +258,7 @@ async def test_a_full_disk_of_postgres_refuses_and_goes_on_when_there_is_room(tm
         kept: list[str] = []
         with pytest.raises(DiskFullError, match=r"cannot be written, its disk is full .*make room"):
             while len(kept) < 200:
-                task = EnqueueRolloutRequest(input=chance.randbytes(50_000).hex())  # what PostgreSQL cannot compress away
+                task = EnqueueRolloutRequest(input=chance.randbytes(50_000).hex())  # PostgreSQL cannot compress it
                 kept += [r.rollout_id for r in await client.enqueue([task])]
         assert kept
         assert {r.rollout_id for r in await client.query_rollouts()} == {*kept}

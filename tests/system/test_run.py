@@ -1,4 +1,4 @@
-"""`agl-otel run` and `doctor` with a user's own command, against a real model server."""
+"""`agl-otel run` and `doctor` with a user's own command, and a real model server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(model_server: ModelServer) -> ModelServer:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """A stack that runs already, for what does not depend on whose it is: its stack.json."""
+    """A running stack for tests that work with any stack; the content of its stack.json."""
     folder = tmp_path_factory.mktemp("stack")
     stack_file = folder / "data" / "stack.json"
     with Command("up", "--data-dir", str(folder / "data"), *FREE_PORTS, log=folder / "up.log", cwd=folder):
@@ -41,7 +41,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def store(stack: dict[str, Any]) -> list[str]:
-    """The option that names it."""
+    """The option that names the stack."""
     return ["--store", stack["queue"]["address"]]
 
 
@@ -72,7 +72,7 @@ def test_a_stack_that_was_killed_records_where_it_is_started_again(tmp_path: Pat
     until(lambda: naming(data) == [], "the services have ended")
     done = run("run", "--data-dir", str(data), "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
     assert done.returncode == 0, done.stderr
-    for part in ("verdict complete", "8 + 7 tokens, weights 7"):  # the proxy found the new collector, though the queue remembers the old
+    for part in ("verdict complete", "8 + 7 tokens, weights 7"):  # the proxy found the new collector, not the one that died
         assert part in done.stdout
 
 
@@ -92,10 +92,10 @@ def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer
             "3",
             "import signal; signal.pause()",
             ["failed", "ran (past its|longer than) 3 s"],
-        ),  # as runner or queue says, whoever looks first
+        ),  # reported by the runner or the queue, whichever checks first
     ],
 )
-def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(
+def test_a_command_that_fails_or_hangs_is_reported_with_exit_code_1(
     tmp_path: Path, store: list[str], timeout: str, code: str, words: list[str]
 ) -> None:
     def total() -> int:
@@ -114,9 +114,7 @@ OTHERS = "import os, pathlib; pathlib.Path('ran').open('a').write(os.environ['AG
 
 
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_a_command_is_run_by_its_own_runner_which_runs_nothing_else(
-    tmp_path: Path, server: ModelServer, store: list[str], command: str
-) -> None:
+def test_a_command_has_its_own_runner_which_runs_nothing_else(tmp_path: Path, server: ModelServer, store: list[str], command: str) -> None:
     tasks, ours = tmp_path / "tasks.jsonl", [sys.executable, "-c", "import pathlib; pathlib.Path('mine').touch(exist_ok=False)"]
     with Command("runner", *store, "--", sys.executable, "-c", OTHERS, log=tmp_path / "runner.log", cwd=tmp_path) as idle:
         tasks.write_text('"first"')
@@ -137,7 +135,7 @@ def test_a_command_is_run_by_its_own_runner_which_runs_nothing_else(
     run("rollouts", "delete", waiting, "--yes", *store, cwd=tmp_path)
 
 
-def test_run_changes_no_model_of_others_and_takes_the_stacks_own(tmp_path: Path, server: ModelServer) -> None:
+def test_run_changes_no_published_model_and_uses_the_stacks_own(tmp_path: Path, server: ModelServer) -> None:
     data = tmp_path / "data"
     env = {"AGL_UPSTREAM_URL": server.url, "AGL_UPSTREAM_KEY": KEY}
     ours = ["--data-dir", str(data), "--", sys.executable, str(AGENT), "hello"]
@@ -166,7 +164,7 @@ sys.exit(3)
 """
 
 
-def test_what_is_missing_of_which_process_is_shown_with_the_error_and_the_output(tmp_path: Path, store: list[str]) -> None:
+def test_missing_spans_are_shown_by_process_with_the_error_and_the_output(tmp_path: Path, store: list[str]) -> None:
     done = run("run", *store, "--", sys.executable, "-c", DIES, cwd=tmp_path, env=environment())
     missing = r"process \d+ \(.*python.*\):\s1\sspan\swas\sin\sflight\swhen\sit\sdied"
     assert re.search(missing, re.sub(r"\s+", " ", done.stdout)), done.stdout
@@ -180,7 +178,7 @@ def test_what_is_missing_of_which_process_is_shown_with_the_error_and_the_output
         (attempt_id, "stderr", "\x1b[31mto stderr\n"),
         (attempt_id, "stdout", "line one\nline two\n"),
     ]
-    text = re.sub(r"\s+", " ", run("rollouts", "show", rollout_id, *store, cwd=tmp_path).stdout)  # a terminal's lines are short
+    text = re.sub(r"\s+", " ", run("rollouts", "show", rollout_id, *store, cwd=tmp_path).stdout)  # the lines of a terminal are short
     for part in ("verdict incomplete", "in flight when it died", "exit code 3", "line one line two", r"\x1b[31mto stderr"):
         assert part in text, text
 
@@ -218,13 +216,13 @@ urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/
 
 
 @pytest.mark.parametrize("command", [["sh", "-c"], ["uv", "run", "agent"], ["poetry", "run", "agent"], ["node", "agent.js"]], ids=" ".join)
-def test_a_command_that_cannot_be_hooked_is_named_wherever_its_verdict_is(
+def test_a_command_that_cannot_be_hooked_is_named_wherever_its_verdict_is_shown(
     tmp_path: Path, server: ModelServer, stack: dict[str, Any], store: list[str], command: list[str]
 ) -> None:
-    """All that it asked of its model is there, so it is complete: what nobody counted is said beside it."""
+    """All calls of its model are recorded, so it is complete; a note says that its own spans were not counted."""
     (tmp_path / "asks.py").write_text(ASKS)
     asks = f"exec {sys.executable} {tmp_path / 'asks.py'}"
-    if command[0] != "sh":  # in the place of a launcher that may not be installed: what matters is that it is no Python of ours
+    if command[0] != "sh":  # stands for a launcher that may not be installed; it only must not be a Python of ours
         stub = tmp_path / "bin" / command[0]
         stub.parent.mkdir()
         stub.write_text(f"#!/bin/sh\n{asks}\n")
@@ -236,7 +234,7 @@ def test_a_command_that_cannot_be_hooked_is_named_wherever_its_verdict_is(
     def shows(*arguments: str) -> str:
         return re.sub(r"\s+", " ", run(*arguments, cwd=tmp_path, env=env).stdout)
 
-    def told(text: str) -> bool:  # a terminal's lines break also within words
+    def told(text: str) -> bool:  # a terminal also breaks lines within words
         return re.sub(r"\s", "", note)[:120] in re.sub(r"\s", "", text)
 
     seen = shows("run", *store, "--", *whole)
@@ -251,7 +249,7 @@ def test_a_command_that_cannot_be_hooked_is_named_wherever_its_verdict_is(
     assert figures["verdict"]["kind"] == "complete" and figures["verdict"]["notes"][0].startswith(note), figures
 
 
-def test_a_command_that_is_not_there_and_a_task_that_is_not_json_are_wrong_use(tmp_path: Path) -> None:
+def test_a_missing_command_and_a_task_that_is_not_json_are_usage_errors(tmp_path: Path) -> None:
     for arguments in (["--", "no-such-program-here"], ["--task", "{", "--", "true"], ["--", "echo", "{missing}"]):
         done = run("run", *arguments, cwd=tmp_path)
         assert done.returncode == 2, done.stderr
@@ -259,13 +257,13 @@ def test_a_command_that_is_not_there_and_a_task_that_is_not_json_are_wrong_use(t
 
 
 @pytest.mark.smoke
-def test_doctor_finds_everything_in_a_good_agent(tmp_path: Path, server: ModelServer) -> None:
+def test_doctor_reports_no_problem_with_a_good_agent(tmp_path: Path, server: ModelServer) -> None:
     done = run("doctor", "--json", "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["good"], report
 
 
-def test_sampling_that_is_the_agents_own_is_shown(tmp_path: Path, server: ModelServer, store: list[str]) -> None:
+def test_sampling_set_by_the_agent_is_shown(tmp_path: Path, server: ModelServer, store: list[str]) -> None:
     code = "import openai; ask = openai.OpenAI().chat.completions.create; said = [{'role': 'user', 'content': 'hi'}]; "
     code += "ask(model='m', messages=said); ask(model='m', messages=said, temperature=0.25, top_p=0.5)"
     done = run("doctor", "--json", *store, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment(server))
@@ -276,7 +274,7 @@ def test_sampling_that_is_the_agents_own_is_shown(tmp_path: Path, server: ModelS
     assert shown.count("own temperature 0.25") == 1, shown
 
 
-def test_doctor_names_what_is_missing_and_the_remedy(tmp_path: Path, store: list[str]) -> None:
+def test_doctor_names_the_problem_and_the_remedy(tmp_path: Path, store: list[str]) -> None:
     done = run("doctor", *store, "--", sys.executable, "-c", "print(1)", cwd=tmp_path, env=environment())
     assert done.returncode == 3
     assert "✓ the command ended well" in done.stdout
@@ -284,7 +282,7 @@ def test_doctor_names_what_is_missing_and_the_remedy(tmp_path: Path, store: list
 
 
 @pytest.mark.parametrize(("failing", "words"), [(True, "500"), (False, "cannot be reached")])
-def test_doctor_tells_a_model_server_that_fails_from_one_that_is_away(
+def test_doctor_distinguishes_a_failing_model_server_from_an_unreachable_one(
     tmp_path: Path, server: ModelServer, store: list[str], failing: bool, words: str
 ) -> None:
     server.status = 500

@@ -1,4 +1,4 @@
-"""Runner processes against a real stack: queue, collector, proxy, and a model server; what came of it is read back from ClickHouse."""
+"""Runner processes on a real stack: queue, collector, proxy, and a model server; the results are read back from ClickHouse."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def grade(task, answer):
 
 
 class World:
-    """A stack, a store, a model, and runner processes that are ended with the test."""
+    """A stack, a store, a model, and runner processes that end with the test."""
 
     def __init__(self, store: LightningStore, directory: Path) -> None:
         self.store = store
@@ -143,7 +143,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Light
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait until the condition holds: of other processes, which set no event."""
+    """Wait until a condition of other processes holds; they set no event."""
     async with asyncio.timeout(300):
         while True:
             held = condition()
@@ -187,7 +187,7 @@ async def test_function_agents_make_complete_traces_with_calls_tokens_and_reward
     assert await process.wait() == 0
 
 
-async def test_what_a_function_agent_forks_is_stored_and_counted(world: World) -> None:
+async def test_spans_of_a_function_agents_forks_are_stored_and_counted(world: World) -> None:
     rollouts = await world.enqueue(*(3 * ["os.fork", "multiprocessing"]))
     process = await world.runner("--function", f"{world.agents}:forks", "--max-rollouts", "6", "--concurrency", "2")
     traces = await world.finished(rollouts)
@@ -199,7 +199,7 @@ async def test_what_a_function_agent_forks_is_stored_and_counted(world: World) -
 
 
 @pytest.mark.parametrize(("function", "question", "status"), [("exits", "sync", 3), ("exits_async", "async", 4)])
-async def test_os_exit_in_a_function_fails_its_attempt_and_the_runner_goes_on(
+async def test_os_exit_in_a_function_fails_its_attempt_and_the_runner_continues(
     world: World, function: str, question: str, status: int
 ) -> None:
     [first, second] = await world.enqueue(question, "plain")
@@ -237,7 +237,7 @@ async def test_an_unmodified_command_makes_a_complete_trace_and_its_output_is_st
     ]
 
 
-async def test_forks_of_a_warm_parent_make_complete_traces_and_the_watcher_reads_how_they_end(world: World) -> None:
+async def test_forks_of_a_warm_parent_have_complete_traces_and_exit_codes(world: World) -> None:
     rollouts = await world.enqueue(*(f"q{i}" for i in range(10)))
     command = ("--", sys.executable, str(world.agents), "{question}")
     process = await world.runner("--warm", "--grader", f"{world.grader}:grade", "--max-rollouts", "10", "--concurrency", "2", *command)
@@ -249,10 +249,8 @@ async def test_forks_of_a_warm_parent_make_complete_traces_and_the_watcher_reads
     assert "10 rollouts done: succeeded 10" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)  # nobody handles them
-async def test_an_agent_killed_in_the_middle_makes_an_incomplete_attempt_and_the_retry_is_the_one_that_counts(
-    world: World, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)  # they have no handler
+async def test_a_killed_agent_leaves_an_incomplete_attempt_and_the_retry_counts(world: World, number: signal.Signals) -> None:
     mark = world.directory / "mark"
     code = (
         "import os, sys\nfrom opentelemetry import trace\n"
@@ -280,7 +278,7 @@ async def test_a_program_that_writes_no_span_still_gets_its_grade(world: World) 
     assert {kind for kind, _ in verdicts(traces)} == {"empty"}
 
 
-async def test_a_killed_runner_takes_its_agent_along_and_its_rollout_is_run_again(world: World) -> None:
+async def test_a_killed_runners_agent_ends_and_its_rollout_runs_again(world: World) -> None:
     marks = world.directory / "marks"
     code = "import os, sys, time\nopen(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\nif sys.argv[2] == 'hang': time.sleep(120)\n"
     [rollout] = await world.enqueue("x", unresponsive_seconds=1.0, max_attempts=2, retry_condition=["unresponsive"])
@@ -302,7 +300,7 @@ async def test_a_killed_runner_takes_its_agent_along_and_its_rollout_is_run_agai
         pytest.param("pass", "complete", id="complete-because-the-agent's-hook-closes-on-the-kernel's-SIGTERM"),
     ],
 )
-async def test_the_ledger_of_a_killed_runner_is_handed_in_by_the_next_one(world: World, on_sigterm: str, kind: str) -> None:
+async def test_the_ledger_of_a_killed_runner_is_exported_by_the_next_one(world: World, on_sigterm: str, kind: str) -> None:
     mark = world.directory / "mark"
     code = (
         "import os, signal, sys, time\nfrom opentelemetry import trace\n"
@@ -346,7 +344,7 @@ async def test_sigterm_lets_the_agent_finish_and_a_second_one_ends_it_at_once(wo
     await eventually(lambda: not groups.is_alive(group))
 
 
-async def test_wrong_use_is_exit_code_2_before_anything_is_claimed(world: World) -> None:
+async def test_wrong_usage_is_exit_code_2_before_anything_is_claimed(world: World) -> None:
     assert await (await world.runner()).wait() == 2
     assert await (await world.runner("--function", "no_such_file.py:agent")).wait() == 2
     assert await (await world.runner("--", "no-such-program")).wait() == 2

@@ -1,7 +1,7 @@
-"""kill -9 of runners and of agents under load, with real processes: four runners of 16 places each, an agent that is a shell script.
+"""kill -9 of runners and of agents under load, with real processes: four runners of 16 places each; the agent is a shell script.
 
-CHAOS_ROLLOUTS=100000 (`make chaos-queue`) runs it at full size. The agent notes in a journal when it begins and when it has done its
-work; that, and what the queue says at the end, is the history that is judged (queue_history.py).
+CHAOS_ROLLOUTS=100000 (`make chaos-queue`) runs it at full size. The agent writes to a journal when it begins and when it has done its work;
+the journal and the final state of the queue are the history that is checked (queue_history.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tests.system.test_queue_faults import all_of, ended, enqueue_all
 pytestmark = [pytest.mark.full]
 ROLLOUTS = int(os.environ.get("CHAOS_ROLLOUTS", "200"))
 RUNNERS = 4
-PLACES = 16  # in each of them
-WAITED_FOR = 10_000  # rollouts in one call
+PLACES = 16  # per runner
+WAITED_FOR = 10_000  # rollouts per call
 CONFIG = RolloutConfig(max_attempts=5, retry_condition=["failed", "unresponsive", "timeout"], unresponsive_seconds=10.0)
 AGENT = """
 echo "begin $$ $AGL_ROLLOUT_ID $AGL_ATTEMPT_ID" >> "$1"
@@ -45,18 +45,18 @@ echo "end $$ $AGL_ROLLOUT_ID $AGL_ATTEMPT_ID" >> "$1"
 
 @dataclass
 class Journal:
-    """What agents wrote: one line at their begin and one when their work was done, each in a single append."""
+    """The agents' journal: one line at the begin and one at the end of their work, each in a single append."""
 
     path: Path
     _read: int = 0
     _open: dict[int, None] = field(default_factory=dict[int, None])
 
     def lines(self) -> list[list[str]]:
-        """(begin or end, process, rollout, attempt), in order."""
+        """Return (begin or end, process, rollout, attempt), in order."""
         return [line.split(" ") for line in self.path.read_text().splitlines()]
 
     def at_work(self) -> list[int]:
-        """Processes that have begun and noted no end since; some of them have failed or were killed."""
+        """Return the processes with a begin and no end; some of them have failed or were killed."""
         with self.path.open() as file:
             file.seek(self._read)
             text = file.read()
@@ -85,7 +85,7 @@ def _parent(pid: int) -> int:
 
 
 def whose(agent: int, runners: Sequence[Child]) -> Child | None:
-    """The runner that an agent's process descends from; None where it has ended."""
+    """Return the runner from which an agent's process descends; None if it has ended."""
     by_pid = {runner.pid: runner for runner in runners}
     while agent and agent not in by_pid:
         agent = _parent(agent)
@@ -93,7 +93,7 @@ def whose(agent: int, runners: Sequence[Child]) -> Child | None:
 
 
 async def disturb(runners: Sequence[Child], journal: Journal, chance: random.Random, finished: asyncio.Event) -> Counter[str]:
-    """kill -9 of agents, and now and then of a runner, which is started again, until `finished`. How many of each."""
+    """Kill agents with kill -9, and now and then a runner, which is restarted, until `finished`; return how many of each."""
     killed: Counter[str] = Counter()
     while not finished.is_set():
         with suppress(TimeoutError):
@@ -102,7 +102,7 @@ async def disturb(runners: Sequence[Child], journal: Journal, chance: random.Ran
         if not working or finished.is_set():
             continue
         agent = chance.choice(working)
-        if killed["agents"] >= 8 * killed["runners"]:  # at first a runner, with an agent at work
+        if killed["agents"] >= 8 * killed["runners"]:  # the first is a runner with an agent at work
             if (runner := whose(agent, runners)) is not None:
                 await runner.end(signal.SIGKILL)
                 await runner.start()
@@ -115,7 +115,7 @@ async def disturb(runners: Sequence[Child], journal: Journal, chance: random.Ran
 
 
 def unproven(attempts: Sequence[Attempt], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Attempts that are said to have succeeded, but for which not exactly one agent did its work."""
+    """Return the attempts recorded as succeeded for which not exactly one agent did its work."""
     did = Counter(attempt for kind, _, _, attempt in lines if kind == "end")
     return [
         f"{a.attempt_id}: succeeded, and {did[a.attempt_id]} agents ended"
@@ -124,14 +124,14 @@ def unproven(attempts: Sequence[Attempt], lines: Sequence[Sequence[str]]) -> lis
     ]
 
 
-def test_a_success_that_nobody_or_two_agents_worked_for_is_seen() -> None:
+def test_the_checker_finds_a_success_without_an_agent_or_with_two() -> None:
     succeeded = [Attempt(rollout_id="ro-1", attempt_id=f"at-{n}", sequence_id=n + 1, start_time=0.0, status="succeeded") for n in range(3)]
     lines = [["end", "7", "ro-1", "at-1"], ["end", "7", "ro-1", "at-2"], ["end", "8", "ro-1", "at-2"]]
     assert [text.partition(":")[0] for text in unproven(succeeded, lines)] == ["at-0", "at-2"]
 
 
 @pytest.mark.timeout(4 * 3600 if ROLLOUTS > 10_000 else 1200)
-async def test_kill_9_of_runners_and_agents_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
+async def test_kill_9_of_runners_and_agents_under_load_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     script, journal = tmp_path / "agent.sh", Journal(tmp_path / "journal")
     script.write_text(AGENT)
     journal.path.touch()
@@ -159,7 +159,7 @@ async def test_kill_9_of_runners_and_agents_under_load_loses_and_doubles_nothing
             killed = await disturbing
             for runner in runners:
                 code = await runner.end(signal.SIGTERM)
-                assert code in (0, -signal.SIGTERM), runner.log.read_text()[-2000:]  # the latter: it was started again a moment ago
+                assert code in (0, -signal.SIGTERM), runner.log.read_text()[-2000:]  # SIGTERM: it was restarted a moment ago
             rollouts, attempts = await all_of(client, ids)
             statistics = await client.statistics()
     await asyncio.to_thread(until, lambda: naming(script) == [], "no agent is left")

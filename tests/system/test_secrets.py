@@ -1,4 +1,4 @@
-"""A stack with a token: what an agent gets of it, what its keys open, and where the token does not stand."""
+"""A stack with a token: what an agent gets of it, what its keys permit, and where the token must not appear."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ def queue_code(address: str, authorization: str) -> grpc.StatusCode:
         try:
             call(queue_pb2.DescribeRequest(), timeout=60, metadata=metadata)
         except grpc.RpcError as error:
-            return error.code()  # pyright: ignore[reportAttributeAccessIssue]
+            return error.code()  # pyright: ignore[reportAttributeAccessIssue] - it is also a grpc.Call
     return grpc.StatusCode.OK
 
 
-def test_an_agent_can_send_and_ask_its_model_and_nothing_else(tmp_path: Path, model_server: ModelServer) -> None:
+def test_an_agents_keys_permit_only_its_telemetry_and_its_model_calls(tmp_path: Path, model_server: ModelServer) -> None:
     data, seen, script = tmp_path / "data", tmp_path / "seen.json", tmp_path / "agent.py"
     script.write_text(AGENT)
     free = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
@@ -150,7 +150,7 @@ def test_an_agent_can_send_and_ask_its_model_and_nothing_else(tmp_path: Path, mo
             assert b"Traceback" not in content or path.suffix != ".log", path
 
 
-def test_a_runs_folder_and_what_was_told_of_it_hold_no_secret_and_the_run_goes_on(tmp_path: Path, model_server: ModelServer) -> None:
+def test_a_runs_folder_and_output_contain_no_secret_and_the_run_continues(tmp_path: Path, model_server: ModelServer) -> None:
     data, folder = tmp_path / "data", tmp_path / "run"
     host = model_server.url.removeprefix("http://").removesuffix("/v1")
     given = {"password": PASSWORD, "host": host, "resource": RESOURCE_KEY, "job": JOB_KEY, "header": HEADER_KEY}
@@ -160,7 +160,7 @@ def test_a_runs_folder_and_what_was_told_of_it_hold_no_secret_and_the_run_goes_o
     ports = {f"AGL_{port.upper()}": "0" for port in PORTS}
     secrets = {"AGL_TOKEN": TOKEN, "AGL_UPSTREAM_URL": model_server.url, "AGL_UPSTREAM_KEY": KEY, "OPENAI_API_KEY": KEY, **ports}
     given_to_train = ("train", "job.toml", "--data-dir", str(data), "--run-dir", str(folder))
-    first, done = (run(*given_to_train, cwd=tmp_path, env=secrets) for _ in range(2))  # the second start goes on with the run
+    first, done = (run(*given_to_train, cwd=tmp_path, env=secrets) for _ in range(2))  # the second start continues the run
     assert first.returncode == done.returncode == 0, first.stderr + done.stdout + done.stderr
     begun = json.loads((folder / "run.json").read_text())
     assert begun["options"]["options"]["patience"] == 3 and begun["options"]["options"]["api_key"] == LEFT_OUT
@@ -180,8 +180,8 @@ def test_a_runs_folder_and_what_was_told_of_it_hold_no_secret_and_the_run_goes_o
                 assert not [each for each in forbidden if each.encode() in part and each not in kept_by_the_queue], path
 
 
-def test_a_password_in_the_address_of_a_model_server_is_told_to_nobody(tmp_path: Path) -> None:
-    """Of a server that is not there: the error goes to the agent, into its spans, and into logs."""
+def test_a_password_in_a_model_servers_address_is_shown_nowhere(tmp_path: Path) -> None:
+    """The server does not exist: the error goes to the agent, into its spans, and into logs."""
     data = tmp_path / "data"
     ask = "import openai; openai.OpenAI(max_retries=0).chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hello'}])"
     address = f"http://someone:{PASSWORD}@127.0.0.1:{free_port()}/v1"
@@ -191,6 +191,6 @@ def test_a_password_in_the_address_of_a_model_server_is_told_to_nobody(tmp_path:
     assert done.returncode == 1 and "cannot be reached" in said and LEFT_OUT in said, said
     assert PASSWORD not in said
     for path in data.rglob("*"):
-        if path.is_file() and not path.name.startswith("queue.db"):  # which keeps it: it is a resource
+        if path.is_file() and not path.name.startswith("queue.db"):  # the queue keeps it: it is part of a resource
             content = path.read_bytes()
             assert not [part for part in (content, *blocks(content)) if PASSWORD.encode() in part], path

@@ -1,4 +1,4 @@
-"""SFT with its real parts: a model server and training processes, over rollouts that are run as they are enqueued."""
+"""SFT with its real parts: a model server and training processes; rollouts run when they are enqueued."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def trained(server: Server, folder: Path, store: type[CallingStore] = Call
         return await algorithm.train(store(session, target=target), tiny.TRAIN_NUMBERS)
 
 
-async def test_the_rewarded_behaviour_is_learnt_from_the_best_rollouts(server: Server, tmp_path: Path) -> None:
-    """Another seed and another behaviour than those of test_sft_job.py."""
+async def test_sft_learns_the_rewarded_behaviour_from_the_best_rollouts(server: Server, tmp_path: Path) -> None:
+    """With another seed and another behaviour than test_sft_job.py."""
     reports = await trained(server, tmp_path, target=2, seed=1, prompts_per_step=48, max_steps=2, probe_tolerance=1e-3)
     first, second = reports
     assert first.reward_mean < 0.45
@@ -41,15 +41,13 @@ async def test_the_rewarded_behaviour_is_learnt_from_the_best_rollouts(server: S
     assert [report.weights_version for report in reports] == ["1", "2"]
 
 
-async def test_nothing_is_learnt_from_shuffled_rewards(server: Server, tmp_path: Path) -> None:
+async def test_sft_learns_nothing_from_shuffled_rewards(server: Server, tmp_path: Path) -> None:
     first, second = await trained(server, tmp_path, target=2, seed=1, shuffle_rewards=True, prompts_per_step=48, max_steps=2)
     assert second.reward_mean < first.reward_mean + 0.2
     assert first.kept_reward_mean == pytest.approx(first.reward_mean, abs=0.2)
 
 
-async def test_a_round_that_teaches_nothing_leaves_the_weights_alone(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_round_without_signal_does_not_change_the_weights(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Equal(CallingStore):
         async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
             traces = await super().traces(rollouts)
@@ -65,7 +63,7 @@ async def test_a_round_that_teaches_nothing_leaves_the_weights_alone(
     assert reports[0].refused == {"low_reward": 8}
 
 
-async def test_a_round_without_anything_to_choose_from_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
+async def test_a_round_without_candidates_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
     class Lost(CallingStore):
         async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
             return replace(await super().traces(rollouts), rewards={})
@@ -74,6 +72,6 @@ async def test_a_round_without_anything_to_choose_from_is_an_error_with_the_coun
         await trained(server, tmp_path, Lost, prompts_per_step=2, group_size=4)
 
 
-async def test_a_training_process_that_ends_badly_is_an_error_with_its_last_words(server: Server, tmp_path: Path) -> None:
+async def test_a_failing_training_process_is_an_error_with_its_last_output(server: Server, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"(?s)training of round 1 ended with exit code 1; its log is .*no-such-device"):
         await trained(server, tmp_path, prompts_per_step=8, device="no-such-device")

@@ -1,4 +1,4 @@
-"""`agl-otel train` of a job whose algorithm is sft: stack, runners, proxy, model server and training processes."""
+"""`agl-otel train` of a job with the algorithm sft: stack, runners, proxy, model server and training processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.system.stack_process import DEMO, small_demo
 pytestmark = pytest.mark.full
 
 
-def test_a_job_tunes_on_its_best_rollouts_and_keeps_what_it_trained_on(
+def test_a_job_tunes_on_its_best_rollouts_and_keeps_the_training_data(
     tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = small_demo(tmp_path, val=32) / DEMO / "job.toml"

@@ -1,5 +1,6 @@
-"""SFT and GRPO as programs run them: by Trainer.fit with a function agent, and on rollouts that others ran. A store with a proxy, a model
-server."""
+"""SFT and GRPO as programs use them: Trainer.fit with a function agent, and training on offline rollouts. The store has a proxy and a model
+server.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def store() -> Iterator[LightningStore]:
 
 
 async def answer(task: int, llm: agl.LLM) -> float:
-    """A system of two agents: `solver` answers and is graded, `chatter` says something beside it."""
+    """A system of two agents: `solver` answers and is graded, `chatter` adds an ungraded call."""
     said: dict[str, str] = {}
     async with aiohttp.ClientSession() as session:
         for agent, number in (("solver", task), ("chatter", task + 1)):
@@ -80,7 +81,7 @@ def test_a_trainer_trains_one_agent_of_a_system_by_grpo(server: Server, store: L
 
 
 async def observed(store: LightningStore, reward: float) -> str:
-    """A rollout as adoption starts one: without a runner; of its process nobody counted the spans."""
+    """Store a rollout as adoption creates it: without a runner, and with no count of its spans."""
     begun = await store.start_rollout(437, mode="production")
     ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
     call = {
@@ -101,7 +102,7 @@ async def observed(store: LightningStore, reward: float) -> str:
     return begun.rollout_id
 
 
-async def test_what_others_ran_is_tuned_on_once_and_nothing_is_enqueued(server: Server, store: LightningStore, tmp_path: Path) -> None:
+async def test_offline_rollouts_are_trained_on_once_and_nothing_is_enqueued(server: Server, store: LightningStore, tmp_path: Path) -> None:
     good, bad = [await observed(store, 1.0) for _ in range(3)], [await observed(store, 0.0) for _ in range(3)]
     before = (await store.statistics()).get("total_rollouts")
     given: dict[str, Any] = {"model_dir": server.folder, "model_server_url": server.url, "run_dir": tmp_path / "run", **SMALL}

@@ -1,4 +1,6 @@
-"""An HTTP service under the hook that many attempts share, on a stack with a token: it writes into those that were given to it."""
+"""An HTTP service under the hook that many attempts share, on a stack with a token: it writes only into attempts whose keys it was
+given.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ server.serve_forever()
 
 
 class ThirdParty:
-    """Somebody whom the service asks: keeps the headers that it was sent."""
+    """A server that the service calls; it keeps the request headers."""
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
@@ -91,21 +93,21 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def until(ask: Callable[[], Awaitable[list[dict[str, Any]]]], rows: int) -> list[dict[str, Any]]:
-    """Ask again until there are so many rows."""
+    """Repeat `ask` until it returns enough rows."""
     async with asyncio.timeout(120):
-        while len(found := await ask()) < rows:  # noqa: ASYNC110 - the condition lies in another process
+        while len(found := await ask()) < rows:  # noqa: ASYNC110 - the condition is in another process
             await asyncio.sleep(0.1)
         return found
 
 
 async def answered(*command: object, **environment: str) -> asyncio.subprocess.Process:
-    """A process of somebody who has nothing of the stack in the environment."""
+    """Start a process without variables of the stack in its environment."""
     given = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OTEL_"))}
     return await asyncio.create_subprocess_exec(*map(str, command), env={**given, **environment}, stdout=asyncio.subprocess.PIPE)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-async def test_a_shared_service_under_the_hook_writes_into_the_attempts_given_to_it_and_no_others(store: Store, protocol: str) -> None:
+async def test_a_shared_service_under_the_hook_writes_only_into_attempts_given_to_it(store: Store, protocol: str) -> None:
     third = ThirdParty()
     await third.server.start_server()
     described = store.description
@@ -124,7 +126,7 @@ async def test_a_shared_service_under_the_hook_writes_into_the_attempts_given_to
         async with asyncio.timeout(300):
             url = f"http://127.0.0.1:{int(await service.stdout.readline())}/"
         rollouts = await store.enqueue([EnqueueRolloutRequest(input={"question": each}) for each in "abcd"])
-        stranger = urllib.request.Request(  # who was given no attempt
+        stranger = urllib.request.Request(  # a client that was given no attempt
             url, data=b'{"question": "?"}', headers={"baggage": ",".join(f"{name}={value}" for name, value in VICTIM.items())}
         )
         with await asyncio.to_thread(urllib.request.urlopen, stranger, timeout=60) as answer:

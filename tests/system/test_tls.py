@@ -1,4 +1,4 @@
-"""A stack of which every port speaks TLS, with certificates that only the stack knows, from `up` to a rollout that was run and read."""
+"""A stack whose ports all use TLS, with certificates that only the stack trusts, from `up` to a rollout that was run and read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_rollout_over_tls_with_a_token_and_client_certificates(tmp_path: Path,
     assert naming(data) == []
 
 
-def test_certificates_that_our_own_clients_would_not_take_are_refused_before_anything_starts(tmp_path: Path, authority: Authority) -> None:
+def test_certificates_that_our_own_clients_reject_are_refused_before_the_start(tmp_path: Path, authority: Authority) -> None:
     data = tmp_path / "data"
     good = authority.serving()
     elsewhere = Authority(tmp_path / "elsewhere", names="DNS:elsewhere.example")
@@ -90,9 +90,7 @@ print(client.chat.completions.create(model="policy", messages=[{"role": "user", 
 
 
 @pytest.mark.timeout(1200)
-def test_the_proxy_asks_agents_for_a_certificate_where_it_is_told_to(
-    tmp_path: Path, authority: Authority, model_server: ModelServer
-) -> None:
+def test_the_proxy_requires_client_certificates_if_configured(tmp_path: Path, authority: Authority, model_server: ModelServer) -> None:
     data = tmp_path / "data"
     settings = {**authority.serving(mutual=True), "AGL_PROXY_CLIENT_CERTIFICATES": "true"}
     with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path, env=settings) as command:
@@ -112,7 +110,7 @@ def test_the_proxy_asks_agents_for_a_certificate_where_it_is_told_to(
         assert [verdict["kind"] for verdict in json.loads(done.stdout)["verdicts"]] == ["complete"]
 
 
-def test_a_self_signed_certificate_is_its_own_authority(tmp_path: Path) -> None:
+def test_a_self_signed_certificate_is_accepted_as_its_own_authority(tmp_path: Path) -> None:
     alone = Authority(tmp_path / "alone")
     alone.self_signed("own")
     data = tmp_path / "data"

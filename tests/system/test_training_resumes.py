@@ -1,4 +1,4 @@
-"""A training as users start one, killed with kill -9 and started again: it ends as one that was left alone, and pays for nothing twice."""
+"""A training as users start it, killed with kill -9 and restarted: it ends like one without interruption, and repeats no paid work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SAME = ("step", "weights_version", "next_version", "reward_mean", "rollouts", "t
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, how much it does, and what must be the same after a kill."""
+    """An algorithm, its size, and the results that a kill must not change."""
 
     name: str
     steps: int
@@ -59,9 +59,9 @@ class Case:
     members: int
     options: str
     same: tuple[str, ...]
-    """Of a step's line: all but times, names, and what attempts that the kill ended have left behind."""
+    """Fields of a step's line: all except times, names, and counts of attempts that the kill ended."""
     weights: str
-    """The last ones, in the run's folder."""
+    """Path of the last weights in the run's folder."""
 
     @property
     def job(self) -> str:
@@ -108,7 +108,7 @@ def sampled(folder: Path) -> int:
 
 
 async def attempts(address: str) -> dict[str, tuple[str, int]]:
-    """{rollout id: (its status, how often it was tried)}."""
+    """Return {rollout id: (status, number of attempts)}."""
     async with await LightningStore.connect(address) as store:
         found = await store.query_rollouts()
         tried = await store.queue.query_attempts([rollout.rollout_id for rollout in found])
@@ -119,13 +119,13 @@ async def attempts(address: str) -> dict[str, tuple[str, int]]:
 
 
 async def defaults(address: str) -> ResourcesUpdate | None:
-    """What a rollout gets that names no resources."""
+    """Return the resources of rollouts that name none."""
     async with await LightningStore.connect(address) as store:
         return await store.get_latest_resources()
 
 
 async def evidence(address: str, folder: Path, version: str) -> list[TrainingStep]:
-    """What the store tells of the run's steps, each of which it has once."""
+    """Return the run's steps from the store; each is stored once."""
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
     async with await LightningStore.connect(address) as store:
         found = await store.training_steps(run_id)
@@ -136,23 +136,23 @@ async def evidence(address: str, folder: Path, version: str) -> list[TrainingSte
 
 
 def as_told(folder: Path) -> list[tuple[Any, ...]]:
-    """The same of metrics.jsonl."""
+    """Return the same from metrics.jsonl."""
     return [
         (each["step"], each["weights_version"], each["next_version"], [tuple(key) for key in each["attempts"]]) for each in steps_of(folder)
     ]
 
 
-async def test_what_a_killed_evaluation_left_waits_until_the_run_comes_to_it_again(place: Place) -> None:
-    """Runners would take it at once, at whatever weights are served then, and also where the run now goes on to another step."""
+async def test_rollouts_of_a_killed_evaluation_wait_until_the_run_repeats_it(place: Place) -> None:
+    """Otherwise runners would take its rollouts at once, with any weights served then, even if the run continues with another step."""
     (place.folder / "left.toml").write_text(CASES[1].job)
     job = Job.load(place.folder / "left.toml")
     tasks = job.tasks("val")[:2]
     async with await LightningStore.connect(place.address) as store:
 
         async def cut(tuning: Tuning) -> dict[str, str]:
-            """Evaluate, and be stopped when all is queued; what that left."""
+            """Evaluate, and stop when everything is queued; return the queued rollouts."""
             evaluation = asyncio.create_task(tuning.evaluate_once(tasks, name="after-2"))
-            while len(found := await left()) < len(tasks) or "cancelled" in found.values():  # noqa: ASYNC110  # nobody tells
+            while len(found := await left()) < len(tasks) or "cancelled" in found.values():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.05)
             evaluation.cancel()
             await asyncio.gather(evaluation, return_exceptions=True)
@@ -171,14 +171,14 @@ async def test_what_a_killed_evaluation_left_waits_until_the_run_comes_to_it_aga
             assert await cut(tuning) == dict.fromkeys(queued, "requeuing")
         (unasked,) = await store.query_rollouts(rollout_id_in=[others.rollout_id])
         assert unasked.status == "queuing", "it is not the run's"
-        for rollout_id in (others.rollout_id, *queued):  # runners of the tests below would take them
+        for rollout_id in (others.rollout_id, *queued):  # otherwise runners of later tests would take them
             await store.update_rollout(rollout_id, status="cancelled")
 
 
 @pytest.mark.parametrize("case", [pytest.param(CASES[0], marks=pytest.mark.smoke), *CASES[1:]], ids=lambda case: case.name)
-def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(place: Place, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     (place.folder / f"{case.name}.toml").write_text(case.job)
-    source = random.Random(os.environ.get("KILL_SEED", case.name))  # CI kills at the same place each time; others are tried by hand
+    source = random.Random(os.environ.get("KILL_SEED", case.name))  # CI kills at the same place each time; set KILL_SEED for others
     kill_after, more = source.randrange(case.steps), source.randrange(case.prompts * case.members)
     words = f"killed after {kill_after} steps and {more} more replies"
     whole, killed = place.folder / f"{case.name}-whole", place.folder / f"{case.name}-killed"
@@ -188,7 +188,7 @@ def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(place: Place,
 
     def trained(folder: Path) -> dict[str, Any]:
         with pytest.raises(SystemExit) as ended:
-            main(arguments(folder))  # in this process, which has torch already; the one that is killed has its own
+            main(arguments(folder))  # in this process, which has imported torch; the killed one is separate
         captured = capsys.readouterr()
         assert ended.value.code == 0, words + captured.err[-4000:]
         assert f"the run's folder is {folder}" in captured.err and f"the stack answers on {place.address}" in captured.err

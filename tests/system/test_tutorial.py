@@ -25,7 +25,7 @@ BEST = "best prompt (1.00): Be friendly and short, and give an example. {questio
 
 @contextmanager
 def script(name: str, *arguments: str, log: Path, **env: str) -> Generator[subprocess.Popen[bytes]]:
-    """A script of the tutorial, as `python script.py`; interrupted at the end of the block."""
+    """Run a script of the tutorial as `python script.py`; interrupt it at the end of the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             die_with_parent([sys.executable, "-u", str(TUTORIAL / name), *arguments]),
@@ -81,7 +81,7 @@ def test_the_job_file_runs_the_same_function(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["cs", "shm"])
-def test_one_call_of_fit(tmp_path: Path, strategy: str) -> None:
+def test_the_tutorial_runs_in_one_call_of_fit(tmp_path: Path, strategy: str) -> None:
     log = tmp_path / "fit.log"
     with script("fit.py", strategy, log=log) as process:
         output = finished(process, log)

@@ -1,4 +1,4 @@
-"""One script on two machines, told apart by their environment: the algorithm on one, its runners on the other."""
+"""One script on two machines, with a role set by the environment: the algorithm on one, its runners on the other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def started(machine: Machine, folder: Path, name: str, env: dict[str, str]) -> Generator[tuple[subprocess.Popen[bytes], Path]]:
-    """The script on a machine, and its log; interrupted at the end of the block, and it heeds that."""
+    """Run the script on a machine; yield it with its log. It is interrupted at the end of the block and must obey."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     log = folder / f"{name}.log"
@@ -69,7 +69,7 @@ def started(machine: Machine, folder: Path, name: str, env: dict[str, str]) -> G
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
-def test_one_script_is_the_algorithm_here_and_the_runners_there(tmp_path: Path, secure: bool) -> None:
+def test_one_script_is_the_algorithm_on_one_machine_and_the_runners_on_another(tmp_path: Path, secure: bool) -> None:
     if secure and shutil.which("openssl") is None:
         pytest.skip("the openssl command makes the certificates")
     with two_machines() as (here, there):
@@ -91,6 +91,6 @@ def test_one_script_is_the_algorithm_here_and_the_runners_there(tmp_path: Path, 
 
 
 def answers(from_machine: Machine, machine: Machine) -> bool:
-    """Whether something listens on the other machine's port 4747."""
+    """Return whether something listens on the other machine's port 4747."""
     probe = f"import socket; socket.create_connection(({machine.address!r}, 4747), 5).close()"
     return subprocess.run([*from_machine.enter, sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0

@@ -33,7 +33,7 @@ def up(tmp_path: Path, data: Path, *arguments: str) -> Command:
 
 
 @pytest.mark.smoke
-def test_up_serves_on_every_port_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_up_serves_on_every_port_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(tmp_path, data, "--json") as command:
         until((data / "stack.json").exists, "stack.json is written")
@@ -59,7 +59,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(tmp_path, data) as command:
         until((data / "stack.json").exists, "stack.json is written")
-        os.kill(stack_file(data)["collector"]["pid"], signal.SIGSTOP)  # it will not stop in order
+        os.kill(stack_file(data)["collector"]["pid"], signal.SIGSTOP)  # it will not stop cleanly
         command.process.send_signal(signal.SIGINT)
         until(lambda: "once more" in command.output, "it says that it stops")
         command.process.send_signal(signal.SIGINT)
@@ -70,7 +70,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
 def test_the_queue_may_be_in_postgresql(tmp_path: Path, postgres: Postgres) -> None:  # noqa: F811 - the fixture
     data, tasks, url = tmp_path / "data", tmp_path / "tasks.jsonl", postgres.new_schema()
     tasks.write_text("1\n2\n")
-    for total in (2, 4):  # what the second stack finds was kept by the first
+    for total in (2, 4):  # the second stack finds the rollouts of the first
         with up(tmp_path, data, "--queue", url):
             until((data / "stack.json").exists, "stack.json is written")
             store = ("--store", stack_file(data)["web"]["address"])
@@ -102,7 +102,7 @@ sys.stdin.read()
 """
 
 
-def test_a_stack_of_a_test_ends_with_a_pytest_that_is_killed(tmp_path: Path) -> None:
+def test_a_tests_stack_ends_when_its_pytest_is_killed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     program = [sys.executable, "-c", STARTER, str(data), *FREE_PORTS]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as tests:
@@ -119,7 +119,7 @@ def test_a_stack_of_a_test_ends_with_a_pytest_that_is_killed(tmp_path: Path) -> 
                 until(lambda: naming(data) == [], "nothing is left")
 
 
-def test_up_waits_until_the_services_of_one_that_was_killed_have_ended(tmp_path: Path) -> None:
+def test_up_waits_until_the_services_of_a_killed_one_have_ended(tmp_path: Path) -> None:
     data = tmp_path / "data"
     ports = [f"{given}" for name, port in zip(FREE_PORTS[::2], free_ports(len(PORTS)), strict=True) for given in (name, port)]
     with up(tmp_path, data, *ports) as first:
@@ -191,14 +191,14 @@ def test_a_data_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("arguments", [("rollouts",), ("traces", "sql", "SELECT 1")])
-def test_looking_where_nothing_is_says_so(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_commands_that_read_report_a_missing_data_directory(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     refused = run(*arguments, "--data-dir", str(tmp_path / "none"), cwd=tmp_path)
     assert refused.returncode == 2
     assert "no stack and no data" in refused.stderr
     assert not (tmp_path / "none").exists(), "looking creates nothing"
 
 
-def test_an_address_where_nobody_answers_is_named(tmp_path: Path) -> None:
+def test_an_unreachable_address_is_named(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

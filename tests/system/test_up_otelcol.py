@@ -34,7 +34,7 @@ def environment(server: ClickHouseServer) -> dict[str, str]:
     return {"AGL_COLLECTOR": str(binary()), "AGL_CLICKHOUSE_URL": server.url()}
 
 
-def test_the_demo_trains_on_what_was_sampled_and_stored(
+def test_the_demo_trains_on_the_sampled_and_stored_tokens(
     server: ClickHouseServer, tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
@@ -56,7 +56,7 @@ def test_the_demo_trains_on_what_was_sampled_and_stored(
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
-def test_up_with_tls_keeps_the_servers_password_to_itself(server: ClickHouseServer, tmp_path: Path, model_server: ModelServer) -> None:
+def test_up_with_tls_does_not_reveal_the_servers_password(server: ClickHouseServer, tmp_path: Path, model_server: ModelServer) -> None:
     authority = Authority(tmp_path / "authority")
     data = tmp_path / "data"
     stack = {**environment(server), **authority.serving(mutual=True), "AGL_TOKEN": "sesame"}
@@ -81,7 +81,7 @@ def test_up_with_tls_keeps_the_servers_password_to_itself(server: ClickHouseServ
     assert naming(data) == []
 
 
-def test_what_the_collector_needs_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_requirements_of_the_collector_are_reported_before_the_start(tmp_path: Path) -> None:
     for flags, words in (
         (["--collector", str(tmp_path / "none")], "make otelcol"),
         (["--collector", sys.executable], "clickhouse://"),
@@ -91,7 +91,7 @@ def test_what_the_collector_needs_is_said_before_anything_starts(tmp_path: Path)
     assert naming(tmp_path / "data") == []
 
 
-def test_a_password_in_a_flag_is_warned_of(tmp_path: Path) -> None:
+def test_a_password_in_a_flag_causes_a_warning(tmp_path: Path) -> None:
     flags = ["--clickhouse", "clickhouse://me:very-secret@127.0.0.1:1/otel", "--collector", str(tmp_path / "none")]
     refused = run("up", "--data-dir", str(tmp_path / "data"), *flags, cwd=tmp_path)
     assert refused.returncode == 2

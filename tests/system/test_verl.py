@@ -1,4 +1,4 @@
-"""verl's own trainer on Ray and the CPU, in an environment of its own, with an outside agent of two calls."""
+"""verl's own trainer on Ray and the CPU, in a separate environment, with an external agent of two calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ seed = 5
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The environment's."""
+    """The interpreter of that environment."""
     try:
         return over_ours("verl", ROOT / "tests" / "verl.txt")
     except AbsentError as error:
@@ -77,7 +77,7 @@ for given in json.load(sys.stdin):
 """
 
 
-def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Path) -> None:
+def test_every_key_that_we_set_exists_in_verls_own_config(python: Path) -> None:
     places = {**COMMON, **CPU, **GPU, **{new: value_at(new) for new in MOVED.values()}}
     asked: list[dict[str, Any]] = []
     for path, value in [*places.items(), ("trainer.n_gpus_per_nod", 1)]:
@@ -93,7 +93,7 @@ def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Pa
 
 
 def value_at(path: str) -> Any:
-    """Anything that may stand there: a section where verl has one."""
+    """Return a value valid at this place: a section where verl has one."""
     return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1
 
 
@@ -129,8 +129,8 @@ print("FOUND", json.dumps(found))
 """
 
 
-def test_a_model_server_on_a_cluster_answers_only_who_shows_its_key(python: Path, tiny_policy: Path, tmp_path: Path) -> None:
-    ours = usual_environment({"trainer.device": "cpu"}, tmp_path / "metrics.jsonl")  # not least: a cluster that leaves `uv run` alone
+def test_a_model_server_on_a_cluster_requires_its_key(python: Path, tiny_policy: Path, tmp_path: Path) -> None:
+    ours = usual_environment({"trainer.device": "cpu"}, tmp_path / "metrics.jsonl")  # among others for a cluster that does not use `uv run`
     env = {**environment(python), **ours, "PYTHONPATH": f"{ROOT}:{ROOT / 'hook'}", "RAY_AUTH_MODE": "disabled"}
     command = [python, "-c", ON_A_CLUSTER, str(tiny_policy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=600)
@@ -190,7 +190,7 @@ if __name__ == "__main__":
 
 
 def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, str]) -> None:
-    """Run the job, end it with kill -9 in its second step, and wait until what it started has ended."""
+    """Run the job, kill it with kill -9 in its second step, and wait until the processes that it started have ended."""
     metrics = folder / "run" / "metrics.jsonl"
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=given) as first:
         until(lambda: first.poll() is not None or (metrics.exists() and '"step": 1,' in metrics.read_text()), "a step is done", 1200)
@@ -200,13 +200,11 @@ def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, 
     until(lambda: naming(folder) == [], "what it started has ended")
 
 
-def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_the_agents_traces_say(
-    python: Path, tmp_path: Path, tiny_policy: Path
-) -> None:
-    """Two starts, because each takes a processor two minutes; `python -m bench.verl` has one job learn over a kill.
+def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
+    """Only two starts, because each takes two minutes of CPU; `python -m bench.verl` has a job that learns across a kill.
 
-    The job is killed in its second step. Trainer.fit goes on with another agent: in the third step one group is down to one rollout, in the
-    fourth all are, and then all rollouts of the validation are refused.
+    The job is killed in its second step. Trainer.fit continues with another agent: in the third step one group has only one rollout left,
+    in the fourth all have, and then all rollouts of the validation are refused.
     """
     (tmp_path / "job.toml").write_text(JOB)
     shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
@@ -237,7 +235,7 @@ def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_th
     assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_4").is_dir(), "no step is lost"
     assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
-    versions = [[1, "1", "2"], [2, "3", "4"], [3, "4", "5"], [4, "5", "6"]]  # each start publishes what it begins with
+    versions = [[1, "1", "2"], [2, "3", "4"], [3, "4", "5"], [4, "5", "6"]]  # each start publishes its initial weights
     assert [step[:3] for step in told["steps"]] == versions
     assert [step[3:5] for step in told["steps"][2:]] == [[12, 0], [0, 0]]
     names = ("rollouts", "samples", "trajectories", "singleton_groups", "refused_share", "stale_share")
@@ -250,7 +248,7 @@ def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_th
     assert [line["step"] for line in steps] == [1, 2, 3]
     for line in steps:
         assert line["agl/rollouts"] == TASKS * MEMBERS
-        # what verl computes for the sampled tokens is what was captured when they were sampled, with the weights of this step
+        # verl's log-probs of the sampled tokens equal the captured ones, with the weights of this step
         assert line["training/rollout_probs_diff_max"] < 1e-4
         assert line["agl/logprob_drift"] < 1e-3
         assert line["agl/stale_share"] == 0

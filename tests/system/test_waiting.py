@@ -1,4 +1,4 @@
-"""Instrumentations wait for their library, and no span is missed for that: real libraries, each time in a process of its own."""
+"""Instrumentations wait for their library, and no span is lost by that: real libraries, each in its own process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OPENAI = "opentelemetry.instrumentation.openai"
 
 
 def run(code: str, *, python: str = sys.executable, instrument: bool = True, **environment: str) -> tuple[str, str]:
-    """What a program prints, to both streams; by opentelemetry-instrument, or plainly. Raises AssertionError where it fails."""
+    """Run a program with opentelemetry-instrument, or without; return its stdout and stderr. Raises AssertionError if it fails."""
     start = [str(Path(sys.executable).with_name("opentelemetry-instrument"))] if instrument else []
     done = subprocess.run(
         [*start, python, "-W", "ignore", "-c", PATCHED + textwrap.dedent(code)],
@@ -65,7 +65,7 @@ def run(code: str, *, python: str = sys.executable, instrument: bool = True, **e
     return done.stdout.strip(), done.stderr
 
 
-def test_what_is_not_imported_is_not_loaded_and_the_rest_is_on() -> None:
+def test_instrumentations_of_libraries_not_imported_are_not_loaded() -> None:
     told, said = run("""
         import threading
         print([name for name in ("openai", "httpx2", waiting.__name__) if name in sys.modules], len(patched("threading", "httpx2")) > 1)
@@ -106,7 +106,7 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize("how", IMPORTS)
-def test_it_is_on_when_its_library_is_imported(how: str) -> None:
+def test_an_instrumentation_is_active_once_its_library_is_imported(how: str) -> None:
     program = textwrap.dedent(IMPORTS[how])
     told, said = run(f"{program}\nimport openai; openai.OpenAI(api_key='x').chat.completions; print(calls(), openai.__spec__.loader.name)")
     assert told == "1 openai"
@@ -114,7 +114,7 @@ def test_it_is_on_when_its_library_is_imported(how: str) -> None:
 
 
 @pytest.mark.parametrize("second", ["import openai", "from openai.resources.chat import completions"])
-def test_of_two_threads_that_import_at_once_both_find_it_on(second: str) -> None:
+def test_two_threads_that_import_at_once_both_find_the_library_instrumented(second: str) -> None:
     told, said = run(f"""
         import threading
         together, found = threading.Barrier(2), []
@@ -162,19 +162,19 @@ print(len(patched({library!r}).get({function!r}, ())), errors)
 """
 
 
-def test_a_thread_that_waits_for_the_library_and_holds_the_lock_of_a_submodule_finds_it_on() -> None:
-    """Importing the submodule in the first thread would be a deadlock, which Python ends by an error in one of the two."""
+def test_a_thread_holding_a_submodules_import_lock_finds_the_library_instrumented() -> None:
+    """An import of the submodule in the first thread would deadlock; Python then raises an error in one of the two."""
     function = "openai.resources.chat.completions.completions:Completions.create"
     told, said = run(WHILE_IMPORTED.format(library="openai", submodule="openai.resources.chat.completions", function=function))
     assert (told, said) == ("1 []", "")
 
 
-def test_importing_a_library_imports_nothing_that_only_its_instrumentation_patches() -> None:
+def test_an_import_does_not_import_modules_only_to_patch_them() -> None:
     told, said = run("import openai; print('openai.resources.chat' in sys.modules, 'openai.resources.images' in sys.modules)")
     assert (told, said) == ("False False", "")
 
 
-def test_an_import_that_fails_fails_as_ever_and_the_next_finds_it_on() -> None:
+def test_a_failing_import_raises_as_usual_and_the_next_is_instrumented() -> None:
     told, said = run("""
         sys.modules["sniffio"] = None
         for _ in range(2):
@@ -191,7 +191,7 @@ def test_an_import_that_fails_fails_as_ever_and_the_next_finds_it_on() -> None:
     assert said == ""
 
 
-def test_a_version_that_does_not_fit_is_told_and_left_alone(tmp_path: Path) -> None:
+def test_an_unsupported_version_is_logged_and_not_instrumented(tmp_path: Path) -> None:
     old = tmp_path / "openai-0.9.0.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: openai\nVersion: 0.9.0\n")
@@ -200,14 +200,14 @@ def test_a_version_that_does_not_fit_is_told_and_left_alone(tmp_path: Path) -> N
     assert 'currently installed version ("openai 0.9.0") falls outside of that range' in said
 
 
-def test_one_that_is_disabled_does_not_wait() -> None:
+def test_a_disabled_instrumentation_does_not_wait() -> None:
     told, _ = run(
         "import openai; from openai.resources.chat import completions; print(calls())", OTEL_PYTHON_DISABLED_INSTRUMENTATIONS="openai"
     )
     assert told == "0"
 
 
-def test_one_that_fails_is_told_of_and_the_program_runs_on() -> None:
+def test_a_failing_instrumentation_is_logged_and_the_program_continues() -> None:
     told, said = run("""
         from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
         def fails(*_, **__): raise RuntimeError("no way")
@@ -221,7 +221,7 @@ def test_one_that_fails_is_told_of_and_the_program_runs_on() -> None:
 
 
 @pytest.mark.parametrize("instrument", [True, False])
-def test_what_is_switched_off_while_it_waits_does_not_come_on(instrument: bool) -> None:
+def test_an_instrumentation_disabled_while_waiting_stays_off(instrument: bool) -> None:
     told, _ = run(
         """
         from agl_otel.telemetry.setup import instrument_all, uninstrument_all
@@ -240,7 +240,7 @@ def test_what_is_switched_off_while_it_waits_does_not_come_on(instrument: bool) 
     assert told.split("\n") == ["False", "0", "1", "0"]
 
 
-def test_a_plain_program_finds_it_on_whether_it_imported_before_or_after() -> None:
+def test_a_program_finds_the_library_instrumented_if_imported_before_or_after() -> None:
     for order in ("import openai; instrument_all()", "instrument_all(); import openai"):
         told, said = run(
             f"from agl_otel.telemetry.setup import instrument_all; {order}; from openai.resources.chat import completions; print(calls())",
@@ -257,7 +257,7 @@ def with_langchain() -> str:
         pytest.skip(str(error))
 
 
-def test_the_same_of_langchain_whose_instrumentation_imports_submodules() -> None:
+def test_langchain_whose_instrumentation_imports_submodules_is_instrumented() -> None:
     initialize = "from opentelemetry.instrumentation.auto_instrumentation import initialize\ninitialize(swallow_exceptions=False)\n"
     function = "langchain_core.callbacks.base:BaseCallbackManager.__init__"
     program = WHILE_IMPORTED.format(library="langchain_core", submodule="langchain_core.callbacks", function=function)
@@ -285,7 +285,7 @@ print(json.dumps([before, patched(*{family})]))
 
 
 def after_importing(first: str, *, eager: bool = False) -> tuple[list[str], dict[str, list[str]]]:
-    """What of FAMILY was loaded by the start, and what is patched in the end where a program imports `first` before all others."""
+    """Return the modules of FAMILY that the start loaded, and what is patched at the end in a program that imports `first` first."""
     told, _ = run(AT_START.format(eager=eager, family=FAMILY, first=first), python=with_langchain(), instrument=False)
     return tuple(json.loads(told))
 
@@ -296,7 +296,7 @@ def eagerly() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("first", ["langchain_openai", "langgraph.graph", "langgraph_sdk"])
-def test_whatever_of_langchain_is_imported_first_as_much_is_patched_as_at_the_start(first: str) -> None:
+def test_any_first_import_of_langchain_patches_as_much_as_an_eager_start(first: str) -> None:
     before, patched = after_importing(first)
     assert before == []
     assert patched == eagerly()

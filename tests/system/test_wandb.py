@@ -1,4 +1,4 @@
-"""The real wandb package, offline, in an environment of its own: a run that goes on sends no step twice."""
+"""The real wandb package, offline, in a separate environment: a continued run sends no step twice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ print("ROWS", json.dumps(rows))
 '''
 
 
-def test_offline_every_step_is_sent_once_also_after_a_stop(tmp_path: Path) -> None:
+def test_offline_every_step_is_sent_once_even_after_a_stop(tmp_path: Path) -> None:
     try:
         place = installed("wandb", WANDB)
     except AbsentError as absent:

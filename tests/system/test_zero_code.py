@@ -1,4 +1,4 @@
-"""docs/zero-code.md, section 4, as it stands there: nobody publishes resources, and the model is the one that the stack knows."""
+"""docs/zero-code.md, section 4, exactly as written: no resources are published, and the model is the stack's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_parameter(task, llm):
 
 @pytest.fixture
 def stack(tmp_path: Path, model_server: ModelServer) -> Iterator[str]:
-    """The queue's address of a stack with a model server and without resources."""
+    """Run a stack with a model server and without resources; yield the queue's address."""
     folder = tmp_path
     free = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
     env = {"AGL_UPSTREAM_URL": model_server.url, "AGL_UPSTREAM_KEY": KEY}
@@ -46,7 +46,7 @@ def stack(tmp_path: Path, model_server: ModelServer) -> Iterator[str]:
 
 
 def attempt(stack: str, folder: Path, *runner: str) -> dict[str, Any]:
-    """Run one task; the rollout as `rollouts show` has it."""
+    """Run one task; return its rollout as `rollouts show` prints it."""
     (folder / "tasks.jsonl").write_text('{"question": "2 + 2?"}\n')
     env = {"AGL_STORE": stack, "OPENAI_API_KEY": OWN_KEY}
     done = run("rollouts", "enqueue", "--file", "tasks.jsonl", "--json", cwd=folder, env=env)

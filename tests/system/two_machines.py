@@ -1,4 +1,4 @@
-"""Two machines with a wire between them, as far as a script can tell: two network namespaces of a user namespace of their own."""
+"""Two connected machines, simulated for scripts by two network namespaces in their own user namespace."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Machine:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """What goes before a command that shall run there."""
+        """Put before a command that runs there."""
         return ("nsenter", "--target", str(self.pid), "--user", "--net", "--preserve-credentials", "--")
 
     @property
     def namespace(self) -> str:
-        """What its processes see of /proc/self/ns/net."""
+        """What its processes see as /proc/self/ns/net."""
         return str(Path(f"/proc/{self.pid}/ns/net").readlink())
 
     def run(self, *command: str) -> None:
@@ -41,7 +41,7 @@ class Machine:
 
 @contextmanager
 def two_machines() -> Generator[tuple[Machine, Machine]]:
-    """10.77.0.1 and 10.77.0.2. Skips the test where the system lets us make no namespaces."""
+    """Create 10.77.0.1 and 10.77.0.2. Skips the test if the system does not permit namespaces."""
     for program in ("unshare", "nsenter", "ip"):
         if shutil.which(program) is None:
             pytest.skip(f"two machines need {program} (util-linux, iproute2)")
@@ -61,7 +61,7 @@ def two_machines() -> Generator[tuple[Machine, Machine]]:
 
 @contextmanager
 def _held(command: Sequence[str]) -> Generator[int]:
-    """The id of a process that has become HOLD, in the namespaces that `command` makes; they end with it."""
+    """Start a process that becomes HOLD in the namespaces that `command` creates, and yield its id; they end with it."""
     process = subprocess.Popen(command)
     try:
         deadline = time.monotonic() + START_SECONDS
