@@ -133,7 +133,7 @@ async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: S
 
 
 def _check_reward(reading: Reading, traces: Traces) -> None:
-    """Raise UsageError where no attempt has the reward that is asked for, and others have rewards of other names."""
+    """Raise UsageError if no attempt has the requested reward while some have rewards of other names."""
     names = {reward.name for found in traces.rewards.values() for reward in found}
     if reading.reward is not None and names and reading.reward not in names:
         raise UsageError(f"no attempt has a reward {reading.reward!r}: there are {', '.join(sorted(names))}")
@@ -144,7 +144,7 @@ def functions_of(reading: Reading) -> Functions:
     named = (reading.adapter, reading.reward_function, reading.filter)
     loaded = [load_function(name) if name else None for name in named]
     adapter = loaded[0]
-    return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is an adapter of Agent Lightning
+    return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is an adapter of Agent Lightning 0.3
 
 
 async def _observed(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:

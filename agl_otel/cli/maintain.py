@@ -90,7 +90,7 @@ class Maintainer:
         if not await self._queue.lease(LEASE, self._holder, self._lease_seconds):
             self._since = 0.0
             return None
-        since, self._since = self._since, 0.0  # until this pass has ended: sums that one leaves behind are mended by a full one only
+        since, self._since = self._since, 0.0  # 0 until this pass has ended: if it fails, only a full pass repairs the sums that it leaves
         task = asyncio.ensure_future(self._pass(since))
         renewal = asyncio.ensure_future(self._renew_lease())
         try:

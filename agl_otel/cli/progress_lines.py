@@ -23,7 +23,7 @@ async def counted(store: Store, what: str, *, total: int, prefix: str) -> AsyncG
 
     async def tell() -> None:
         while True:
-            with suppress(AglError):  # a stack that is gone ends the run itself
+            with suppress(AglError):  # the run itself reports a stack that has ended
                 click.echo(f"{what}: {(await store.rollouts(query)).total}/{total} rollouts have ended", err=True)
             await asyncio.sleep(EVERY_SECONDS)
 

@@ -26,7 +26,7 @@ from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
 
 SHOWN_CHARACTERS: Final = 16 << 20
-"""Of the messages in one tree: each call repeats what was said before it."""
+"""Limit on the messages in one tree, in characters: each call repeats the conversation before it."""
 HIDDEN_SPANS: Final = frozenset({conventions.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
 HTTP_METHODS: Final = frozenset({"GET", "POST", "HTTP"})
@@ -204,7 +204,7 @@ def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
 
 
 def _with_some_messages(sampling: Mapping[str, Any]) -> Callable[[Span], Text]:
-    """Return `_with_messages` of spans, until they come to SHOWN_CHARACTERS."""
+    """Return a function like `_with_messages` that stops adding messages after SHOWN_CHARACTERS."""
     left = SHOWN_CHARACTERS
 
     def label(span: Span) -> Text:

@@ -311,7 +311,7 @@ def _check_named(rollout_ids: Sequence[str], statuses: Statuses, modes: Modes) -
 async def _in_chunks(
     what: str, ids: Sequence[str], change: Callable[[list[str]], Awaitable[int]], *, as_json: bool, left: Mapping[str, str] | None = None
 ) -> None:
-    """Call `change` for CHUNK ids at a time, and print how many it changed; `left` is read then: {id: status} of those left as they are."""
+    """Call `change` for CHUNK ids at a time; print how many it changed, and then `left`: {id: status} of unchanged ones."""
     done = 0
     with progress(silent=as_json) as bar:
         task = bar.add_task(what, total=len(ids))
@@ -447,7 +447,7 @@ def enqueue(
 
 
 async def _must_have(queue: QueueClient, resources_ids: set[str]) -> None:
-    """Raise UsageError where the queue has no resources of one of these ids."""
+    """Raise UsageError if the queue lacks resources of one of these ids."""
     found = await queue.query_resources(resources_id_in=sorted(resources_ids))
     if missing := sorted(resources_ids - {update.resources_id for update in found}):
         known = await queue.query_resources(sort_by="update_time", sort_order="desc", limit=SHOWN_RESOURCES)

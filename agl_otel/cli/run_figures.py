@@ -12,8 +12,11 @@ from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingStep
 
 REWARDS: Final = ("reward", "val_reward")
-"""Metrics of every run with rewards: means over the rollouts of a step with a reward; val_reward is that of mode val, over all that ended,
-where one without a reward counts as 0, as in a job's score."""
+"""Metrics of every run with rewards, by step.
+
+reward: mean over the rollouts that have one. val_reward: mean over all ended rollouts of mode val, where a missing reward counts as 0, as
+in a job's score.
+"""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDEST: Final = 60  # characters of a sparkline
 

@@ -105,7 +105,7 @@ async def _train(job_file: Path, settings: Settings, folder: Path, console: Cons
 
 @asynccontextmanager
 async def _stack(settings: Settings) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
-    """As `stack_for`, with a line on stderr once the stack answers."""
+    """Like `stack_for`; prints a line on stderr once the stack answers."""
     from agl_otel.stack.supervisor import stack_for
 
     async with stack_for(settings) as (store, failed):

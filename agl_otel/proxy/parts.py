@@ -52,12 +52,12 @@ def chat_message(message: Json) -> Json:
 
 
 def text_part(content: Any) -> Json:
-    """A text part."""
+    """Build a text part."""
     return {"type": "text", "content": content}
 
 
 def tool_call_part(call_id: Any, name: Any, arguments: Any) -> Json:
-    """A tool call."""
+    """Build the part of a tool call."""
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError):  # not JSON: kept as text
             arguments = json_of(arguments)
@@ -65,7 +65,7 @@ def tool_call_part(call_id: Any, name: Any, arguments: Any) -> Json:
 
 
 def tool_response_part(call_id: Any, response: Any) -> Json:
-    """A tool's answer."""
+    """Build the part of a tool's response."""
     return {"type": "tool_call_response", "id": call_id, "response": response}
 
 
@@ -82,7 +82,7 @@ def dump_told(messages: Iterable[Json]) -> tuple[str, bool]:
 
 
 def clean(text: str) -> str:
-    """Replace lone surrogates (half of a pair, which JSON can encode) in `text`."""
+    """Replace unpaired surrogates in `text`, which JSON can encode but UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -177,12 +177,12 @@ def _has_many_lines(event: bytes) -> bool:
 
 
 def is_crowded_event(event: bytes) -> bool:
-    """Whether an event is too long, or has too many lines or values, to be read."""
+    """Return whether an event is too long, or has too many lines or values, to be parsed."""
     return len(event) > MAX_EVENT_BYTES or _has_many_lines(event) or is_crowded(event)
 
 
 def _data_of(event: bytes) -> bytes:
-    """The data of an event with several lines, among other fields."""
+    """Return the data of an event with several lines, among other fields."""
     return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
 
 
@@ -218,7 +218,7 @@ _STRING: Final = re.compile(b'"' + _IN_STRING + b'"', re.DOTALL)
 
 
 def _depth(beginning: bytes) -> int:
-    """Nesting depth at the end of the beginning of a JSON text."""
+    """Return the nesting depth at the end of the beginning of a JSON text."""
     bare = _STRING.sub(b"", beginning)
     return bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
 
@@ -232,12 +232,12 @@ def dense(value: Any) -> str:
     """Encode a value as compact JSON."""
     try:
         return to_json(value, inf_nan_mode="constants").decode()
-    except ValueError:  # lone surrogates, or nested too deep for it
+    except ValueError:  # unpaired surrogates, or nested too deep for it
         return _spelled(value)
 
 
 def encoded(payload: Json) -> bytes:
-    """Encode as compact JSON; with escapes if it has lone surrogates."""
+    """Encode as compact JSON; escape non-ASCII characters if it has unpaired surrogates."""
     try:
         return to_json(payload, inf_nan_mode="constants")
     except ValueError:
@@ -245,7 +245,7 @@ def encoded(payload: Json) -> bytes:
 
 
 def is_crowded(text: bytes) -> bool:
-    """Whether a JSON text has too many values to be read."""
+    """Return whether a JSON text has too many values to be parsed."""
     return (len(text) > MAX_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_BRACKETS) or (
         len(text) > MAX_COMMAS and text.count(b",") > MAX_COMMAS
     )
@@ -259,7 +259,7 @@ def parse_object(text: bytes) -> Json | None:
         payload = from_json(text)
     except ValueError:
         try:
-            payload = json.loads(text)  # accepts what from_json rejects: other encodings, lone surrogates, deep nesting
+            payload = json.loads(text)  # accepts what from_json rejects: other encodings, unpaired surrogates, deep nesting
         except (ValueError, RecursionError):
             return None
     return cast("Json", payload) if isinstance(payload, dict) else None
@@ -279,12 +279,12 @@ def logprobs_of(value: Any) -> list[float]:
 
 
 def dicts(value: Any) -> list[Json]:
-    """The JSON objects in a list; empty if it is not a list."""
+    """Return the JSON objects in a list; empty if it is not a list."""
     return [cast("Json", item) for item in cast("list[Any]", value) if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def string(value: Any) -> str | None:
-    """Return `value` if it is a string, with lone surrogates replaced; else None."""
+    """Return `value` if it is a string, with unpaired surrogates replaced; else None."""
     if not isinstance(value, str):
         return None
     return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -275,7 +275,10 @@ class QueueClient:
     # --- resources
 
     async def put_resources(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
-        """Store a new set of resources, or a new version of `resources_id` (created if unknown); `aside`: never the latest set."""
+        """Store a new set of resources, or a new version of `resources_id` (created if unknown).
+
+        With `aside` it does not become the latest set.
+        """
         text = _RESOURCES.dump_json(resources).decode()
         request = pb.PutResourcesRequest(resources_id=resources_id, resources_json=text, request_id=new_request_id(), aside=aside)
         return convert.resources_from_pb((await self._calls.call("PutResources", request, pb.ResourcesList)).resources[0])

@@ -1,4 +1,4 @@
-"""End the process groups of agents: one of them reliably, or all at once when the runner is told to exit immediately."""
+"""Ends agents' process groups: one group, until all its processes are gone, or all at once when the runner must exit immediately."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Leader(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Wait until it has exited and return the exit status."""
+        """Wait until it has exited; return the exit status."""
         ...
 
 

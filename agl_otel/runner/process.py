@@ -1,4 +1,4 @@
-"""Run a runner as a process: connect to a stack, run, stop in order on SIGTERM or Ctrl+C. `agl-otel runner` calls this."""
+"""Run a runner as a process: connect to a stack, run, and stop cleanly on SIGTERM or Ctrl+C. `agl-otel runner` calls this."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from agl_otel.telemetry.setup import Telemetry
 from agl_otel.types import RolloutMode
 
 SERVICE_NAME: Final = "agl-runner"
-PROXY_SECONDS: Final = 5.0  # how long to wait for a proxy that may be starting
-_CHECKED_TASKS: Final = 100  # waiting rollouts that are checked at most
+PROXY_SECONDS: Final = 5.0  # longest wait for a proxy that may be starting
+_CHECKED_TASKS: Final = 100  # limit on waiting rollouts that are checked
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -54,18 +54,18 @@ async def run_runner(
     claim: Claim | None = None,
     settings: Settings | None = None,
 ) -> Counter[str]:
-    """Run `agent` until told to stop. Returns Runner.counts, which are empty where it was told before a stack was found.
+    """Run `agent` until stopped. Return Runner.counts, which are empty if it was stopped before a stack was found.
 
     Args:
         agent: an agent, or a factory that is called once this process's environment names the stack, so that user code which builds
             its clients at import time finds the proxy.
         store: address of the stack; empty: AGL_STORE, else the queue of the settings.
-        stop: ends the run when set; None: SIGTERM and SIGINT stop it in order, a second one immediately.
+        stop: ends the run when set; None: SIGTERM and SIGINT stop it cleanly, a second one immediately.
         claim: see Runner; with it the queue's waiting rollouts are not checked either.
         settings: None: as this process loads them.
         The others: see Runner.
 
-    Raises UsageError where rollouts wait and this agent can run none of them, UnavailableError where no stack answers.
+    Raises UsageError if rollouts wait and this agent can run none of them, UnavailableError if no stack answers.
     """
     settings = settings or Settings.load()
     token = token or settings.token.get_secret_value()
@@ -103,7 +103,7 @@ async def run_runner(
 
 @asynccontextmanager
 async def _found(address: str, token: str, stop: asyncio.Event) -> AsyncGenerator[tuple[Store, Addresses] | None]:
-    """Find the stack: yields a store that is connected to it, and its addresses; None where `stop` is set first."""
+    """Find the stack and yield a store connected to it with its addresses; yield None if `stop` is set first."""
     _log.info("looking for the stack at %s, for up to %d s", address, FIND_STACK_SECONDS)
     store = await _unless_stopped(stop, retry_unavailable(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS))
     if store is None:
@@ -115,7 +115,7 @@ async def _found(address: str, token: str, stop: asyncio.Event) -> AsyncGenerato
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Await `work`; None where `stop` is set first: then `work` is cancelled."""
+    """Await `work`; if `stop` is set first, cancel it and return None."""
     task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +129,7 @@ async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> 
 async def check_waiting_tasks(
     agent: Agent, queue: QueueClient, modes: Sequence[RolloutMode], labels: Mapping[str, str] | None = None
 ) -> None:
-    """Raise UsageError where rollouts wait and this agent can run none of them."""
+    """Raise UsageError if rollouts wait and this agent can run none of them."""
     waiting = await queue.query_rollouts(status_in=["queuing", "requeuing"], mode_in=list(modes) or None, limit=_CHECKED_TASKS)
     problem: UsageError | None = None
     required = (labels or {}).items()
@@ -160,7 +160,7 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 async def find_stack(queue: QueueClient) -> Addresses:
     """Ask the queue for the stack's addresses; wait up to PROXY_SECONDS for a proxy, which is optional.
 
-    Raises UnavailableError where there is no collector within FIND_STACK_SECONDS.
+    Raises UnavailableError if there is no collector within FIND_STACK_SECONDS.
     """
 
     async def found() -> Addresses:

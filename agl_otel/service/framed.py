@@ -1,4 +1,4 @@
-"""Append-only files of checksummed frames, and their recovery after a crash, a power loss or a bad disk.
+"""Append-only files of checksummed records (frames), with recovery from a crash, a power loss or a bad disk.
 
 A frame is, little-endian:
 
@@ -45,7 +45,7 @@ from agl_otel.errors import DataError
 LOST: Final = 0
 """The kind of records that stand for lost ones."""
 DAMAGED: Final = ".damaged"
-"""Suffix of files with bad bytes that were kept aside."""
+"""Suffix of files that hold bad bytes."""
 UNFINISHED: Final = ".new"
 """Suffix of the file that `mend` writes; one left by a killed process may be deleted."""
 MAGIC: Final = b"AGLF"
@@ -54,7 +54,7 @@ _SALT: Final = ".salt"
 _HEADER: Final = struct.Struct("<4s8sQQIB")
 _SUM: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _SUM.size
-_REPORTED: Final = 20  # at most so many losses of a file are listed one by one
+_REPORTED: Final = 20  # limit on losses of a file that are listed one by one
 _logger = logging.getLogger(__name__)
 
 
@@ -125,7 +125,7 @@ def read(path: Path, *, first: int = 0, end: int | None = None) -> list[Frame | 
 
 
 def mend(path: Path, *, first: int = 0, end: int | None = None, describe: Describe | None = None) -> list[Frame | Lost]:
-    """Read a file and repair it: bad bytes are kept aside and reported, LOST records take the place of missing ones.
+    """Read a file and repair it: move bad bytes to another file, report them, and put LOST records in place of the missing ones.
 
     `describe` describes the losses for the report; the other arguments and the result are those of `read`. Raises OSError.
     """
@@ -160,7 +160,7 @@ def mend(path: Path, *, first: int = 0, end: int | None = None, describe: Descri
 
 
 def remove(path: Path) -> None:
-    """Delete a file and the copy of its salt, if they exist. Bytes that were kept aside stay. Raises OSError."""
+    """Delete a file and the copy of its salt, if they exist, but not files with its bad bytes. Raises OSError."""
     path.unlink(missing_ok=True)
     _salt_path(path).unlink(missing_ok=True)
 
@@ -273,9 +273,9 @@ def read_at(path: Path, offset: int, position: int) -> bytes:
 
 
 def keep_aside(path: Path, offset: int, position: int, length: int, *, describe: Describe | None = None) -> int:
-    """Copy the bytes of a record that `read_at` found damaged to a file, and report the loss; return how many bytes.
+    """Copy the bytes of a record that `read_at` found damaged to a file, and report the loss; return the number of bytes.
 
-    The file itself is left for `mend`, since a process may be appending to it. Raises OSError.
+    The original file is left for `mend`, since a process may be appending to it. Raises OSError.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -419,7 +419,7 @@ def _report(path: Path, lost: Sequence[Lost], aside: Path) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return an unused name beside `path` for bytes that are kept aside."""
+    """Return an unused name beside `path` for bad bytes."""
     aside, number = path.with_name(path.name + DAMAGED), 1
     while aside.exists():
         number += 1
