@@ -94,7 +94,7 @@ class Adoption:
     async def _start(self, traces: Sequence[str]) -> list[AttemptedRollout]:
         params = {"traces": list(traces), "inputs": list(INPUTS)}
         rows = await self._late.rows(named_query("adopt_roots"), params)
-        roots = [Root(*row) for row in rows]  # pyright: ignore[reportArgumentType] the columns are those of Root
+        roots = [Root(*row) for row in rows]  # pyright: ignore[reportArgumentType] - the columns are those of Root
         started = await self._queue.start([root.request() for root in roots])
         faults.reach("adopt-started")
         return started

@@ -166,6 +166,6 @@ class Deletion:
             ids: Any = body["rollouts"]
         except (ValueError, TypeError, KeyError, json.JSONDecodeError):
             ids = None
-        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):  # pyright: ignore[reportUnknownVariableType] JSON
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):  # pyright: ignore[reportUnknownVariableType] - JSON
             raise UsageError('POST /delete takes {"rollouts": [rollout ids]}')
-        return web.json_response({"removed": await self.run(ids)})  # pyright: ignore[reportUnknownArgumentType] checked above
+        return web.json_response({"removed": await self.run(ids)})  # pyright: ignore[reportUnknownArgumentType] - checked above

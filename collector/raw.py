@@ -118,8 +118,9 @@ def _is_odd_list(data: bytes, found: re.Match[bytes]) -> bool:
 def _put_ids(
     request: plain.Request, identities: Sequence[Identity], numbers: Sequence[int], first: int, stored: Container[int]
 ) -> tuple[list[plain.Span], int]:
-    """Prepare the resources and number the spans; clear those that are rejected or stored. Return the spans that become rows, and the
-    number of repeated resource keys.
+    """Prepare the resources and number the spans; clear those that are rejected or stored.
+
+    Returns the spans that become rows, and the number of repeated resource keys.
     """
     found: list[plain.Span] = []
     index = taken = repeated = 0

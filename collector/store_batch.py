@@ -229,7 +229,7 @@ class BatchStore:
         return find_stored(self._engine, members)
 
     def _store_fast(self, batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], *, in_doubt: bool) -> frozenset[int] | None:
-        """Insert the spans that ClickHouse can build; return the BatchPos of the others, or None if it may have stored none."""
+        """Insert the spans that ClickHouse can build; return the BatchPos of the others, or None if it refused: some may be stored then."""
         stored = self._stored(batch, TABLES["traces"][0]) if in_doubt else frozenset[int]()
         data, left, keys, repeated = _pack(batch, members, spans, stored)
         count = sum(len(set(each.positions) - stored - left) for each in spans.values())

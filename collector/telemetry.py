@@ -29,8 +29,9 @@ QUANTILES: Final = (0.5, 0.99)
 
 
 class Telemetry:
-    """Instruments and their readers. `count` and `gauge` register functions that return the values; the writer records the three
-    durations.
+    """Instruments and their readers.
+
+    `count` and `gauge` register functions that return the values; the writer records the three durations.
     """
 
     def __init__(self) -> None:
@@ -58,9 +59,7 @@ class Telemetry:
         self._meter.create_observable_gauge(f"agl.collector.{name}", [_observe(read)], unit, description)
 
     def batch_stored(self, received_ms: Sequence[int], began_at: float, seconds: float) -> None:
-        """Record a batch that became visible: its requests' times of receipt (Unix ms), the start of its insert (Unix s), and its
-        duration.
-        """
+        """Record a batch that became visible: times of receipt (Unix ms), start (Unix s) and duration of its insert."""
         self.inserted(seconds)
         for received in received_ms:
             waited = max(0.0, began_at - received / 1000)

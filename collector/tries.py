@@ -16,9 +16,7 @@ from typing import Final
 from uuid import uuid4
 
 ANSWERED_REFUSALS: Final = 3
-"""Number of times that ClickHouse may refuse to build the rows of a batch in doubt before they are built here: an earlier insert may still
-be running.
-"""
+"""Refusals to build the rows of a batch in doubt after which they are built here: an earlier insert may still be running."""
 
 
 class Tries:

@@ -69,8 +69,9 @@ def take_out(signal: Signal, raw: bytes) -> tuple[bytes, int]:
 
 
 def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, reads: Callable[[bytes], bool]) -> tuple[bytes | None, int]:
-    """Return a message without what cannot be parsed (None: nothing is left), and the number of spans removed; `wrap` makes a request of
-    it.
+    """Return a message without what cannot be parsed (None: nothing is left), and the number of spans removed.
+
+    `wrap` makes a request of the message's bytes.
     """
     own = b"".join(whole for number, _, whole in fields if number not in level.below)
     if not reads(wrap(own)):

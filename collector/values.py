@@ -7,12 +7,14 @@ unchanged. The type of any other value is in the row's AttrTypes:
     bool     true / false                 bytes    base64
     array    JSON list                    kvlist   JSON object, sorted by key
     empty    no value at all ("")
-    column   the value lies in the row's token column, not in the map (token ids and log-probs of a model call)
+    column   the value is in the row's token column, not in the map (token ids and log-probs of a model call)
 
-Within lists and objects the texts are the same; those that are not JSON numbers are quoted. If the JSON is ambiguous, the type has letters
-added, as in `array:id`: one for each number and string in the order of the text (i int, d double, s string, y bytes); the last letter also
-applies to all that follow. Without letters, a number with neither point nor exponent is an int, any other number a double, and a string a
-string. If a key is repeated, at any level, the first value counts; the others are dropped and counted.
+Within lists and objects the texts are the same, but strings, bytes and non-finite numbers are quoted, and empty is null. If the JSON is
+ambiguous, the type has letters added, as in `array:id`: one for each number and string in the order of the text (i int, d double, s string,
+y bytes); the last letter also applies to all that follow. Without letters, a number with neither point nor exponent is an int, any other
+number a double, and a string a string.
+
+If a key is repeated, at any level, the first value counts; the others are dropped and counted.
 
 AttrTypes keys: the attribute's key for span (and log) attributes; `resource:KEY`, `event.N:KEY`, `link.N:KEY`, `scope:KEY` for others;
 `span:KEY` for a span attribute whose own key looks like one of those. The reader in agl_otel/traces reverses this encoding.
@@ -92,9 +94,7 @@ def encode(value: AnyValue, kind: str | None, counts: Counter[str]) -> tuple[str
 
 
 def double_text(number: float) -> str:
-    """Format a number like pdata's AsString: the shortest text that parses back to `number`, with an exponent below 1e-6 and from 1e21
-    on.
-    """
+    """Format like pdata's AsString: the shortest text that parses back to `number`, with an exponent below 1e-6 and from 1e21 on."""
     if not math.isfinite(number):
         return "NaN" if number != number else "Infinity" if number > 0 else "-Infinity"
     return _shortest(repr(number))

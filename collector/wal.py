@@ -104,9 +104,7 @@ class Log:
                 yield entry if isinstance(entry, Lost) else Record(entry.position, entry.kind, entry.payload)
 
     def append(self, records: Sequence[tuple[int, bytes]]) -> list[Place]:
-        """Write and fsync `records` as one group. Raises UnavailableError if the disk refuses the write; none of them is in the log
-        then.
-        """
+        """Write and fsync `records` as one group. Raises UnavailableError if the disk refuses; the log has none of them then."""
         if self._file is None or self._file.size >= self.segment_bytes:
             self.turn_over()
         file, segment = self._file, self._segments[-1]
@@ -160,9 +158,7 @@ class Log:
             raise self._refused(error) from None
 
     def release(self, position: int) -> None:
-        """Delete the segments of which every record lies before `position`, except the open one. Raises OSError; the call may be
-        repeated.
-        """
+        """Delete the segments, except the open one, of which every record lies before `position`. Raises OSError; it may be repeated."""
         released = False
         while len(self._segments) > 1 and self._segments[0].next <= position:
             framed.remove(self._segments[0].path)

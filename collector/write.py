@@ -47,7 +47,7 @@ MAX_BATCH_BYTES: Final = 32 << 20
 MAX_BATCH_EXPANDED: Final = 128 << 20  # bytes of rows (expansion.py); a larger request is a batch of its own
 MAX_HELD_BYTES: Final = 128 << 20  # of waiting requests kept in memory; beyond it they are read back from the log
 GATHER_SECONDS: Final = 0.02  # from the first row to the insert: related spans arrive together, and a starting agent needs the CPU
-LINGER_SECONDS: Final = 0.9  # between two inserts that have no waiter: each costs 20 to 50 ms of CPU, however few its rows
+LINGER_SECONDS: Final = 0.9  # between two inserts while no client waits: each costs 20 to 50 ms of CPU, however few its rows
 BUSY_LINGER_SECONDS: Final = 0.5  # the same under load: writing many rows takes longer, and they must be visible within a second
 BUSY_ROWS: Final = 200  # within BUSY_LINGER_SECONDS
 BACKOFF: Final = Backoff(0.1, 5.0)
@@ -158,7 +158,7 @@ class Writer:
         await future
 
     async def barrier(self) -> int:
-        """Return when everything acked before the call is visible, with the log position waited for."""
+        """Wait until everything acked before the call is visible; return the log position waited for."""
         position = self.accepted
         await self.wait(position)
         return position
