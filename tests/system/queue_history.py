@@ -40,9 +40,7 @@ def complaints(
 
 
 def _ended_as_its_attempts_say(rollout: Rollout, attempts: Sequence[Attempt]) -> list[str]:
-    """Check that attempts are numbered without gaps and within limits, all but the last ended in a way that is retried, and the last
-    decides.
-    """
+    """Check that attempts are numbered without gaps and within limits, that all but the last were retryable, and the last decides."""
     name, config = rollout.rollout_id, rollout.config
     numbers = [attempt.sequence_id for attempt in attempts]
     wrong: list[str] = []

@@ -112,8 +112,9 @@ def run_here(
 
 
 def small_demo(folder: Path, *, prompts: int = 4, members: int = 4, val: int = 4) -> Path:
-    """Write a smaller job of `agl-otel demo`'s example to `folder`, where the command finds it: `prompts` × `members` rollouts a step,
-    `val` scored tasks.
+    """Copy `agl-otel demo`'s example to `folder`, where it finds it, with a smaller job: `prompts` × `members` rollouts a step.
+
+    `val`: number of scored tasks.
     """
     place = folder / DEMO
     shutil.copytree(Path(__file__).parents[2] / DEMO, place, ignore=shutil.ignore_patterns("__pycache__"))

@@ -164,9 +164,7 @@ def asked_there(there: Machine, hosts: Path, name: str, addresses: Mapping[str, 
 
 
 def test_a_container_that_calls_by_host_name_is_answered(tmp_path: Path) -> None:
-    """From a network namespace with its own hosts file: by a name of the stack's address, and by one that a relay forwards to its
-    loopback.
-    """
+    """From another network namespace: by a name of the stack's address, and by one that a relay forwards to its loopback."""
     hosts = tmp_path / "hosts"
     with two_machines() as (here, there):
         hosts.write_text(f"127.0.0.1 localhost\n{here.address} stack.test host.containers.internal\n")

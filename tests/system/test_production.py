@@ -107,9 +107,7 @@ if __name__ == "__main__":
 
 
 def test_grpo_trains_with_runners_in_separate_processes(product: Product, server: Server, tmp_path: Path) -> None:
-    """Trainer.fit under the strategy `cs`, with an agent that is defined in `__main__`, and with the real W&B, offline, if it is
-    installed.
-    """
+    """Trainer.fit under the strategy `cs`, with an agent defined in `__main__`, and with the real W&B, offline, if installed."""
     try:
         wandb = str(next((installed("wandb", WANDB) / "lib").glob("python3*/site-packages")))
     except AbsentError:

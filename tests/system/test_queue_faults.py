@@ -1,7 +1,6 @@
-"""Faults that the queue must survive, with real processes: kill -9 of it and of PostgreSQL under load, frozen workers, wrong clocks, full
-disks.
+"""Faults that the queue must survive: kill -9 of it and of PostgreSQL under load, frozen workers, wrong clocks, full disks.
 
-CHAOS_ROLLOUTS=100000 runs the load at full size: 64 workers, a fault every few seconds, a quarter of an hour.
+With real processes. CHAOS_ROLLOUTS=100000 runs the load at full size: 64 workers, a fault every few seconds, a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -220,9 +219,7 @@ async def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path) ->
 
 
 async def test_an_exhausted_quota_is_reported_as_a_full_disk_at_once(tmp_path: Path) -> None:
-    """SQLite reports it as an I/O error, which a client would retry for as long as it may: here five minutes, longer than this test may
-    take.
-    """
+    """SQLite reports it as an I/O error, which a client would retry for its full retry time: here five minutes, longer than the test."""
     data = tmp_path / "data"
     environment, switch = with_quota(data, tmp_path)
     queue = QueueProcess(f"sqlite:///{data / 'queue.db'}", tmp_path, environment=environment)

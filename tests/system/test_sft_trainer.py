@@ -1,5 +1,6 @@
-"""SFT and GRPO as programs use them: Trainer.fit with a function agent, and training on offline rollouts. The store has a proxy and a model
-server.
+"""SFT and GRPO as programs use them: Trainer.fit with a function agent, and training on offline rollouts.
+
+The store has a proxy and a model server.
 """
 
 from __future__ import annotations

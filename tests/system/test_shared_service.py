@@ -1,6 +1,4 @@
-"""An HTTP service under the hook that many attempts share, on a stack with a token: it writes only into attempts whose keys it was
-given.
-"""
+"""An HTTP service under the hook that many attempts share, on a stack with a token: it writes only into attempts given to it."""
 
 from __future__ import annotations
 

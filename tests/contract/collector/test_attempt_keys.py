@@ -102,9 +102,7 @@ async def test_without_the_token_health_says_only_whether_all_is_well(closed: St
 
 
 async def test_a_key_changes_nothing_in_the_trace_of_another_attempt(closed: Stack) -> None:
-    """Spans without ids belong to the attempt if they have its key; those of a process that runs many attempts get the ids of their
-    trace.
-    """
+    """Spans without ids belong to the attempt if they have its key; those with a key of several attempts get the ids of their trace."""
     theirs, mine = (
         attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs"),
         {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-mine"},

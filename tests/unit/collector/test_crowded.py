@@ -164,9 +164,7 @@ def test_many_attributes_are_refused_however_many_bytes_they_take() -> None:
 
 
 def test_a_request_of_far_too_many_attributes_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request above both limits together is refused before values in lists are counted apart from the others, which takes as long
-    again.
-    """
+    """A request above both limits is refused before values in lists are counted separately, which would double the time."""
     counted: list[bool] = []
     real = merged.messages
 

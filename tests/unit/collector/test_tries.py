@@ -1,6 +1,4 @@
-"""The tokens of a batch's inserts: the same for a retry and after a restart; another only if ClickHouse skipped rows that it does not
-have.
-"""
+"""The tokens of a batch's inserts: the same for a retry and after a restart; another only if ClickHouse skipped missing rows."""
 
 from __future__ import annotations
 
