@@ -30,7 +30,11 @@ Sinks = Sequence[Any]
 
 
 class MetricSink(Protocol):
-    """Receives the figures of one run. An exception in `begin` ends the run; one in `step` removes the sink."""
+    """Receives the figures of one run, in calls by one thread.
+
+    An exception in `begin` ends the run. After one in `step`, and where `step` or `close` does not return in time
+    (`run_log.SINK_SECONDS`), the run continues without the sink.
+    """
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
         """Start a run, or resume it after the steps in `done`, discarding later ones. `folder`: of the run; None: in memory."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from agl_otel.algorithms.metric_sinks import MetricSink, Sinks, sinks_of
 from agl_otel.algorithms.run_folder import RunFolder, new_run_id
@@ -21,6 +24,7 @@ from agl_otel.errors import AglError
 from agl_otel.types import TrainingStep
 
 _logger = logging.getLogger(__name__)
+SINK_SECONDS: Final = 60.0  # a sink draws or uploads a step in seconds; a run continues without one that takes longer
 _NO_METRICS = frozenset({"step", "weights_version", "next_version", "started_at", "ended_at", "attempts", "rollout_ids"})
 """Fields of a report that TrainingStep has as its own fields, or that are too long."""
 
@@ -38,33 +42,48 @@ class StepStore(Protocol):
 
 
 class RunLog:
-    """Records the steps of one run in `store` and `sinks`. Their errors do not end the run. Use `async with`, then `begin`."""
+    """Records the steps of one run in `store` and `sinks`. Use `async with`, then `begin`.
+
+    Their errors do not end the run, nor does a sink's `step` or `close` that takes longer than `sink_seconds` hold it.
+    """
 
     def __init__(
-        self, store: StepStore, *, run_id: str, algorithm: str, folder: Path | None = None, sinks: Sequence[MetricSink] = ()
+        self,
+        store: StepStore,
+        *,
+        run_id: str,
+        algorithm: str,
+        folder: Path | None = None,
+        sinks: Sequence[MetricSink] = (),
+        sink_seconds: float = SINK_SECONDS,
     ) -> None:
         self.run_id = run_id
         self.algorithm = algorithm
         self._store = store
         self._folder = folder
         self._sinks = list(sinks)
-        self._active: list[MetricSink] = []
+        self._sink_seconds = sink_seconds
+        self._threads: list[_SinkThread] = []
         self._pending: list[TrainingStep] = []
 
     async def __aenter__(self) -> RunLog:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for sink in [*self._active]:
-            await asyncio.to_thread(self._safely, sink, sink.close)
+        try:
+            await asyncio.gather(*(self._call(thread, thread.sink.close) for thread in self._threads))
+        finally:
+            for thread in self._threads:
+                thread.end()
         if error is None:
             await self._end()
 
     async def begin(self, done: Sequence[TrainingStep]) -> None:
         """Start the sinks, with the steps that the run had done when it was stopped. Raises what a sink's `begin` raises."""
         for sink in self._sinks:
-            await asyncio.to_thread(sink.begin, self.run_id, self._folder, done)
-            self._active.append(sink)
+            self._threads.append(thread := _SinkThread(sink))
+            await thread.call(partial(sink.begin, self.run_id, self._folder, done))
+            thread.in_use = True
         self._pending = list(done)
         await self._flush()
 
@@ -74,18 +93,33 @@ class RunLog:
             await self._store.record_figures(figures, algorithm=self.algorithm)
         except AglError as error:
             _logger.warning("the figures of step %d were not exported as metrics: %s", step.step, error)
-        for sink in [*self._active]:
-            await asyncio.to_thread(self._safely, sink, partial(sink.step, step))
+        await asyncio.gather(*(self._call(thread, partial(thread.sink.step, step)) for thread in self._threads))
         self._pending.append(step)
         await self._flush()
 
-    def _safely(self, sink: MetricSink, work: Callable[[], None]) -> None:
+    async def _call(self, thread: _SinkThread, work: Callable[[], None]) -> None:
+        """Have a sink that is in use do `work`, and wait for it at most `sink_seconds`."""
+        if not thread.in_use:
+            return
+        try:
+            async with asyncio.timeout(self._sink_seconds):
+                await thread.call(partial(self._safely, thread, work))
+        except TimeoutError:
+            self._leave_out(thread, f"it has not returned for {self._sink_seconds:g} s")
+
+    def _safely(self, thread: _SinkThread, work: Callable[[], None]) -> None:
+        """Do `work` in the sink's thread, unless an earlier call has failed since."""
+        if not thread.in_use:
+            return
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # third-party code that only displays figures
-            _logger.warning("run %s continues without %s: %r", self.run_id, type(sink).__name__, error)
-            if sink in self._active:
-                self._active.remove(sink)
+        except BaseException as error:  # noqa: BLE001  # third-party code that only displays figures
+            self._leave_out(thread, repr(error))
+
+    def _leave_out(self, thread: _SinkThread, why: str) -> None:
+        if thread.in_use:  # a call that returns too late may fail, too
+            thread.in_use = False
+            _logger.warning("run %s continues without %s: %s", self.run_id, type(thread.sink).__name__, why)
 
     async def _end(self) -> None:
         """Send the remaining steps."""
@@ -105,6 +139,36 @@ class RunLog:
             _logger.warning("step %d is not stored as a span yet: %s", self._pending[-1].step, error)
             return
         self._pending = []
+
+
+class _SinkThread:
+    """Makes all calls of one sink, one after the other, in a daemon thread: one that does not return does not delay the process's exit."""
+
+    def __init__(self, sink: MetricSink) -> None:
+        self.sink = sink
+        self.in_use = False
+        """Whether it has begun and has not failed."""
+        self._calls: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=f"agl-{type(sink).__name__}", daemon=True).start()
+
+    async def call(self, work: Callable[[], None]) -> None:
+        """Do `work` after the earlier calls, even if the caller is cancelled. Raises what it raises."""
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()
+        self._calls.put((work, done))
+        await asyncio.wrap_future(done)
+
+    def end(self) -> None:
+        """End the thread after the calls so far."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            work, done = call
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001  # raised again by `call`
+                done.set_exception(error)
 
 
 def open_log(store: StepStore, algorithm: str, run: RunFolder | None, metrics: Sinks | None) -> RunLog:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import logging
 import math
 import struct
 import subprocess
 import sys
+import textwrap
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -155,6 +159,75 @@ async def test_a_run_continues_without_a_failing_sink(tmp_path: Path, caplog: py
                 await log.note(a_step(number), {})
     assert (broken.asked, store.steps) == (1, [1, 2])
     assert "run grpo-1 continues without Broken: OSError('disk full')" in caplog.text
+
+
+async def test_a_cancelled_run_closes_a_sink_after_the_step_under_way(tmp_path: Path) -> None:
+    calls: list[str] = []
+    began, end = threading.Event(), threading.Event()
+
+    class Slow(Plots):
+        def step(self, step: TrainingStep) -> None:
+            began.set()
+            end.wait()
+            calls.append("step")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    async def run() -> None:
+        async with RunLog(FakeStore(), run_id="grpo-1", algorithm="grpo", folder=tmp_path, sinks=[Slow()]) as log:
+            await log.begin([])
+            await log.note(a_step(1), {})
+
+    task = asyncio.create_task(run())
+    await asyncio.to_thread(began.wait)
+    task.cancel()
+    for _ in range(1000):  # a call of `close` would be made now
+        await asyncio.sleep(0)
+    end.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert calls == ["step", "close"]
+
+
+HEAD = """
+import asyncio, logging, sys, threading
+from pathlib import Path
+from agl_otel.algorithms.metric_sinks import Plots
+from agl_otel.algorithms.run_log import RunLog
+from tests.unit.algorithms.test_metrics import FakeStore, a_step
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+async def run(sink, **options):
+    store = FakeStore()
+    async with RunLog(store, run_id="grpo-1", algorithm="grpo", folder=Path(sys.argv[1]), sinks=[sink], **options) as log:
+        await log.begin([])
+        for number in (1, 2):
+            await log.note(a_step(number), {})
+    print("stored", store.steps)
+"""
+
+
+def printed(program: str, folder: Path) -> list[str]:
+    """Run a program to its exit; return the lines that it printed."""
+    command = [sys.executable, "-c", HEAD + textwrap.dedent(program), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("stuck", ["step", "close"])
+def test_a_sink_that_does_not_return_delays_neither_the_run_nor_its_exit(tmp_path: Path, stuck: str) -> None:
+    lines = printed(
+        f"""
+        class Stuck(Plots):
+            def {stuck}(self, *ignored):
+                print("asked")
+                threading.Event().wait()
+        asyncio.run(run(Stuck(), sink_seconds=0.5))
+        """,
+        tmp_path,
+    )
+    assert lines == ["asked", "run grpo-1 continues without Stuck: it has not returned for 0.5 s", "stored [1, 2]"]
 
 
 async def test_steps_refused_by_the_store_are_sent_with_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
