@@ -50,29 +50,43 @@ class MetricSink(Protocol):
 
 
 class TensorBoard:
-    """Writes event files in the run's folder. They are rewritten when a run is resumed, so that no step appears twice."""
+    """Writes event files in the run's folder. They are rewritten when a run is resumed, so that no step appears twice.
+
+    Events are written in the calling thread: the thread of tensorboardX's SummaryWriter ends when the disk is full, and calls then wait for
+    it forever.
+    """
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
         """Replace old event files by one with the steps in `done`."""
         with _without_torch():
-            from tensorboardX import SummaryWriter
+            from tensorboardX.event_file_writer import EventsWriter
 
         assert folder is not None
-        for old in (folder / TENSORBOARD).glob("events.*"):
+        place = folder / TENSORBOARD
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.glob("events.*"):
             old.unlink()
-        self._writer: Any = SummaryWriter(str(folder / TENSORBOARD))
+        self._writer: Any = EventsWriter(str(place / "events"))
         for step in done:
-            self.step(step)
+            self._write(step)
+        self._writer.flush()
 
     def step(self, step: TrainingStep) -> None:
         """Write one scalar for each number; dots in names become groups."""
-        for name, value in numbers(step).items():
-            self._writer.add_scalar(name.replace(".", "/"), value, step.step, walltime=step.end_time)
+        self._write(step)
         self._writer.flush()
 
     def close(self) -> None:
         """Flush and close the event file."""
         self._writer.close()
+
+    def _write(self, step: TrainingStep) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # made at import
+        from tensorboardX.summary import scalar
+
+        for name, value in numbers(step).items():
+            summary = scalar(name.replace(".", "/"), value)
+            self._writer.write_event(Event(wall_time=step.end_time, step=step.step, summary=summary))
 
 
 @contextlib.contextmanager

@@ -83,6 +83,15 @@ def test_tensorboard_has_each_value_once_after_a_resume(tmp_path: Path) -> None:
     assert rewards == pytest.approx({1: 0.1, 2: 0.2, 3: 0.6, 4: 0.8})
 
 
+def test_tensorboard_has_a_step_in_its_file_when_the_step_returns(tmp_path: Path) -> None:
+    sink = TensorBoard()
+    sink.begin("grpo-1", tmp_path, [])
+    names = {f"figure_{number}" for number in range(100)}
+    sink.step(a_step(1, **dict.fromkeys(names, 1.0)))
+    assert names <= {tag for tag, _, _ in scalars(tmp_path / "tensorboard")}
+    sink.close()
+
+
 def test_tensorboard_does_not_import_torch_or_block_its_import(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     program = f"""
@@ -191,9 +200,9 @@ async def test_a_cancelled_run_closes_a_sink_after_the_step_under_way(tmp_path: 
 
 
 HEAD = """
-import asyncio, logging, sys, threading
+import asyncio, logging, resource, sys, threading
 from pathlib import Path
-from agl_otel.algorithms.metric_sinks import Plots
+from agl_otel.algorithms.metric_sinks import Plots, TensorBoard
 from agl_otel.algorithms.run_log import RunLog
 from tests.unit.algorithms.test_metrics import FakeStore, a_step
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
@@ -202,7 +211,7 @@ async def run(sink, **options):
     async with RunLog(store, run_id="grpo-1", algorithm="grpo", folder=Path(sys.argv[1]), sinks=[sink], **options) as log:
         await log.begin([])
         for number in (1, 2):
-            await log.note(a_step(number), {})
+            await log.note(a_step(number, **dict.fromkeys(map(str, range(1000)), 1.0)), {})
     print("stored", store.steps)
 """
 
@@ -228,6 +237,17 @@ def test_a_sink_that_does_not_return_delays_neither_the_run_nor_its_exit(tmp_pat
         tmp_path,
     )
     assert lines == ["asked", "run grpo-1 continues without Stuck: it has not returned for 0.5 s", "stored [1, 2]"]
+
+
+def test_tensorboard_on_a_full_disk_is_left_out_with_the_error(tmp_path: Path) -> None:
+    lines = printed(
+        """
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        asyncio.run(run(TensorBoard()))
+        """,
+        tmp_path,
+    )
+    assert lines == ["run grpo-1 continues without TensorBoard: OSError(27, 'File too large')", "stored [1, 2]"]
 
 
 async def test_steps_refused_by_the_store_are_sent_with_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
