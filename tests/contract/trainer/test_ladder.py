@@ -23,10 +23,12 @@ logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
 ready = multiprocessing.Event()
 async def algorithm(store, stop):
     ready.wait()
+def say_pid():
+    os.write(1, f"pid {os.getpid()}\\n".encode())  # one write: with PYTHONUNBUFFERED, print makes four, which two processes mix
 def stuck(*ignored):
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    print("pid", os.getpid(), flush=True)
+    say_pid()
     ready.set()
     while True:
         threading.Event().wait()
@@ -70,14 +72,14 @@ def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path, starte
         + textwrap.dedent(
             """
         async def until_interrupted(store, number, stop):
-            print("pid", os.getpid(), flush=True)
+            say_pid()
             ready.set()
             await asyncio.Event().wait()
         strategy = ClientServerExecutionStrategy(graceful_timeout=5.0, terminate_timeout=90.0, managed_store=False)
         strategy.execute(algorithm, until_interrupted, store)
         ready.clear()
         async def until_told(store, number, stop):
-            print("pid", os.getpid(), flush=True)
+            say_pid()
             ready.set()
             stop.wait()
         ClientServerExecutionStrategy(graceful_timeout=90.0, managed_store=False).execute(algorithm, until_told, store)
@@ -97,7 +99,7 @@ def test_ctrl_c_ends_a_machine_of_runners_quietly_and_completely(tmp_path: Path,
             f"""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         async def runner(store, number, stop):
-            print("pid", os.getpid(), flush=True)
+            say_pid()
             while not stop.is_set():
                 await asyncio.sleep(0.05)
         strategy = ClientServerExecutionStrategy(role="runner", n_runners={runners}, managed_store=False, graceful_timeout=90.0)
@@ -128,7 +130,7 @@ def test_an_algorithm_does_not_wait_for_runners_that_are_gone(tmp_path: Path) ->
         async def waits(store, stop):
             await asyncio.Event().wait()
         async def runner(store, number, stop):
-            print("pid", os.getpid(), flush=True)
+            say_pid()
             os._exit(7)
         try:
             ClientServerExecutionStrategy(n_runners=2, managed_store=False).execute(waits, runner, store)
@@ -144,7 +146,7 @@ def test_a_thread_that_does_not_end_is_left_behind_with_an_error(tmp_path: Path)
         tmp_path,
         """
         async def runner(store, number, stop):
-            print("pid", os.getpid(), flush=True)
+            say_pid()
             ready.set()
             threading.Event().wait()
         strategy = SharedMemoryExecutionStrategy(main_thread="algorithm", graceful_delay=0.1, join_timeout=0.1)
