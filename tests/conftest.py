@@ -1,4 +1,4 @@
-"""What the whole suite shares: how hypothesis searches, a tracer provider for each file, and one tiny model.
+"""What the whole suite shares: how hypothesis searches, a tracer provider for each file, one tiny model, and logs of failed tests.
 
 `make test` plays the same examples each time, so that what passed here passes there. `make search` draws new ones; what it finds becomes a
 test of its own, or an `@example`.
@@ -24,6 +24,9 @@ from agl_otel.telemetry.setup import uninstrument_all
 from agl_otel_hook import waiting
 from agl_otel_hook.unwrapping import unwrap_leftovers
 from tests.one_certificate import read_one_certificate
+from tests.service_logs import pytest_runtest_makereport
+
+__all__ = ["pytest_runtest_makereport"]  # a hook
 
 # Several workers share the cores, and no model here is large: a second thread of torch or numpy would wait for its turn, at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
