@@ -29,7 +29,7 @@ from agl_otel_hook.export import ExportProcessor
 from agl_otel_hook.hook import Hook, count_dropped, ensure_propagators, finish_at_exit
 from agl_otel_hook.ids import draw_from_system
 from agl_otel_hook.ledger import Count, Ledger
-from agl_otel_hook.processor import AttemptProcessor, marker_of
+from agl_otel_hook.processor import AttemptProcessor, keep, marker_of
 from agl_otel_hook.rewards import LastRewards
 from agl_otel_hook.seal import TRACER_NAME, Sealer
 from agl_otel_hook.unwrapping import unwrap_leftovers
@@ -194,6 +194,7 @@ class Telemetry:
                 **({conventions.ATTEMPT_HOOKED: True} if hooked else {}),
             }
             span = tracer.start_span(conventions.SPAN_ATTEMPT, Context(), attributes=ids, start_time=now)
+            keep(span, ids)
             span.end(now)
             traceparents.append(format_traceparent(span.get_span_context()))
         if not self._flush(ACK_SECONDS):

@@ -6,9 +6,10 @@ A span without a known attempt is left unchanged.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
@@ -28,14 +29,15 @@ class AttemptProcessor(SpanProcessor):
     """Set ids (from attributes, else baggage, else `fallback`) and marker on starting spans, and count spans as they start and end.
 
     `on_idle` is called with the attempt when its last open span has ended. Added to a provider after the export processors, it counts a
-    span as ended only when they have it.
+    span as ended only when they have it. Limits on attributes, and what the agent sets, cannot take ids and marker from an ended span; if
+    its exporter loses them all the same, the reader misses a span.
     """
 
     def __init__(self, ledger: Ledger, *, fallback: Key | None = None, on_idle: Callable[[Key], None] | None = None) -> None:
         self._ledger = ledger
         self._fallback = fallback
         self._on_idle = on_idle
-        self._open: dict[int, tuple[Key, weakref.ref[Span]]] = {}
+        self._open: dict[int, tuple[Key, weakref.ref[Span], Mapping[str, str | bool]]] = {}
 
     def after_fork(self) -> None:
         """Forget the open spans of the parent process."""
@@ -43,7 +45,7 @@ class AttemptProcessor(SpanProcessor):
 
     def ending(self) -> set[int]:
         """Return the ids of spans that have ended and are not counted yet; exporters may have them or not."""
-        spans = ((span_id, weak()) for span_id, (_, weak) in list(self._open.items()))
+        spans = ((span_id, weak()) for span_id, (_, weak, _) in list(self._open.items()))
         return {span_id for span_id, span in spans if span is not None and span.end_time is not None}
 
     @never_raises
@@ -57,13 +59,20 @@ class AttemptProcessor(SpanProcessor):
         context = span.get_span_context()
         opened, span_id = self._open, context.span_id
         started = self._ledger.started(key, span_id, (context.trace_id, (span.parent or context).span_id))
-        opened[span_id] = key, weakref.ref(span, lambda _: opened.pop(span_id, None))  # a span may be collected without having ended
         ids: dict[str, str | bool] = {conventions.ROLLOUT_ID: key[0], conventions.PROCESS: started.marker}
         if key[1]:
             ids[conventions.ATTEMPT_ID] = key[1]
         if started.late:
             ids[conventions.LATE] = True
+        opened[span_id] = key, weakref.ref(span, lambda _: opened.pop(span_id, None)), ids  # a span may be collected without having ended
         span.set_attributes(ids)
+
+    @never_raises
+    def _on_ending(self, span: Span) -> None:
+        """Restore what was set at the start (OpenTelemetry calls this before any processor's `on_end`)."""
+        known = self._open.get(span.get_span_context().span_id)
+        if known is not None:
+            keep(span, known[2])
 
     @while_running
     @never_raises
@@ -73,9 +82,8 @@ class AttemptProcessor(SpanProcessor):
         known = self._open.pop(context.span_id, None) if context is not None else None
         if known is None or context is None:
             return
-        key = known[0]
-        # Read back: a span that lost its marker to a limit on attributes is not counted by a reader either.
-        marker = marker_of(span) if context.trace_flags.sampled and key_of_attributes(span) == key else None
+        key, _, ids = known
+        marker = str(ids[conventions.PROCESS]) if context.trace_flags.sampled else None
         if self._ledger.ended(key, context.span_id, marker=marker) and self._on_idle is not None:
             self._on_idle(key)
 
@@ -108,6 +116,17 @@ class Shared(SpanProcessor):
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         """Flush the processor."""
         return self._processor.force_flush(timeout_millis)
+
+
+def keep(span: object, attributes: Mapping[str, str | bool | int]) -> None:
+    """Set these attributes on a span of the SDK, ended or not, if a limit or the agent has taken them; no limit applies."""
+    if not isinstance(span, ReadableSpan):
+        return
+    held = span._attributes or {}  # pyright: ignore[reportPrivateUsage]  # there is no public way past limits
+    if not all(held.get(name) == value for name, value in attributes.items()):
+        kept = BoundedAttributes(attributes={**held, **attributes})
+        kept.dropped = span.dropped_attributes
+        span._attributes = kept  # pyright: ignore[reportPrivateUsage]
 
 
 def key_of_attributes(span: ReadableSpan | LogRecord) -> Key | None:

@@ -23,6 +23,7 @@ from agl_otel_hook import conventions
 from agl_otel_hook.context import Key
 from agl_otel_hook.guard import note_failure, while_running
 from agl_otel_hook.ledger import Count, Ledger, Place
+from agl_otel_hook.processor import keep
 
 IDLE_SECONDS: Final = 1.0
 """How long after the end of its last open span an attempt is sealed; a new span cancels that."""
@@ -102,7 +103,9 @@ class Sealer:
         if key[1]:
             ids[conventions.ATTEMPT_ID] = key[1]
         context = context_at(self._ledger.place(key))
-        self._tracer.start_span(conventions.SPAN_SEAL, context, attributes={**ids, **says}, start_time=now).end(now)
+        span = self._tracer.start_span(conventions.SPAN_SEAL, context, attributes={**ids, **says}, start_time=now)
+        keep(span, {**ids, **says})
+        span.end(now)
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():

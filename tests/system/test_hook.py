@@ -614,3 +614,40 @@ def test_an_agent_that_applies_the_file_itself_is_traced(agent: Agent, receiver:
     status, _, err = agent.run(code, with_file(tmp_path))
     assert status == 0, err
     assert [span.name for span in receiver.ours()] == ["own"] and sealed_completely(receiver)
+
+
+LIMITS = {
+    "more than our limit": {},
+    "a limit of the agent's on attributes": {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "128"},
+    "on all attributes": {"OTEL_ATTRIBUTE_COUNT_LIMIT": "1", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "1"},
+    "on values": {"OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "2"},
+    "on values of spans": {"OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": "3"},
+}
+
+
+@pytest.mark.parametrize("flush", ["", "trace.get_tracer_provider().force_flush()"])
+@pytest.mark.parametrize("limits", LIMITS)
+def test_a_killed_process_with_limits_on_attributes_has_abandoned_nothing(
+    receiver: OtlpReceiver, agent: Agent, tmp_path: Path, limits: str, flush: str
+) -> None:
+    """What it has exported has its ids, what it has not is missing."""
+    folder_of(tmp_path, *KEY).mkdir()
+    code = f"""
+with tracer.start_as_current_span('many') as span:
+    for number in range(5000): span.set_attribute(f'number {{number}}', 'some text')
+{flush}
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    status, _, _ = agent.run(code, {**IDS, **LIMITS[limits], conventions.ENV_LEDGER: str(tmp_path)})
+    assert status == -signal.SIGKILL
+    (process,) = read(folder_of(tmp_path, *KEY), key_of(*KEY))
+    slot = process.slot
+    assert slot is not None and (slot.begun, slot.ended, slot.abandoned, slot.dropped) == (1, 1, 0, 0)
+    assert [(span.key, span.marker) for span in receiver.spans("many")] == ([(KEY, slot.marker)] if flush else [])
+
+
+@pytest.mark.parametrize("limits", [limits for limits in LIMITS if LIMITS[limits]])
+def test_seals_have_their_ids_and_counts_whatever_the_limits_on_attributes(receiver: OtlpReceiver, agent: Agent, limits: str) -> None:
+    status, _, err = agent.run("tracer.start_span('work').end()", {**IDS, **LIMITS[limits]})
+    assert status == 0, err
+    assert [span.key for span in receiver.spans("work")] == [KEY] and sealed_completely(receiver)
