@@ -6,14 +6,15 @@ the file, so they survive any end of the process. A file has 8,192 bytes (native
 
     0     magic "AGLLDGR1"; pid; start of the process in clock ticks (as in /proc/PID/stat); length of the command; the command (UTF-8)
     3072  64 bytes, one for each slot: not 0 once the reader has read the slot; spans that begin after that are late
-    3136  64 bytes, one for each slot: errno if a fork of the process began a span of the slot's attempt and could create no file, else 0
+    3136  64 bytes, one for each slot: errno if a fork of the process began a span of the slot's attempt and had no record of it, else 0
     3200  1 byte: the same for attempts without a slot
     4096  64 slots of 8 words of 64 bits: key of the attempt (2), marker, begun, ended, abandoned, dropped, closed
 
 The file is allocated in full before it is mapped: on a full disk, a hole in it would be a SIGBUS in the agent. It is never truncated.
 
 A process that cannot create a file (no descriptor left, a limit on files) creates a folder instead, PID-TICKS-MARKER-ERRNO.failed, which
-needs neither. A fork that cannot do that either sets a byte in the mapped file of its parent (or nearest ancestor with one).
+needs neither. A fork that cannot do that either sets a byte in the mapped file of its parent (or nearest ancestor with one); so does a
+process that has entered a chroot or mount namespace in which the folder's path leads nowhere, or to another folder.
 Standard library only: this runs in the agent's process.
 """
 
@@ -49,6 +50,8 @@ _READ: Final = 3072
 _FORKS: Final = _READ + SLOTS
 _SLOTS: Final = 4096
 _WORDS: Final = 8
+_Identity = tuple[int, int]
+"""(device, inode)."""
 _KEY0, _KEY1, _MARKER, _BEGUN, _ENDED, _ABANDONED, _DROPPED, _CLOSED = range(_WORDS)
 
 
@@ -134,11 +137,18 @@ class Slot:
 
 
 class Forks(NamedTuple):
-    """The parts of a process's file that its forks may use."""
+    """What forks of a process may use of its file."""
 
     words: memoryview
     """The whole file, read-only."""
     errnos: memoryview
+    path: Path
+    """Where the file was created."""
+    identity: _Identity
+
+    def has_file_in(self, folder: Path, key: bytes) -> bool:
+        """Return whether the file was put into the folder of an attempt."""
+        return self.path.parent == folder or bool(_numbers(self.words, key))
 
     def set(self, key: bytes, number: int) -> None:
         """Write the errno with which a fork failed to create a record of the attempt. Forks may overwrite each other's."""
@@ -160,6 +170,7 @@ class RecordFile:
         try:
             os.posix_fallocate(fd, 0, FILE_BYTES)
             os.pwrite(fd, header, 0)
+            found = os.fstat(fd)
             self._map = mmap.mmap(fd, FILE_BYTES)
             hidden.rename(self.path)
         except BaseException:
@@ -170,7 +181,8 @@ class RecordFile:
             os.close(fd)
         self.words = memoryview(self._map).cast("Q")
         self.read_flags = memoryview(self._map)[_READ : _READ + SLOTS]
-        self.forks = Forks(self.words.toreadonly(), memoryview(self._map)[_FORKS : _FORKS + SLOTS + 1])
+        errnos = memoryview(self._map)[_FORKS : _FORKS + SLOTS + 1]
+        self.forks = Forks(self.words.toreadonly(), errnos, self.path, (found.st_dev, found.st_ino))
         self._free = list(range(SLOTS - 1, -1, -1))
 
     def slot(self, key: bytes, marker: str) -> Slot | None:
@@ -197,22 +209,29 @@ class Records:
     """The files of this process below the roots of its runners. Not thread-safe: the ledger holds a lock."""
 
     def __init__(self, root: str) -> None:
-        self._roots = [Path(root)]
+        self._roots: list[Path] = []
+        self._identities: dict[Path, _Identity] = {}
+        """Those of roots, also as the parent process found them before the fork."""
         self._home: Path | None = None
         self._file: RecordFile | None = None
         self._forks: Forks | None = None
         """That of this process's file; until it has one, that of its nearest ancestor (by fork) with a file."""
+        self.add(root, is_own=False)
 
     def add(self, root: str, *, is_own: bool) -> None:
         """Add a root. `is_own`: of this process's own runner; its file is kept there, as attempts' folders come and go."""
         if Path(root) not in self._roots:
             self._roots.append(Path(root))
+            with contextlib.suppress(OSError):
+                if (identity := _identity(Path(root))) is not None:
+                    self._identities[Path(root)] = identity
         if is_own:
             self._home = Path(root)
 
     def forked_from(self, records: Records) -> None:
-        """Take over the `Forks` of the parent process's `records`."""
+        """Take over what the parent process's `records` know of its file and its roots."""
         self._forks = records._forks
+        self._identities |= records._identities
 
     def loaded(self, rollout_id: str, attempt_id: str) -> None:
         """Record that the hook is loaded in this process, which works for an attempt. Raises OSError."""
@@ -222,11 +241,15 @@ class Records:
     def slot(self, rollout_id: str, attempt_id: str, marker: str) -> Slot:
         """Return a new slot for an attempt.
 
-        Raises FileNotFoundError where the runner has no folder for it, and another OSError, after leaving a mark for the reader, where no
-        file can be created.
+        Raises FileNotFoundError where the runner has no folder for it, and an OSError, after leaving a mark for the reader, where no file
+        can be created in that folder.
         """
         key, folder = key_of(rollout_id, attempt_id), self._folder(rollout_id, attempt_id)
         try:
+            if self._has_left(folder, key):
+                if self._forks is not None:
+                    self._forks.set(key, errno.ENOENT)
+                raise FileNotFoundError(errno.ENOENT, "the runner's folder is not at its path", str(folder))
             return self._slot(key, folder, marker)
         except FileNotFoundError:
             raise
@@ -262,6 +285,14 @@ class Records:
         file.link(folder, stays=True)
         return file
 
+    def _has_left(self, folder: Path, key: bytes) -> bool:
+        """Return whether another folder, or none, is at a path at which this process or an ancestor of it has found the runner's."""
+        forks = self._forks
+        if forks is not None and forks.has_file_in(folder, key) and _identity(folder) is not None:
+            return _identity(folder / forks.path.name) != forks.identity
+        root = self._identities.get(folder.parent)  # below it, a folder may be missing: attempts elsewhere have none
+        return root is not None and _identity(folder.parent) != root
+
     def _leave_word(self, key: bytes, folder: Path, marker: str, number: int) -> None:
         """Leave a mark that this process has no record of an attempt."""
         pid = os.getpid()
@@ -274,6 +305,15 @@ class Records:
     def _folder(self, rollout_id: str, attempt_id: str) -> Path:
         folders = [folder_of(root, rollout_id, attempt_id) for root in self._roots]
         return next((folder for folder in folders[1:] if folder.is_dir()), folders[0])
+
+
+def _identity(path: Path) -> _Identity | None:
+    """Return what tells a file or folder from every other; None where there is none. Raises OSError."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 _command = ""

@@ -303,6 +303,103 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert other.fork_errno == (0 if "started" in known else errno.EACCES)  # without a slot, the errno holds for every attempt of the file
 
 
+LEAVES = {
+    "a chroot": "os.chroot({empty!r})",
+    "a mount over the root": "leave(); mount({root!r})",
+    "a mount over the folder": "leave(); mount({folder!r})",
+    "a mount over what has the root": "leave(); mount({above!r})",
+}
+LEAVE = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def leave():
+    assert libc.unshare(0x20000) == 0 and libc.mount(b'none', b'/', None, 1 << 18 | 1 << 14, None) == 0, ctypes.get_errno()
+def mount(path):
+    assert libc.mount(b'none', path.encode(), b'tmpfs', 0, None) == 0, ctypes.get_errno()
+"""
+
+
+def leaving(root: Path, how: str) -> str:
+    """Return code that moves a process to where the folder of KEY is another or missing."""
+    empty = root / "empty"
+    empty.mkdir()
+    return LEAVES[how].format(empty=str(empty), root=str(root), folder=str(folder_of(root, *KEY)), above=str(root.parent))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root or mount")
+@pytest.mark.parametrize("known", ["ledger.started(KEY, 1, (1, 2))", "ledger.loaded(KEY)"])
+@pytest.mark.parametrize("fork", ["if os.fork() == 0:", "if ctypes.PyDLL(None).fork() == 0:", "if os.fork() == 0 and os.fork() == 0:"])
+@pytest.mark.parametrize("how", LEAVES)
+def test_a_fork_that_has_left_the_folder_is_known_from_its_parent(root: Path, how: str, fork: str, known: str) -> None:
+    """Its path leads nowhere there, or to a folder that nobody reads."""
+    code = f"""{LEAVE}
+KEY = {KEY!r}
+{known}
+{fork}
+    {leaving(root, how)}
+    for span in (2, 3):
+        ledger.started(KEY, span, (1, 2))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    (process,) = processes(root)
+    assert (process.fork_errno, process.no_record) == (errno.ENOENT, None)
+    assert [counts(slot) for slot in slots(root)] == ([(1, 0, 0, 0, False)] if "started" in known else [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root or mount")
+@pytest.mark.parametrize("how", LEAVES)
+def test_a_fork_of_a_runner_that_has_left_the_folder_is_known_from_it(root: Path, how: str) -> None:
+    code = f"""{LEAVE}
+ledger = Ledger()
+ledger.keep({str(root)!r})
+ledger.started({KEY!r}, 1, (1, 2))
+if os.fork() == 0:
+    {leaving(root, how)}
+    ledger.started({KEY!r}, 2, (1, 2))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    assert [process.fork_errno for process in processes(root)] == [errno.ENOENT]
+    assert [counts(slot) for slot in slots(root)] == [(1, 0, 0, 0, False)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root or mount")
+@pytest.mark.parametrize("how", LEAVES)
+def test_a_process_that_has_left_the_folder_before_its_first_span_is_known(root: Path, how: str) -> None:
+    code = f"""{LEAVE}
+ledger.loaded({KEY!r})
+{leaving(root, how)}
+ledger.started({KEY!r}, 1, (1, 2))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    assert [(process.slot, process.fork_errno) for process in processes(root)] == [(None, errno.ENOENT)]
+
+
+def test_a_fork_that_works_for_an_attempt_without_a_folder_is_announced(root: Path) -> None:
+    code = f"""
+unrecorded = []
+ledger = Ledger(lambda: Records({str(root)!r}), on_unrecorded=unrecorded.append)
+ledger.started({KEY!r}, 1, (1, 2))
+child = os.fork()
+if child == 0:
+    ledger.started(("ro-elsewhere", "at-1"), 2, (1, 2))
+    ledger.started({OTHER!r}, 3, (1, 2))
+    os._exit(unrecorded != [("ro-elsewhere", "at-1")])
+assert os.wait() == (child, 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    found = [*processes(root), *processes(root, OTHER)]
+    assert [(process.fork_errno, process.no_record) for process in found] == [(0, None), (0, None)]
+    assert [len(slots(root, key)) for key in (KEY, OTHER)] == [1, 1]
+
+
 def test_a_reused_slot_has_no_fork_errors_of_its_previous_attempt(root: Path) -> None:
     counting = ledger(root)
     counting.started(KEY, 1, PLACE)
