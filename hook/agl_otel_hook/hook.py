@@ -53,7 +53,7 @@ SETTLE_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = (0.2, 5.0)
 """Delay before SIGTERM is sent again to this process if it still runs: initial and maximum; doubled each time."""
 MAX_ATTRIBUTES: Final = "4096"
-"""Limit on a span's attributes. The SDK's 128 would drop the oldest ones, which are the ids, in long conversations."""
+"""Limit on a span's attributes. The SDK's 128 would drop the oldest messages of long conversations."""
 _ATTRIBUTE_LIMIT: Final = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
 
 

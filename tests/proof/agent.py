@@ -154,6 +154,12 @@ class Player:
             with self._noted():
                 pass
 
+    def wide(self, count: int) -> None:
+        """A span with so many attributes."""
+        with self._noted() as span:
+            for number in range(count):
+                span.set_attribute(f"number {number}", "some text")
+
     def leak(self) -> None:
         """A span that nobody ever ends."""
         self._kept.append(self._begin())
@@ -283,6 +289,13 @@ class Player:
                 job.result(JOBS_SECONDS)
         return lambda: None
 
+    def limited(self, limits: Mapping[str, str], steps: Sequence[Step]) -> None:
+        """A child with limits on what its spans hold."""
+        self.note("starting", "limited")
+        process = subprocess.Popen([sys.executable, __file__, json.dumps(steps)], env={**os.environ, **limits})
+        self.note("started", process.pid)
+        process.wait()
+
     def orphan(self, steps: Sequence[Step]) -> None:
         """A forked child that this process never waits for."""
         self.note("starting", "orphan")
@@ -325,6 +338,18 @@ class Player:
             if number not in kept:
                 with contextlib.suppress(OSError):
                     os.close(number)
+
+    def leave(self, how: str) -> None:
+        """Go where the ledger's folder is not at its path (`chroot`), or where another folder is (`mount`)."""
+        self.note("leaving", how)
+        if how == "chroot":
+            os.chroot(os.environ["PROOF_NOTES"])
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        new_namespace, private = 0x20000, 1 << 18 | 1 << 14
+        mounts = ((b"/", None, private), (os.environ["AGL_LEDGER"].encode(), b"tmpfs", 0))
+        if libc.unshare(new_namespace) or any(libc.mount(b"none", path, kind, flags, None) for path, kind, flags in mounts):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def ignore(self, number: int) -> None:
         """From now on this process does not heed a signal."""
@@ -369,8 +394,8 @@ FORKS: Final[Mapping[str, Callable[[], int]]] = {"fork": lambda: os.fork(), "c-f
 STEPS: Final[Mapping[str, Callable[..., None]]] = {
     name: getattr(Player, name)
     for name in (
-        *("span", "spans", "leak", "generator", "flush", "call", "child", "orphan", "daemon", "thread", "answer"),
-        *("kill", "close_files", "ignore", "killed_within", "exec", "exit_now", "fail", "sleep"),
+        *("span", "spans", "wide", "leak", "generator", "flush", "call", "child", "limited", "orphan", "daemon", "thread", "answer"),
+        *("kill", "close_files", "leave", "ignore", "killed_within", "exec", "exit_now", "fail", "sleep"),
     )
 }
 

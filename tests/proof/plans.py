@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -94,6 +94,14 @@ def killed(chance: random.Random, number: int = KILL) -> Plan:
 
 
 CHILDREN: Final = ("fork", "python", "process-fork", "process-spawn", "process-forkserver")
+LIMITS: Final[Sequence[Mapping[str, str]]] = (
+    {},
+    {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "128"},
+    {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "1"},
+    {"OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "16"},
+    {"OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": "3"},
+)
+LEAVES: Final = "leaves-its-folder"
 POOLS: Final = tuple(f"{kind}-{how}" for kind in ("pool", "executor") for how in ("fork", "spawn", "forkserver"))
 
 
@@ -173,6 +181,20 @@ def closes_its_files(chance: random.Random) -> Plan:
     """As daemons do: also the exporter's connection."""
     rest = killed(chance) if chance.random() < 0.5 else work(chance)
     return [*work(chance, calls=1), ["close_files"], *rest]
+
+
+def exceeds_limits(chance: random.Random) -> Plan:
+    """More attributes than a span may have, in the agent or in a child with smaller limits of its own, killed or not."""
+    end: Plan = chance.choice(([["kill", KILL]], [["flush"], ["kill", KILL]], []))
+    limits = chance.choice(LIMITS)
+    steps = [*work(chance, calls=1), ["wide", chance.choice((200, 5000))], *end]
+    return [["limited", limits, steps], *work(chance, calls=1)] if limits else steps
+
+
+def leaves_its_folder(chance: random.Random) -> Plan:
+    """A fork that is killed where its ledger's folder is missing, or another."""
+    steps = [["leave", chance.choice(("chroot", "mount"))], ["spans", chance.randint(1, 3)], ["kill", KILL]]
+    return with_child(chance, chance.choice(("fork", "process-fork")), steps if chance.random() < 0.7 else [["child", "fork", steps]])
 
 
 def stopped(chance: random.Random) -> Plan:
@@ -345,7 +367,7 @@ def serves(chance: random.Random) -> Plan:
 
 def missing(name: str) -> str:
     """Why a scenario cannot be played here; empty where it can."""
-    if {"container", "elsewhere"} & {*SCENARIOS[name].starts}:
+    if name == LEAVES or {"container", "elsewhere"} & {*SCENARIOS[name].starts}:
         tried = shutil.which("unshare") and subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
         return "" if tried and not tried.returncode else "mount namespaces need root, and unshare of util-linux"
     return ""
@@ -366,6 +388,8 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "runs-out-of-time": Scenario(runs_out_of_time, timeout_seconds=4.0),
     "forks-in-c": Scenario(forks_in_c),
     "closes-its-files": Scenario(closes_its_files),
+    "exceeds-limits": Scenario(exceeds_limits),
+    LEAVES: Scenario(leaves_its_folder),
     "stopped": Scenario(stopped),
     "ends-itself": Scenario(ends_itself),
     "execs": Scenario(execs),

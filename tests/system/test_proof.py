@@ -14,6 +14,7 @@ HEALTHY = ("works", "leaks", "cuts-streams", "leaves-generators", "has-children"
 KILLED = (
     *("agent-killed", "killed-at-its-start", "child-killed", "only-child-killed", "grandchild-killed", "pool-worker-killed"),
     *("ended-by-another-signal", "killed-in-a-burst", "terminated", "execs", "exec-killed"),
+    *("exceeds-limits", "leaves-its-folder"),
 )
 
 
