@@ -150,10 +150,11 @@ class ModelServer:
         if body.get("stream"):
             return await self._stream(request, body, headers)
         choices = [self._choice(body, index, self.reply(body["messages"], index), "message") for index in range(body.get("n", 1))]
+        made = sum(len(choice["message"]["content"]) for choice in choices)
         answer = {
             **self._head(body, "chat.completion"),
             "choices": choices,
-            "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+            "usage": {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": 3 + made},
         }
         if self.cut_answers:
             return await self._cut(request, json.dumps(answer).encode())

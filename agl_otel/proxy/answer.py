@@ -22,6 +22,8 @@ from agl_otel.proxy.reply import (
     MAX_BRACKETS,
     MAX_COMMAS,
     Events,
+    Json,
+    data_of,
     encoded,
     is_crowded,
     is_crowded_event,
@@ -43,8 +45,8 @@ NOT_PASSED: Final = frozenset(
     }
 )
 """Hop-by-hop headers, and those that this proxy sets itself."""
-_LAST: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
-"""Markers of the last event of a stream; clients may stop reading there."""
+_LAST: Final = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+"""Types of the last event of a stream, as is [DONE]; clients may stop reading there."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _MOST_VALUES: Final = f"{MAX_BRACKETS} JSON objects and lists or {MAX_COMMAS} commas"
 _LITELLMS: Final = ("x-litellm-", "llm_provider-")
@@ -131,33 +133,18 @@ async def _stream(
         if ready is None:
             call.incomplete = OVERSIZED
             return _broken_off(request, out)
-        last = not piece or any(word in ready for word in _LAST)
+        last = not piece or call.reply.ended
         if write_down is not None and last:
-            if not piece:
-                _check_end(call)
             write_down(call)
         if translated is not None:
             ready = translated(ready)
         if ready and not await _write(request, out, ready, call, client_seconds):
             return out
-        call.handed = call.handed or (last and _is_whole(call))  # clients may close after the last event
+        call.handed = call.handed or (last and call.no_whole_reply is None)  # clients may close after the last event
         if not piece:
             break
-    _check_end(call)
     await out.write_eof()
     return out
-
-
-def _check_end(call: Call) -> None:
-    """Mark the call as incomplete if its stream ended too early."""
-    if not call.reply.error and not _is_whole(call):
-        call.incomplete = "upstream_ended_early"
-
-
-def _is_whole(call: Call) -> bool:
-    """Whether every choice has a finish reason."""
-    choices = call.reply.choices.values()
-    return bool(choices) and all(choice.finish_reason for choice in choices)
 
 
 async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> bytes | None:
@@ -167,12 +154,21 @@ async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> b
         if number % EVENTS_AT_ONCE == 0:
             await asyncio.sleep(0)
         payload = payload_of(event)
-        if payload is not None:
-            call.dialect.take(call.reply, payload)
-        elif is_crowded_event(event):
+        if payload is None and is_crowded_event(event):
             return None
+        if not call.reply.ended:
+            _record(event, payload, call)
         shown.append(with_payload(event, payload) if payload is not None and take_out(payload, added) else event)
     return b"".join(shown)
+
+
+def _record(event: bytes, payload: Json | None, call: Call) -> None:
+    if payload is not None:
+        call.dialect.take(call.reply, payload)
+        call.reply.ended = payload.get("type") in _LAST
+    elif data := data_of(event):
+        call.reply.ended = data == b"[DONE]"
+        call.reply.unreadable |= not call.reply.ended
 
 
 async def _write(request: web.Request, out: web.StreamResponse, data: bytes, call: Call, client_seconds: float) -> bool:

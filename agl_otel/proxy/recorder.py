@@ -37,13 +37,17 @@ _REQUEST: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
     "model": (gen_ai.GEN_AI_REQUEST_MODEL, str),
 }
 """{field of the request: (attribute, its type)}."""
-_DEFECTS: Final = {
+DEFECT_TEXTS: Final = {
     "no_logprobs": "the model server returned no log-probs",
     "logprobs_length": "the model server returned another number of log-probs than of token ids",
     "logprobs_not_finite": "the model server returned a log-prob that is not finite",
+    "logprobs_other_tokens": "the model server returned log-probs that name other tokens than its token ids",
+    "logprobs_above_zero": "the model server returned a log-prob above 0",
     "ids_out_of_range": "the model server returned token ids that are none, or beyond its vocabulary",
     "too_many_ids": f"the model server returned more than {MAX_IDS} token ids or log-probs",
     "no_prompt_ids": "the model server returned token ids of the reply and none of the prompt",
+    "token_count": "the model server counted another number of tokens than it returned ids of",
+    "ids_missing": "the model server returned text without token ids between others that have some",
     "mixed_choices": "the model server returned several choices without an index of their own",
     "several_prompts": "a call asked for replies to several prompts: make a call for each",
 }
@@ -92,7 +96,7 @@ class Call:
     first_byte: int = 0
     """Unix nanoseconds; 0 before the first byte."""
     incomplete: str | None = None
-    """Why the answer is incomplete."""
+    """Why the answer was not received or passed on in full."""
     is_forwarded: bool = False
     """Whether the call may have reached a model server."""
     handed: bool = False
@@ -104,14 +108,25 @@ class Call:
     """The value of `changeable` when `made` was built."""
 
     @property
+    def no_whole_reply(self) -> str | None:
+        """Why there is no whole reply, in a word; None if there is one."""
+        if self.incomplete:
+            return self.incomplete
+        if self.status and not 200 <= self.status < 300:
+            return "upstream_status"
+        if self.reply.error is not None:
+            return "upstream_failed"
+        return self.reply.unfinished() if self.dialect.samples else None
+
+    @property
     def failed(self) -> str | None:
         """Why the call failed; None if it succeeded."""
-        return self.incomplete or self.reply.error or (f"HTTP {self.status}" if self.status >= 400 else None)
+        return self.incomplete or self.reply.error or (f"HTTP {self.status}" if self.status >= 400 else self.no_whole_reply)
 
     @property
     def changeable(self) -> tuple[Any, ...]:
         """The values that sending the last bytes to the agent may still change."""
-        return self.incomplete, self.status, self.reply.id, self.reply.error, self.first_byte
+        return self.no_whole_reply, self.status, self.reply.id, self.reply.error, self.first_byte
 
 
 class Recorder:
@@ -238,7 +253,7 @@ class Recorder:
             ids and max(ids) >= call.vocabulary
             for ids in (reply.prompt_token_ids, *(choice.token_ids for choice in reply.choices.values()))
         )
-        sampled = any(choice.token_ids for choice in reply.choices.values())
+        sampled = sum(len(choice.token_ids) for choice in reply.choices.values())
         if reply.too_many_ids:
             defect = "too_many_ids"
         elif reply.bad_ids or beyond:
@@ -249,9 +264,13 @@ class Recorder:
             defect = "several_prompts"  # not all servers tell which reply belongs to which prompt
         elif sampled and reply.prompt_token_ids is None:
             defect = "no_prompt_ids"
+        elif sampled and reply.output_tokens not in (None, sampled):
+            defect = "token_count"
+        elif reply.ids_missing and reply.output_tokens is None:
+            defect = "ids_missing"
         else:
             return None
-        self._count(defect, _DEFECTS[defect])
+        self._count(defect, DEFECT_TEXTS[defect])
         reply.prompt_token_ids = None
         for choice in reply.choices.values():
             choice.token_ids = []
@@ -286,10 +305,10 @@ class Recorder:
             gen_ai.GEN_AI_USAGE_INPUT_TOKENS: reply.input_tokens,
             gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: reply.output_tokens,
             conventions.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
-            conventions.LLM_INCOMPLETE: call.incomplete,
+            conventions.LLM_INCOMPLETE: call.no_whole_reply,
             conventions.LLM_TRIES: call.tries if call.tries > 1 else None,
             conventions.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,
-            ERROR_TYPE: call.incomplete or (str(call.status) if call.status >= 400 else None),
+            ERROR_TYPE: call.incomplete or (str(call.status) if call.status >= 400 else call.no_whole_reply),
         }
         if index in reply.choices and defect != "mixed_choices":  # the text of several choices is mixed
             held[gen_ai.GEN_AI_OUTPUT_MESSAGES] = output_message(choice)
@@ -307,7 +326,7 @@ class Recorder:
             if defect is None:
                 held[conventions.LLM_RESPONSE_LOGPROBS] = pack_doubles(choice.logprobs)
             elif not call.made:  # counted once
-                self._count(defect, _DEFECTS[defect])
+                self._count(defect, DEFECT_TEXTS[defect])
         held[conventions.LLM_DEFECT] = defect
         return {name: value for name, value in held.items() if value is not None}
 

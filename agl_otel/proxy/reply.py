@@ -18,11 +18,26 @@ MAX_EVENT_BYTES: Final = 64 << 20
 MAX_EVENT_LINES: Final = 10_000  # parsing creates an object for each line
 MAX_CHOICES: Final = 1024  # OpenAI's servers make 128 at most
 MAX_BRACKETS: Final = 4_000_000  # of one JSON text: each object or list of two or three bytes takes up to 200 in memory
+UNFINISHED: Final = {
+    "abort": "upstream_aborted",
+    "cancelled": "upstream_aborted",
+    "error": "upstream_failed",
+    "failed": "upstream_failed",
+    "content_filter": "upstream_filtered",
+    "refusal": "upstream_filtered",
+    "incomplete": "upstream_ended_early",
+    "in_progress": "upstream_ended_early",
+    "queued": "upstream_ended_early",
+}
+"""{finish reason of a reply that is not whole: why}. Others, known or not, end a whole one."""
+MAX_LOGPROB: Final = 1e-3
+"""Logits minus their log-sum-exp err in float32 by 6e-5 for logits of 1,000; what is above is no log-prob."""
 MAX_COMMAS: Final = (
     1 << 23
 )  # of one JSON text: a number of two bytes takes 30 in memory; 32,000 tokens with twenty log-probs each have some 4 million
 _spelled: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
+_NAMED: Final = "token_id:"
 _BLANK: Final = b" \t\r\n"  # white space in JSON
 
 
@@ -47,14 +62,22 @@ class Choice:
     reasoning: list[str] = field(default_factory=list[str])
     tool_calls: dict[int, ToolCall] = field(default_factory=dict[int, ToolCall])
     finish_reason: str | None = None
+    text_without_ids: bool = False
+    """Whether text without token ids was received since the last token ids."""
+    other_tokens: bool = False
+    """Whether log-probs are labelled with other token ids than those of the reply."""
 
     def logprobs_defect(self) -> str | None:
-        """Return the defect of the log-probs; None if there is one finite log-prob for each token."""
+        """Return the defect of the log-probs; None if there is one finite log-prob, of 0 at most, for each token."""
         if not self.logprobs:
             return "no_logprobs"
         if len(self.logprobs) != len(self.token_ids):
             return "logprobs_length"
-        return None if all(map(math.isfinite, self.logprobs)) else "logprobs_not_finite"
+        if not all(map(math.isfinite, self.logprobs)):
+            return "logprobs_not_finite"
+        if self.other_tokens:
+            return "logprobs_other_tokens"
+        return "logprobs_above_zero" if max(self.logprobs) > MAX_LOGPROB else None
 
 
 @dataclass(slots=True)
@@ -78,6 +101,19 @@ class Reply:
     """Whether the choices have different prompts."""
     mixed_choices: bool = False
     """Whether choices cannot be told apart; they are merged into one."""
+    ids_missing: bool = False
+    """Whether text without token ids was received between token ids of the same choice."""
+    unreadable: bool = False
+    """Whether an event of the stream has data that cannot be read."""
+    ended: bool = False
+    """Whether the last event of the stream was received; events after it are not recorded."""
+
+    def unfinished(self) -> str | None:
+        """Return why a choice is not whole; None if all are."""
+        if self.unreadable:
+            return "upstream_unreadable"
+        reasons = [choice.finish_reason for choice in self.choices.values()] or [None]
+        return next((why for reason in reasons if (why := UNFINISHED.get(reason or "queued"))), None)
 
     def choice(self, index: Any = 0) -> Choice:
         """Return the choice of that number; beyond MAX_CHOICES set an error and return one that is discarded."""
@@ -112,11 +148,16 @@ class Reply:
 
     def tokens(self, choice: Choice, part: Json) -> None:
         """Take token ids and log-probs of a choice, if `part` has them."""
-        ids, logprobs = self.ids(part.get("token_ids")), logprobs_of(part.get("logprobs"))
+        ids, given = self.ids(part.get("token_ids")), part.get("logprobs")
+        logprobs = logprobs_of(given)
         self.sampled += max(len(ids), len(logprobs))
         if self.sampled > MAX_IDS:
             self.too_many_ids = True
             return
+        if len(ids) == len(logprobs) and len(choice.token_ids) == len(choice.logprobs):
+            choice.other_tokens |= _names_others(given, ids)
+        self.ids_missing |= bool(ids) and choice.text_without_ids
+        choice.text_without_ids &= not ids
         choice.token_ids += ids
         choice.logprobs += logprobs
 
@@ -169,7 +210,7 @@ def payload_of(event: bytes) -> Json | None:
     if not at and event[:5] != b"data:":
         return None
     payload = parse_object(event[at + 5 :])  # usually all of it is data
-    return payload if payload is not None or _has_many_lines(event) else parse_object(_data_of(event))
+    return payload if payload is not None or _has_many_lines(event) else parse_object(data_of(event))
 
 
 def _has_many_lines(event: bytes) -> bool:
@@ -181,9 +222,9 @@ def is_crowded_event(event: bytes) -> bool:
     return len(event) > MAX_EVENT_BYTES or _has_many_lines(event) or is_crowded(event)
 
 
-def _data_of(event: bytes) -> bytes:
-    """Return the data of an event with several lines, among other fields."""
-    return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
+def data_of(event: bytes) -> bytes:
+    """Return the data of an event, of all its lines; empty for comments."""
+    return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")).strip()
 
 
 def with_payload(event: bytes, payload: Json) -> bytes:
@@ -276,6 +317,17 @@ def logprobs_of(value: Any) -> list[float]:
         return [number if type(number) is float else float(number) if type(number) is int else math.nan for number in numbers]
     except (TypeError, KeyError, OverflowError):
         return [math.nan]
+
+
+def _names_others(value: Any, ids: list[int]) -> bool:
+    """Whether a choice's `logprobs` name other tokens than `ids`, as vLLM does by `return_tokens_as_token_ids`."""
+    held = cast("Json", value) if isinstance(value, dict) else {}
+    content: Any = held.get("content")
+    names: Any = [item.get("token") for item in dicts(content)] if content else held.get("tokens")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}"
+        for name, token in zip(cast("list[Any]", names), ids, strict=False)
+    )
 
 
 def dicts(value: Any) -> list[Json]:

@@ -11,7 +11,7 @@ from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, 
 
 TOKEN_IDS: Final = "return_token_ids"
 _USAGE: Final = ("prompt_tokens", "completion_tokens")
-_SAID: Final = (("content", "text"), ("refusal", "text"), ("reasoning_content", "reasoning"), ("reasoning", "reasoning"))
+_SAID: Final = (("text", "text"), ("content", "text"), ("refusal", "text"), ("reasoning_content", "reasoning"), ("reasoning", "reasoning"))
 
 
 def take(reply: Reply, payload: Json) -> None:
@@ -26,18 +26,21 @@ def take(reply: Reply, payload: Json) -> None:
         reply.prompt(item)
         reply.tokens(choice, item)
         choice.finish_reason = string(item.get("finish_reason")) or choice.finish_reason
-        if isinstance(item.get("text"), str):
-            choice.text.append(item["text"])
         said = item.get("message") or item.get("delta")
-        if isinstance(said, dict):
-            _say(choice, cast("Json", said))
+        has_text = _say(choice, item, cast("Json", said) if isinstance(said, dict) else {})
+        choice.text_without_ids |= has_text and bool(choice.token_ids) and not item.get("token_ids")
 
 
-def _say(choice: Choice, said: Json) -> None:
+def _say(choice: Choice, item: Json, said: Json) -> bool:
+    """Add what a choice has of text and tool calls; return whether it has any."""
+    has_text = False
     for name, kind in _SAID:
-        if isinstance(said.get(name), str):
-            (choice.text if kind == "text" else choice.reasoning).append(said[name])
+        text = said.get(name) if name != "text" else item.get(name)
+        if isinstance(text, str):
+            (choice.text if kind == "text" else choice.reasoning).append(text)
+            has_text |= bool(text)
     for place, piece in enumerate(dicts(said.get("tool_calls"))):
+        has_text = True
         index = integer(piece.get("index"))
         call = choice.tool_calls.setdefault(place if index is None else index, ToolCall())
         call.id = piece.get("id") or call.id
@@ -46,6 +49,7 @@ def _say(choice: Choice, said: Json) -> None:
             named = cast("Json", function)
             call.name.append(string(named.get("name")) or "")
             call.arguments.append(string(named.get("arguments")) or "")
+    return has_text
 
 
 def _messages(body: Mapping[str, Any]) -> list[Json]:

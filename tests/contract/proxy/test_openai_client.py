@@ -35,7 +35,7 @@ async def test_a_call_is_answered_as_asked_and_recorded_with_tokens(stand: Stand
     assert held[conventions.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
     assert held[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
     assert held[conventions.LLM_RESPONSE_LOGPROBS] == [-0.5] * 7
-    assert held["gen_ai.request.model"] == "gpt-any" and held["gen_ai.usage.output_tokens"] == 4
+    assert held["gen_ai.request.model"] == "gpt-any" and held["gen_ai.usage.output_tokens"] == 7
     assert held["gen_ai.input.messages"] == '[{"role":"user","parts":[{"type":"text","content":"hello"}]}]'
     assert "olleh:0" in held["gen_ai.output.messages"]
 

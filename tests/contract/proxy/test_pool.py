@@ -140,7 +140,7 @@ async def test_an_invalid_pause_is_answered_with_what_is_valid(stand: Stand, bod
     assert status == 400 and words in answer["error"]["message"]
 
 
-@pytest.mark.parametrize(("budget", "calls", "words"), [(Budget(calls=2), 2, "2 of 2 calls"), (Budget(tokens=5), 2, "8 of 5 tokens")])
+@pytest.mark.parametrize(("budget", "calls", "words"), [(Budget(calls=2), 2, "2 of 2 calls"), (Budget(tokens=10), 2, "14 of 10 tokens")])
 async def test_an_attempt_gets_no_more_than_its_budget(
     receiver: OtlpReceiver, model: ModelServer, budget: Budget, calls: int, words: str
 ) -> None:
