@@ -84,13 +84,14 @@ def identify_spans(
 
     `levels` counts the sources of ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, avoids inspecting every
     attribute if they show that no span has ids of its own; `heads`, columns of the request that were read before, avoids a second reading.
-    If `known` is None nothing is inherited, by trace or by parent: for a sender with a bound key, `bind` assigns the rest.
+    If `known` is None nothing is inherited, by trace or by parent: for a sender with a bound key, `bind` assigns the rest, whose identities
+    have the attempt, if any, that is named without a rollout.
     """
     levels = Counter() if levels is None else levels
     heads = Heads.of(request, raw) if heads is None else heads
     lowest = _metadata_level(metadata)
     found: list[Identity | None] = []
-    sequences: dict[int, int | None] = {}
+    unnamed: dict[int, Identity] = {}
     latest = now_unix_nano + AHEAD_NANO
     resources = [_level(group.resource.attributes) for group in request.resource_spans]
     one_by_one = heads.id_keys != sum(resource.keys for resource in resources) or not _all_whole(heads, latest)
@@ -110,9 +111,9 @@ def identify_spans(
             elif told:
                 levels[told] += 1
             if identity is None:
-                sequences[len(found)] = _sequence_of(own, resource)
+                unnamed[len(found)] = _unnamed(own, resource, lowest)
             found.append(identity)
-    return _inherit_spans(heads.spans, found, sequences, known, levels)
+    return _inherit_spans(heads.spans, found, unnamed, known, levels)
 
 
 def identify_logs(
@@ -137,9 +138,11 @@ def identify_logs(
                     identity = Identity(reason=broken)
                 elif told:
                     levels[told] += 1
-                if identity is None:
-                    by_trace = known.opened_by(record.trace_id) if known else None
-                    ids = by_trace or (known.span(record.trace_id, record.span_id) if known else None) or _NO_IDS
+                if identity is None and known is None:
+                    identity = _unnamed(own, resource, lowest)
+                elif identity is None and known is not None:
+                    by_trace = known.opened_by(record.trace_id)
+                    ids = by_trace or known.span(record.trace_id, record.span_id) or _NO_IDS
                     if ids[0]:
                         levels["trace" if by_trace else "parent"] += 1
                     identity = Identity(*ids, _sequence_of(own, resource))
@@ -149,7 +152,8 @@ def identify_logs(
 
 def named_by(resource: Iterable[KeyValue]) -> Identity:
     """Return the ids that a resource alone names, or the reason for a refusal."""
-    return _explicit(_NOTHING, _level(resource), _NOTHING)[0] or Identity()
+    level = _level(resource)
+    return _explicit(_NOTHING, level, _NOTHING)[0] or _unnamed(_NOTHING, level, _NOTHING)
 
 
 def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> list[Identity]:
@@ -158,7 +162,7 @@ def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> li
     for identity in identities:
         if identity not in made:
             made[identity] = bound_identity(identity, bound)
-        levels["key"] += not identity.rollout_id and not identity.reason
+        levels["key"] += not identity.rollout_id and not made[identity].reason
     return [made[identity] for identity in identities]
 
 
@@ -166,7 +170,7 @@ def bound_identity(identity: Identity, bound: Ids) -> Identity:
     """Check one identity against the attempt of the sender's key; return it as refused or as assigned."""
     if identity.reason or (identity.rollout_id, identity.attempt_id) == bound:
         return identity
-    if not identity.rollout_id or (identity.rollout_id, identity.attempt_id) == (bound[0], ""):
+    if identity.rollout_id in ("", bound[0]) and identity.attempt_id in ("", bound[1]):
         return Identity(*bound, identity.sequence)
     return Identity(reason=KEY)
 
@@ -246,12 +250,17 @@ def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity |
     return None, ""
 
 
+def _unnamed(own: _Level, resource: _Level, lowest: _Level) -> Identity:
+    """Return the identity of what no level names a rollout of: the first attempt named without one, and the sequence number."""
+    return Identity("", own.attempt_id or resource.attempt_id or lowest.attempt_id, _sequence_of(own, resource))
+
+
 def _inherit_spans(
-    spans: Sequence[Span], found: Sequence[Identity | None], sequences: Mapping[int, int | None], known: Known | None, levels: Counter[str]
+    spans: Sequence[Span], found: Sequence[Identity | None], unnamed: Mapping[int, Identity], known: Known | None, levels: Counter[str]
 ) -> list[Identity]:
     """Apply rule 2 to entries that are None: inherit by the trace, else by the parent, from this request or earlier ones."""
-    if not sequences or known is None:
-        return [Identity(sequence=sequences[index]) if identity is None else identity for index, identity in enumerate(found)]
+    if not unnamed or known is None:
+        return [unnamed[index] if identity is None else identity for index, identity in enumerate(found)]
     opened: dict[bytes, Ids | None] = {}
     here: dict[tuple[bytes, bytes], int] = {}
     for index, (span, identity) in enumerate(zip(spans, found, strict=True)):
@@ -272,7 +281,7 @@ def _inherit_spans(
                 trace_id = spans[index].trace_id
                 by_trace = opened[trace_id] if trace_id in opened else known.opened_by(trace_id)
                 levels["trace" if by_trace else "parent"] += 1
-            identity = Identity(*ids, sequences[index])
+            identity = Identity(*ids, unnamed[index].sequence)
         result.append(identity)
     return result
 

@@ -57,7 +57,7 @@ type Options struct {
 func (o Options) noText(index int) bool { return index < len(o.NoText) && o.NoText[index] }
 
 // Spans gives one Found for each span, in the order of the request. Where `known` is nil nothing is inherited, by trace or by parent: of a
-// sender whose key is bound, Bind says whose the rest is.
+// sender whose key is bound, Bind says whose the rest is, which has the attempt, if any, that is named without a rollout.
 func Spans(request ptrace.Traces, headers Headers, known Known, options Options) []Found {
 	lowest := checked(level{rollout: headers.RolloutID, attempt: headers.AttemptID})
 	found := make([]Found, 0, request.SpanCount())
@@ -117,12 +117,17 @@ func Bind(found []Found, bound IDs) {
 		f.ByKey = true
 		switch {
 		case f.Reason != "":
-		case f.Rollout == "" || f.IDs == (IDs{bound.Rollout, ""}):
+		case bound.admits(f.IDs):
 			f.IDs = bound
-		case f.IDs != bound:
+		default:
 			*f = Found{Reason: ReasonKey, Named: true, Numbered: f.Numbered, TraceID: f.TraceID, SpanID: f.SpanID}
 		}
 	}
+}
+
+// admits says whether ids name nothing else than these.
+func (bound IDs) admits(ids IDs) bool {
+	return (ids.Rollout == "" || ids.Rollout == bound.Rollout) && (ids.Attempt == "" || ids.Attempt == bound.Attempt)
 }
 
 // RefuseForged refuses an agent's spans that say what only services of the stack say; `found` is of the request's spans, in their order.
@@ -171,7 +176,7 @@ func ofTheStack(name string) string {
 	}
 }
 
-// explicit is rule 1; false where no level names a rollout.
+// explicit is rule 1; false where no level names a rollout: then the ids have the first attempt that is named without one.
 func explicit(own, resource, lowest level, broken string) (Found, bool) {
 	found := Found{Reason: broken, Named: own.named || resource.named, Numbered: own.numbered || resource.numbered}
 	if broken != "" {
@@ -203,6 +208,11 @@ func explicit(own, resource, lowest level, broken string) (Found, bool) {
 		}
 		found.IDs = IDs{l.rollout, attempt}
 		return found, true
+	}
+	for _, l := range levels {
+		if found.Attempt == "" {
+			found.Attempt = l.attempt
+		}
 	}
 	return found, false
 }

@@ -38,11 +38,10 @@ func BindPoints(request pmetric.Metrics, bound *IDs) map[string]int64 {
 // claim makes the attributes of a resource name the attempt, once; else it gives the reason why they cannot.
 func claim(attributes pcommon.Map, bound IDs) string {
 	found := levelOf(attributes)
-	ids := IDs{found.rollout, found.attempt}
 	switch {
 	case found.reason != "":
 		return found.reason
-	case ids.Rollout != "" && ids != bound && ids != IDs{bound.Rollout, ""}:
+	case !bound.admits(IDs{found.rollout, found.attempt}):
 		return ReasonKey
 	}
 	attributes.RemoveIf(func(key string, _ pcommon.Value) bool { return key == AttrRolloutID || key == AttrAttemptID })
