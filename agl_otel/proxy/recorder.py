@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.semconv.attributes.http_attributes import HTTP_RESPONSE_STATUS_CODE
 from opentelemetry.trace import SpanKind
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from agl_otel.proxy.attempts import Attempt, Attempts
 from agl_otel.proxy.dialects import Dialect
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_told, output_message
 from agl_otel.proxy.prefixes import Prefix
-from agl_otel.proxy.reply import MAX_IDS, Choice, Reply, integer
+from agl_otel.proxy.reply import MAX_IDS, Choice, Reply
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import pack_doubles, pack_ints
 from agl_otel_hook.context import Key, parse_traceparent
@@ -27,16 +29,19 @@ from agl_otel_hook.guard import never_raises, note_failure
 from agl_otel_hook.whole import Begun, WholeSpan, WholeSpans
 
 logger = logging.getLogger("agl_otel.proxy")
-_REQUEST: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
-    "temperature": (gen_ai.GEN_AI_REQUEST_TEMPERATURE, (int, float)),
-    "top_p": (gen_ai.GEN_AI_REQUEST_TOP_P, (int, float)),
-    "max_tokens": (gen_ai.GEN_AI_REQUEST_MAX_TOKENS, int),
-    "max_completion_tokens": (gen_ai.GEN_AI_REQUEST_MAX_TOKENS, int),
-    "max_output_tokens": (gen_ai.GEN_AI_REQUEST_MAX_TOKENS, int),
-    "seed": (gen_ai.GEN_AI_REQUEST_SEED, int),
-    "model": (gen_ai.GEN_AI_REQUEST_MODEL, str),
+_FLOAT: Final[TypeAdapter[Any]] = TypeAdapter(FiniteFloat)
+_INT: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)])
+_TEXT: Final[TypeAdapter[Any]] = TypeAdapter(str)
+_REQUEST: Final[Mapping[str, tuple[str, TypeAdapter[Any]]]] = {
+    "temperature": (gen_ai.GEN_AI_REQUEST_TEMPERATURE, _FLOAT),
+    "top_p": (gen_ai.GEN_AI_REQUEST_TOP_P, _FLOAT),
+    "max_tokens": (gen_ai.GEN_AI_REQUEST_MAX_TOKENS, _INT),
+    "max_completion_tokens": (gen_ai.GEN_AI_REQUEST_MAX_TOKENS, _INT),
+    "max_output_tokens": (gen_ai.GEN_AI_REQUEST_MAX_TOKENS, _INT),
+    "seed": (gen_ai.GEN_AI_REQUEST_SEED, _INT),
+    "model": (gen_ai.GEN_AI_REQUEST_MODEL, _TEXT),
 }
-"""{field of the request: (attribute, its type)}."""
+"""{field of the request: (attribute, its type)}. Numbers are read as vLLM and SGLang read them, by pydantic: "0.3" is 0.3."""
 DEFECT_TEXTS: Final = {
     "no_logprobs": "the model server returned no log-probs",
     "logprobs_length": "the model server returned another number of log-probs than of token ids",
@@ -343,9 +348,10 @@ def _asked(call: Call) -> dict[str, Any]:
         gen_ai.GEN_AI_PROVIDER_NAME: call.dialect.provider,
     }
     for name, (attribute, kind) in _REQUEST.items():
-        value = call.body.get(name)
-        if isinstance(value, kind) and (not isinstance(value, int) or integer(value) is not None):
-            held[attribute] = clean(value) if isinstance(value, str) else value
+        if call.body.get(name) is not None:
+            with contextlib.suppress(ValidationError):
+                value = kind.validate_python(call.body[name])
+                held[attribute] = clean(value) if isinstance(value, str) else value
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller
     if call.number:

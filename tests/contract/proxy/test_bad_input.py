@@ -62,6 +62,23 @@ async def test_fields_of_wrong_types_are_the_model_servers_to_refuse(stand: Stan
     assert span.error and span.attributes["http.response.status_code"] == 500
 
 
+@pytest.mark.parametrize(
+    ("asked", "recorded"),
+    [
+        ({"temperature": "0.3", "top_p": " 1e-1 ", "seed": "7", "max_tokens": "5"}, (0.3, 0.1, 7, 5)),
+        ({"temperature": "warm", "top_p": "nan", "seed": "7.5", "max_tokens": "9" * 20}, (None, None, None, None)),
+        ({"temperature": "٣", "top_p": "1" * 5000, "seed": [7], "max_tokens": "5.0"}, (None, None, None, 5)),
+    ],
+)
+async def test_a_sampling_parameter_that_is_text_is_recorded_as_the_number_that_servers_read(
+    stand: Stand, model: ModelServer, asked: dict[str, Any], recorded: tuple[Any, ...]
+) -> None:
+    await _raw(stand, {"model": "m", "messages": HELLO, **asked})
+    assert {name: model.requests[0][name] for name in asked} == asked
+    (span,) = await stand.calls()
+    assert tuple(span.attributes.get(f"gen_ai.request.{name}") for name in asked) == recorded
+
+
 @pytest.mark.parametrize("number", ["9" * 5000, "9" * 4000, "9" * 20, "٣", "-1", "x"])
 async def test_an_invalid_number_in_a_header_is_ignored(stand: Stand, model: ModelServer, number: str) -> None:
     model.vocabulary = number
