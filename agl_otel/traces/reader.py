@@ -40,7 +40,9 @@ LOOK_BACK_SECONDS: Final = (600, 6 * 3600)
 LISTED: Final = 5_000  # most ids in one condition; more are read as a range, which is contiguous in ClickHouse
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
-_OWN_FORMAT: Final = re.compile(r"\bFORMAT\s+`?\w+`?[\s;]*$", re.IGNORECASE)
+_OWN_FORMAT: Final = re.compile(
+    r"\b(FORMAT\s+`?\w+`?)(?:\s+SETTINGS\b[^()';/]{0,200})?(?:[\s;]|--[^\n]*|(?>/\*.*?\*/))*+$", re.IGNORECASE | re.DOTALL
+)
 ONCE_SECONDS: Final = 10.0  # bound of a barrier for a single read without a deadline
 PINGS: Final = 2  # successive unanswered pings that mean down: a busy machine may miss one
 ASK_AGAIN_SECONDS: Final = 0.2  # interval at which incomplete attempts are read again
@@ -118,10 +120,12 @@ class TraceReader:
         return True
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None, own: bool = True) -> list[dict[str, Any]]:
-        """Run a query and return its rows as dicts; `params` fill `{name:Type}` in the SQL. Raises QueryError.
+        """Run a query and return its rows as dicts; `params` fill `{name:Type}` in the SQL. Raises QueryError; UsageError as `sql`.
 
         `own`: a query of the program itself, which never waits behind users' queries (Grafana, the dashboard's SQL page).
         """
+        if not own:
+            _refuse_format(sql)
         return await self._read(sql, params, lambda body: list(_rows(body)), own=own)
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
@@ -283,8 +287,7 @@ class TraceReader:
 
         Raises UsageError if the query names a FORMAT, QueryError if the endpoint, which decides what may run and its limits, refuses it.
         """
-        if found := _OWN_FORMAT.search(query):
-            raise UsageError(f"the answer is JSON here: leave `{found[0].strip(' ;')}` out, or ask ClickHouse's HTTP interface for it")
+        _refuse_format(query)
         return json.loads(await self._http.fetch(query, "JSONCompact", settings={"limit": limit}, own=False))
 
     async def stored(self, keys: Collection[SpanKey]) -> set[SpanKey]:
@@ -447,6 +450,12 @@ class TraceReader:
         first, unread = await self._parts(name, ids[:middle])
         second, more = await self._parts(name, ids[middle:])
         return [*first, *second], unread | more
+
+
+def _refuse_format(query: str) -> None:
+    """Raise UsageError if a user's query names the format of its answer."""
+    if found := _OWN_FORMAT.search(query):
+        raise UsageError(f"the answer is JSON here: leave `{found[1]}` out, or ask ClickHouse's HTTP interface for it")
 
 
 def _rows(body: bytearray) -> Iterator[dict[str, Any]]:

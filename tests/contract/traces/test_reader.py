@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agl_otel.errors import UnavailableError
+from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.settings import free_port, free_ports
 from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
@@ -404,6 +404,23 @@ async def test_arrow_and_rows_agree(engine: TraceStore, reader: TraceReader) -> 
     insert(engine, row(1), row(2))
     sql = "SELECT SpanId, SequenceId FROM otel_traces WHERE RolloutId = {r:String} ORDER BY SequenceId"
     assert (await reader.arrow(sql, params={"r": "ro-1"})).to_pylist() == await reader.query(sql, params={"r": "ro-1"})
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("SELECT 1 FORMAT Vertical", "`FORMAT Vertical`"),
+        ("SELECT 1 format Null;", "`format Null`"),
+        ("SELECT 1 FORMAT CSV SETTINGS max_threads = 1", "`FORMAT CSV`"),
+        ("SELECT 1 FORMAT Pretty -- for me", "`FORMAT Pretty`"),
+        ("SELECT 1 FORMAT JSON /* for */ /* me */;", "`FORMAT JSON`"),
+    ],
+)
+async def test_a_users_query_may_not_name_a_format(engine: TraceStore, reader: TraceReader, query: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        await reader.query(query, own=False)
+    with pytest.raises(UsageError, match=named):
+        await reader.sql(query, limit=1)
 
 
 async def test_calls_come_in_their_order_whatever_the_order_of_the_table(engine: TraceStore, reader: TraceReader) -> None:
