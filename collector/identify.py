@@ -138,14 +138,14 @@ def identify_logs(
                     identity = Identity(reason=broken)
                 elif told:
                     levels[told] += 1
-                if identity is None and known is None:
+                if identity is None:
                     identity = _unnamed(own, resource, lowest)
-                elif identity is None and known is not None:
-                    by_trace = known.opened_by(record.trace_id)
-                    ids = by_trace or known.span(record.trace_id, record.span_id) or _NO_IDS
-                    if ids[0]:
-                        levels["trace" if by_trace else "parent"] += 1
-                    identity = Identity(*ids, _sequence_of(own, resource))
+                    if known is not None:
+                        by_trace = known.opened_by(record.trace_id)
+                        ids = by_trace or known.span(record.trace_id, record.span_id) or _NO_IDS
+                        if ids[0]:
+                            levels["trace" if by_trace else "parent"] += 1
+                        identity = Identity(*ids, identity.sequence)
                 found.append(identity)
     return found
 
