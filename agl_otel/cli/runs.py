@@ -89,9 +89,8 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
         console.print(table_of(report.run_id, ("what", "how much"), _summary(report, price)))
         for name, series in report.series().items():
             if name in ("reward", "val_reward"):
-                low, high = min(series.values()), max(series.values())
-                line = f"{name} {sparkline([series[step] for step in sorted(series)])} from {low:.4g} to {high:.4g}"
-                console.print(Text(line))
+                values = [series[step] for step in sorted(series)]
+                console.print(Text(f"{name} {sparkline(values)} {values[0]:.4g} → {values[-1]:.4g}"))
         console.print(_by_step([report], chosen_metrics([report], ())[:4], points, title=f"by {report.curve.by}"))
 
     run_async(main)

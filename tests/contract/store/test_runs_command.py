@@ -64,6 +64,11 @@ async def two(store: LightningStore) -> tuple[str, str]:
     return await a_run(store, [0.25, 0.75]), await a_run(store, [0.5, 1.0])
 
 
+@pytest.fixture
+async def fall(store: LightningStore) -> str:
+    return await a_run(store, [0.5, 0.75, 0.0])
+
+
 def test_runs_are_listed_with_what_both_stores_know(cli: Cli, two: tuple[str, str]) -> None:
     listed = cli.json("ls", "--limit", "2")
     assert [item["run_id"] for item in listed["items"]] == [two[1], two[0]] and listed["total"] >= 2
@@ -77,8 +82,12 @@ def test_a_run_has_rewards_verdicts_tokens_and_a_cost(cli: Cli, two: tuple[str, 
     assert (found["metrics"]["reward"], found["metrics"]["loss"]) == ({"1": 0.25, "2": 0.75}, {"1": -0.25, "2": -0.75})
     assert (found["verdicts"], found["totals"]["prompt_tokens"], found["cost"]) == ({"unproven": 2}, 4, 4.0)
     text = cli.run("show", two[0])
-    assert "reward ▁█ from 0.25 to 0.75" in text and "succeeded 2" in text
+    assert "reward ▁█ 0.25 → 0.75" in text and "succeeded 2" in text
     assert "there is no run 'none': `agl-otel runs ls` lists the runs" in cli.run("show", "none", code=2)
+
+
+def test_a_fall_is_shown_from_the_first_to_the_last_step(cli: Cli, fall: str) -> None:
+    assert "reward ▅█▁ 0.5 → 0\n" in cli.run("show", fall)
 
 
 def test_runs_are_compared_with_each_other(cli: Cli, two: tuple[str, str], tmp_path: Path) -> None:
