@@ -35,7 +35,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from agl_otel.errors import UsageError
+from agl_otel.errors import SettingsError, UsageError
 from agl_otel_hook.conventions import BOUND_PREFIX, named_by
 
 if TYPE_CHECKING:
@@ -205,6 +205,17 @@ PROXY: Final = Door(("proxy",), NEEDED)
 WEB: Final = Door(("web",), NEEDED)
 JAEGER: Final = Door(("web", "view"), "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
 METRICS: Final = Door(("metrics",), NEEDED)
+
+
+def not_admitted(what: str, token: str, said: str) -> SettingsError:
+    """Return the error of a client that `what` refuses: it had no token, or what it had is none, or a limited one, as `said` explains."""
+    if not token:
+        return SettingsError(f"{what} wants a token, and none was given: {_SET}")
+    generic = said in (NEEDED, QUEUE.wanted)
+    return SettingsError(f"{what} does not accept this token: {_SET if generic else said}")
+
+
+_SET: Final = "set AGL_TOKEN to the one that it was started with"
 
 
 # --- senders of telemetry

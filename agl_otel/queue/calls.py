@@ -16,6 +16,7 @@ import grpc.aio
 
 from agl_otel.errors import AglError, UnavailableError, UsageError, from_grpc
 from agl_otel.net import tls
+from agl_otel.net.auth import not_admitted
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.service.retry import QUICK, Tries
@@ -38,6 +39,8 @@ OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+WHERE: Final = "the queue's HOST:PORT or the web service's http://HOST:PORT (--store, AGL_STORE)"
+_HTTP1: Final = "http1.x server"  # in gRPC's details
 _TOO_LARGE: Final = "larger than max"  # in gRPC's own refusals; those of the queue mean a full disk
 _LATE: Final = "the queue at {} did not answer in time: it is overloaded, or the network is slow"
 
@@ -71,6 +74,7 @@ class Calls:
 
     def __init__(self, address: str, *, token: str, timeout_seconds: float, retry_seconds: float, trust: tls.Trust | None = None) -> None:
         self.address = address.removeprefix("http://").removeprefix("grpc://").removesuffix("/")
+        self._token = token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._timeout_seconds = timeout_seconds
         self._retry_seconds = retry_seconds
@@ -93,6 +97,9 @@ class Calls:
             self._trust = tls.ambient()
         return self._trust
 
+    def _retry(self) -> Retry:
+        return Retry(self._retry_seconds, self.address, self._token, secure=self.trust.dialled_securely(self.address))
+
     async def close(self) -> None:
         """Close the channel."""
         if self._channel is not None:
@@ -101,7 +108,7 @@ class Calls:
 
     async def call(self, method: str, request: object, answer: type[T], *, extra_seconds: float = 0.0) -> T:
         """Make a unary call; `extra_seconds` (a long poll's wait) extends the deadline. Raises the AglError of its status."""
-        retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
+        retry = self._retry()
         while True:
             try:
                 reply = await getattr(self.stub, method)(request, timeout=self._timeout_seconds + extra_seconds, metadata=self._metadata)
@@ -112,12 +119,12 @@ class Calls:
 
     async def stream(self, method: str, request: Callable[[], object], answer: type[T]) -> AsyncIterator[T]:
         """Make a streaming call; after a lost connection make it again with a new `request()`."""
-        retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
+        retry = self._retry()
         while True:
             try:
                 async for reply in getattr(self.stub, method)(request(), metadata=self._metadata):
                     assert isinstance(reply, answer)
-                    retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
+                    retry = self._retry()
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
@@ -128,7 +135,7 @@ class Calls:
 
         The timeout applies to each reply.
         """
-        retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
+        retry = self._retry()
         while True:
             try:
                 return await self._read_all(getattr(self.stub, method)(request, metadata=self._metadata), answer, take)
@@ -150,23 +157,32 @@ class Calls:
 class Retry:
     """The pauses between the tries of one call, for at most `seconds`."""
 
-    def __init__(self, seconds: float, address: str, *, secure: bool = False) -> None:
+    def __init__(self, seconds: float, address: str, token: str, *, secure: bool) -> None:
         self._secure = secure
+        self._token = token
         self._tries = Tries(QUICK, seconds=seconds)
         self._address = address
 
     async def pause(self, error: grpc.aio.AioRpcError) -> None:
         """Wait before the next try; raise the AglError for `error` if a retry is useless or time is up."""
-        failure = translated(error, self._address, secure=self._secure)
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or (seconds := self._tries.pause()) is None:
+        failure = translated(error, self._address, self._token, secure=self._secure)
+        passing = error.code() is grpc.StatusCode.UNAVAILABLE and _HTTP1 not in (error.details() or "")
+        if not passing or (seconds := self._tries.pause()) is None:
             raise failure from None
         await asyncio.sleep(seconds)
 
 
-def translated(error: grpc.aio.AioRpcError, address: str, *, secure: bool = False) -> AglError:
-    """Return the AglError for a gRPC error."""
+def translated(error: grpc.aio.AioRpcError, address: str, token: str, *, secure: bool) -> AglError:
+    """Return the AglError for a gRPC error of a client with this token."""
     details = error.details() or ""
     code = error.code()
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return not_admitted(f"the stack at {address}", token, details)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return UsageError(f"what answers at {address} is no queue of agl-otel, or one of another version ({details}): give {WHERE}")
+    if code is grpc.StatusCode.UNAVAILABLE and _HTTP1 in details:
+        url = f"{'https' if secure else 'http'}://{tls.target(address)}"
+        return UnavailableError(f"what answers at {address} speaks HTTP/1: if it is a stack's web service, write {url}")
     if code is grpc.StatusCode.UNAVAILABLE:
         what_to_do = tls.advice(details, secure=secure) or "is it running? (agl-otel up, or AGL_STORE)"
         return UnavailableError(f"the queue at {address} does not answer ({details}): {what_to_do}")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
+from pydantic import ValidationError
 
 from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.net.auth import not_admitted
 from agl_otel.net.tls import advice, connector
+from agl_otel.queue.calls import WHERE
 from agl_otel.settings import Settings
 from agl_otel.types import Describe
 
 DESCRIBE_PATH = "/v1/agl/describe"
 CONNECT_TIMEOUT_SECONDS = 10.0
+SHOWN_BYTES: Final = 200  # of an answer, in an error
+OK: Final = 200
+UNAUTHORIZED: Final = 401
+SERVER_ERRORS: Final = 500
 
 
 class Address:
@@ -39,7 +49,7 @@ class Address:
 
 
 async def queue_address(address: str, token: str) -> str:
-    """Return the queue's gRPC address: `address` itself, or the web service's answer. Raises UsageError, UnavailableError."""
+    """Return the queue's gRPC address: `address` itself, or the web service's answer. Raises UsageError, SettingsError, UnavailableError."""
     malformed = UsageError(f"address {address!r} is not host:port or http://host:port")
     if "://" not in address:
         if address.rpartition(":")[2].isdigit():
@@ -59,13 +69,38 @@ async def queue_address(address: str, token: str) -> str:
             return address.removeprefix("http://").rstrip("/")  # may also be the queue's address: gRPC does not answer HTTP/1
         async with answer:
             try:
-                if answer.status != 200:
-                    raise ValueError(f"it answers {answer.status}: {(await answer.text())[:500].strip()}")
-                return Describe.model_validate(await answer.json()).queue
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                body = await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise _away(address, error) from error
+    return _described(address, token, answer.status, body).queue
 
 
-def _away(address: str, error: Exception) -> UnavailableError:
+def _described(address: str, token: str, status: int, body: bytes) -> Describe:
+    """Return the description in an answer. Raises SettingsError, UsageError, UnavailableError."""
+    said = " ".join(body[:SHOWN_BYTES].decode(errors="replace").split())
+    if status == UNAUTHORIZED:
+        raise not_admitted(f"the stack at {address}", token, _detail(body) or said)
+    if status >= SERVER_ERRORS:
+        raise _away(address, f"it answers {status}: {said}")
+    if status != OK:
+        raise _stranger(address, f"it answers {status}: {said}")
+    try:
+        return Describe.model_validate_json(body)
+    except ValidationError:
+        raise _stranger(address, f"it answers {said!r}") from None
+
+
+def _detail(body: bytes) -> str:
+    """Return the `detail` of an error of ours; empty if there is none."""
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return str(json.loads(body)["detail"])
+    return ""
+
+
+def _stranger(address: str, why: str) -> UsageError:
+    return UsageError(f"what answers at {address} is no agl-otel stack ({why}): give {WHERE}")
+
+
+def _away(address: str, error: object) -> UnavailableError:
     what_to_do = advice(str(error), secure=address.startswith("https://")) or "is `agl-otel up` running?"
     return UnavailableError(f"no stack answers at {address}: {error}: {what_to_do}")
