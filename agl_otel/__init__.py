@@ -32,7 +32,7 @@ _NAMES: Final = {
         Algorithm algo FastAlgorithm Baseline APO GEPA RandomSearch VERL""",
     "agl_otel.compat.stores": """
         LightningStore LightningStoreClient LightningStoreServer InMemoryLightningStore CollectionBasedLightningStore
-        LightningStoreThreaded LightningStoreCapabilities LightningStoreStatistics UNSET""",
+        LightningStoreThreaded MongoLightningStore LightningStoreCapabilities LightningStoreStatistics UNSET""",
     "agl_otel.compat.litagent": """
         LitAgent rollout llm_rollout prompt_rollout""",
     "agl_otel.compat.runner": """

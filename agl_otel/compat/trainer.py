@@ -141,6 +141,8 @@ class Trainer:
     ) -> None:
         """Run `fit` with a fast algorithm (Baseline, unless another was given), to test an agent.
 
+        Baseline logs what came of each rollout, which `agl_otel.setup_logging()` shows.
+
         Raises TypeError if the trainer's algorithm is not a FastAlgorithm.
         """
         algorithm = self.algorithm if self.algorithm is not None else Baseline()

@@ -1,4 +1,5 @@
-"""Runs the commands of the docs: each command of a page runs on one stack, or NOT_RUN has the reason why it does not.
+"""Runs the commands of the docs: each command of a page, in a block or with an option in the text, runs on one stack, or NOT_RUN has the
+reason why it does not.
 
 Commands that ask before they remove something get "y". tests/unit/test_docs.py checks the names and options of all commands.
 """
@@ -32,11 +33,14 @@ NOT_RUN: Final = {
     r"agl-otel export\b": "it needs model calls with token ids: tests/contract/store/test_export.py",
     r"agl-otel runner\b": "it stays: tests/system/test_runner.py plays runners",
     r"agl-otel data move\b": "it needs a stopped stack and servers: test_backup.py and test_move.py in tests/contract",
-    r"agl-otel traces sql --data-dir \.agl/demo-": "of a demo that was played: tests/system/test_demo.py",
+    r"agl-otel .*--data-dir \.agl/demo-": "of a demo that was played: tests/system/test_demo.py",
     r"agl-otel run -- python agent\.py": "of an example or a skill's reader, with a model: tests/system/test_examples.py",
+    r"agl-otel token\b": "it needs a stack with a token: tests/unit/net/test_auth.py",
     r"agl-otel doctor -- python agent\.py": "the same command with my_agent.py is run",
 }
 """{pattern of a command in the docs: why it is not run here}; an example's own README is run by the test of the example."""
+WITHOUT_A_STACK: Final = {"demo.md": "the demo has a data directory of its own, and has ended"}
+"""{page whose commands run in a folder without a stack: why}."""
 OTHERS_NOT_RUN: Final = {
     r"make (demo|test|setup|lint|chaos|chaos-queue|proof|wheel)\b": "CI runs these, or they take an hour; that they exist: test_docs.py",
     r"cp deploy/compose/\.env\.example|docker compose|kubectl |helm ": "needs Docker or a cluster: test_deploy.py checks",
@@ -66,14 +70,24 @@ PYTHON_NOT_RUN: Final = {
 def shown() -> list[tuple[str, str]]:
     """Return (page, command) of all pages except the reference and the pages of examples, which the examples' tests run."""
     pages = [page for page in PAGES if page.name != "cli.md" and page.parent.parent.name != "examples" and page.parent.name != "examples"]
-    return [(page.name, typed.split("  #")[0].strip()) for page in pages for typed in commands_in(page.read_text())]
+    return [
+        (page.name, typed.split("  #")[0].strip())
+        for page in pages
+        for typed in (*commands_in(page.read_text()), *commands_in_prose(page.read_text()))
+    ]
+
+
+def commands_in_prose(text: str) -> list[str]:
+    """The commands with an option that stand between backquotes, without those that leave something to the reader."""
+    return [each for each in re.findall(r"(?<!`)`(agl-otel [^`]*? --[^`]*)`", text) if "…" not in each and not re.search(r"\b[A-Z]{2,}", each)]
 
 
 def reason(typed: str) -> str | None:
     return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, typed)), None)
 
 
-RUN: Final = [*dict.fromkeys(typed for _, typed in shown() if reason(typed) is None)]
+RUN: Final = [*dict.fromkeys((typed, page not in WITHOUT_A_STACK) for page, typed in shown() if reason(typed) is None)]
+"""(command, whether a stack runs in the reader's folder)."""
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +103,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield place
 
 
-@pytest.mark.parametrize("typed", RUN)
-def test_a_command_of_the_docs_runs(typed: str, folder: Path) -> None:
+@pytest.mark.parametrize(("typed", "on_a_stack"), RUN)
+def test_a_command_of_the_docs_runs(typed: str, on_a_stack: bool, folder: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        typed, shell=True, cwd=folder, env={**ENVIRONMENT, "PATH": path}, input="y\n" * 3, capture_output=True, text=True, timeout=300,
+        typed, shell=True, cwd=folder if on_a_stack else tmp_path, env={**ENVIRONMENT, "PATH": path}, input="y\n" * 3, capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
     fine = (0, 3) if typed.startswith("agl-otel doctor") else (0,)  # 3: doctor reports something missing, here a model call
@@ -144,6 +158,7 @@ def test_every_reason_applies_to_a_command() -> None:
     typed = [each for _, each in shown()]
     assert not [pattern for pattern in NOT_RUN if not any(re.match(pattern, each) for each in typed)]
     assert len(RUN) >= 10, RUN
+    assert not WITHOUT_A_STACK.keys() - {page for page, _ in shown()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -42,7 +42,7 @@ ENV_VARS = "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str
 LOGGING = "setup_logging setup_module_logging"
 MODULES = {
     "agl_otel": f"""{TYPES} {STORE} {EMITTERS} {ADAPTERS} {ALGORITHMS} {AGENTS} {RUNS} {EXECUTION} {TRACERS} {ENV_VARS} {LOGGING}
-        Trainer build_component LLMProxy lightning_cli""",
+        MongoLightningStore Trainer build_component LLMProxy lightning_cli""",
     "agl_otel.adapter": f"{ADAPTERS} TraceTree RewardMatchPolicy",
     "agl_otel.adapter.triplet": "TracerTraceToTriplet LlmProxyTraceToTriplet TraceToTripletBase TraceTree RewardMatchPolicy",
     "agl_otel.adapter.messages": "TraceToMessages",
