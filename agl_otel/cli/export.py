@@ -9,24 +9,26 @@ from typing import Any, Final, cast, get_args
 
 import click
 
-from agl_otel.adapters.bias import bias_of_attempts
+from agl_otel.adapters.bias import NO_REWARD, bias_of_attempts
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.own_sampling import several_choices_words
 from agl_otel.adapters.pins import Pin, differences
-from agl_otel.adapters.records import FORMS, Functions, Reading, Rows, needs_spans, rows_of
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
+from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
+from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollout_ids_of
-from agl_otel.cli.training_files import WRITERS
+from agl_otel.cli.training_files import WRITERS, to_stdout
 from agl_otel.errors import ConflictError, UsageError, unwritable
 from agl_otel.runner.loading import load_function
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
+from agl_otel.text import json_text
 from agl_otel.types import RolloutMode, Span, VerdictKind
 from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
 
 TASKS_SHOWN: Final = 5
+STDOUT: Final = Path("-")
 _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 
 
@@ -78,6 +80,7 @@ def export(
     **given: Any,
 ) -> None:
     """Write training data to FILE (.jsonl, .parquet, or a folder for Hugging Face's datasets), with FILE.pin.json beside it.
+    With - as FILE the rows go to standard output as JSON lines, without a pin, and messages to standard error.
 
     \b
     trajectories  conversations with token ids, mask and log-probs      transitions  the same, each call a row
@@ -116,7 +119,7 @@ def export(
             return await _write(opened, cast("Path", target), pin.reading, rules or pin.rules, list(pin.rollouts), pin)
 
     report = run_async(main)
-    print_json(report) if as_json else click.echo("\n".join(_lines(report)))
+    click.echo(json_text(report) if as_json else "\n".join(_lines(report)), err=target == STDOUT)
 
 
 async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
@@ -161,13 +164,12 @@ async def _write(
         raise ConflictError(f"the batch cannot be made again, {len(changes)} things have changed: {'; '.join(changes[:5])}")
     if pin is not None and made.content != pin.content:
         raise ConflictError("the same spans were read, and other rows came out: another version of agl-otel wrote the pin, or other rules")
-    pin_file = target.with_name(f"{target.name}.pin.json")
-    try:
-        WRITERS[target.suffix](target, found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows])
-        pin_file.write_text(made.dumps())
-    except OSError as error:
-        raise UsageError(unwritable(str(error.filename or target), error)) from error
-    report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
+    rows = found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows]
+    pin_file = None if target == STDOUT else _write_files(target, rows, made)
+    if pin_file is None:
+        to_stdout(rows)
+    where = {"file": "standard output" if pin_file is None else str(target), "pin": pin_file and str(pin_file), "form": reading.form}
+    report = {**where, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
     take: Any = reading.take
     bias = bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward)
     several = int(traces.calls.several_choices.sum())
@@ -180,6 +182,17 @@ async def _write(
         "sha256": made.content,
     }
     return {**report, **figures}
+
+
+def _write_files(target: Path, rows: Sequence[Row], pin: Pin) -> Path:
+    """Write the rows and the pin; return the pin's path. Raises UsageError."""
+    pin_file = target.with_name(f"{target.name}.pin.json")
+    try:
+        WRITERS[target.suffix](target, rows)
+        pin_file.write_text(pin.dumps())
+    except OSError as error:
+        raise UsageError(unwritable(str(error.filename or target), error)) from error
+    return pin_file
 
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
@@ -204,8 +217,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
             f"refused: {refused}",
             *([several_choices_words(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
-            *(f"refused of reward {name}: {_percent(shares)}" for name, shares in sorted(report["refused_share"]["reward"].items())),
-            *(f"refused of task {name}: {_percent(shares)}" for name, shares in _most_refused(report["refused_share"]["task"])),
+            *(_share(_with_reward(name), shares) for name, shares in sorted(report["refused_share"]["reward"].items())),
+            *(_share(f"at task {name}", shares) for name, shares in _most_refused(report["refused_share"]["task"])),
         ]
     changed = ", ".join(f"{name} in {count}" for name, count in report["changed"].items()) or "nothing"
     old, new = report["reward_mean"]
@@ -221,5 +234,9 @@ def _most_refused(tasks: dict[str, dict[str, float]]) -> list[tuple[str, dict[st
     return sorted(tasks.items(), key=lambda each: -sum(each[1].values()))[:TASKS_SHOWN]
 
 
-def _percent(shares: dict[str, float]) -> str:
-    return ", ".join(f"{100 * share:.0f} % {why}" for why, share in sorted(shares.items()))
+def _with_reward(name: str) -> str:
+    return "without a reward" if name == NO_REWARD else f"with a reward of {name}"
+
+
+def _share(of: str, shares: dict[str, float]) -> str:
+    return f"of the attempts {of}, " + ", ".join(f"{100 * share:.0f} % were refused: {why}" for why, share in sorted(shares.items()))

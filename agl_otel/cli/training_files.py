@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -45,8 +47,9 @@ def _parquet(target: Path, rows: Sequence[Row]) -> None:
 
 def _folder(target: Path, rows: Sequence[Row]) -> None:
     """Write the format of `Dataset.save_to_disk`. Raises UsageError if the folder holds anything else."""
-    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / "state.json").exists()):
-        raise UsageError(f"{target} is there already and holds no data set: name another folder")
+    taken = any(target.iterdir()) and not (target / "state.json").exists() if target.is_dir() else os.path.lexists(target)
+    if taken:
+        raise UsageError(f"{target} is there already and holds no data set: name another folder, or a file that ends in .jsonl or .parquet")
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     table = _table(rows)
@@ -64,6 +67,11 @@ def _folder(target: Path, rows: Sequence[Row]) -> None:
     }
     (target / "dataset_info.json").write_text(json.dumps({"citation": "", "description": "", "homepage": "", "license": ""}))
     (target / "state.json").write_text(json.dumps(state, indent=1))
+
+
+def to_stdout(rows: Sequence[Row]) -> None:
+    """Write JSON lines to standard output."""
+    sys.stdout.writelines(map(line_of, rows))
 
 
 WRITERS: Final[dict[str, Callable[[Path, Sequence[Row]], None]]] = {".jsonl": _jsonl, ".parquet": _parquet, "": _folder}

@@ -49,7 +49,7 @@ class Address:
 
 
 async def queue_address(address: str, token: str) -> str:
-    """Return the queue's gRPC address: `address` itself, or the web service's answer. Raises UsageError, SettingsError, UnavailableError."""
+    """Return the queue's gRPC address: `address` itself, or the web service's answer. Raises UsageError, UnavailableError."""
     malformed = UsageError(f"address {address!r} is not host:port or http://host:port")
     if "://" not in address:
         if address.rpartition(":")[2].isdigit():

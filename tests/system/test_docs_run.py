@@ -79,7 +79,8 @@ def shown() -> list[tuple[str, str]]:
 
 def commands_in_prose(text: str) -> list[str]:
     """The commands with an option that stand between backquotes, without those that leave something to the reader."""
-    return [each for each in re.findall(r"(?<!`)`(agl-otel [^`]*? --[^`]*)`", text) if "…" not in each and not re.search(r"\b[A-Z]{2,}", each)]
+    found = re.findall(r"(?<!`)`(agl-otel [^`]*? --[^`]*)`", text)
+    return [each for each in found if "…" not in each and not re.search(r"\b[A-Z]{2,}", each)]
 
 
 def reason(typed: str) -> str | None:
@@ -107,8 +108,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_command_of_the_docs_runs(typed: str, on_a_stack: bool, folder: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        typed, shell=True, cwd=folder if on_a_stack else tmp_path, env={**ENVIRONMENT, "PATH": path}, input="y\n" * 3, capture_output=True, text=True, timeout=300,
-        check=False,
+        typed, shell=True, cwd=folder if on_a_stack else tmp_path, env={**ENVIRONMENT, "PATH": path}, input="y\n" * 3, capture_output=True,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     fine = (0, 3) if typed.startswith("agl-otel doctor") else (0,)  # 3: doctor reports something missing, here a model call
     assert done.returncode in fine and "Traceback" not in done.stderr, f"{typed}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"

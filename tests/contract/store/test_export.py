@@ -26,6 +26,15 @@ async def fill(store: LightningStore, value: float) -> AttemptedRollout:
     return begun
 
 
+async def without_reward(store: LightningStore) -> AttemptedRollout:
+    """A rollout that succeeded after one model call, without a reward."""
+    begun = await store.start_rollout({})
+    ids = (begun.rollout_id, begun.attempt.attempt_id)
+    await store.add_many_spans([call_of(*ids, 1)])
+    await store.update_attempt(*ids, status="succeeded")
+    return begun
+
+
 def call_of(rollout_id: str, attempt_id: str, sequence: int) -> Span:
     attributes: dict[str, Any] = {
         conventions.LLM_CALL: sequence,
@@ -113,6 +122,29 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     assert not (tmp_path / "never.jsonl").exists()
 
 
+def test_rows_go_to_standard_output_and_the_report_to_standard_error(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = asyncio.run(fill(store, 1.0))
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "-", "--rollout", begun.rollout_id, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+    written = capsys.readouterr()
+    (row,) = map(json.loads, written.out.splitlines())
+    assert (ended.value.code, row["rollout_id"]) == (0, begun.rollout_id)
+    assert "wrote 1 rows of 1 rollouts to standard output" in written.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_refused_is_reported_by_reward_and_task(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = [asyncio.run(fill(store, value)) for value in (1.0, 0.25)]
+    bare = asyncio.run(without_reward(store))
+    which = [part for each in (*begun, bare) for part in ("--rollout", each.rollout_id)]
+    said = Cli(store, capsys).run(str(tmp_path / "x.jsonl"), *which)
+    assert "of the attempts without a reward, 100 % were refused: no_reward" in said
+    assert "of the attempts at task {}, 100 % were refused: no_reward" in said
+
+
 def test_wrong_use_is_reported(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(store, capsys)
     assert "neither .jsonl nor .parquet" in cli.run(str(tmp_path / "x.csv"), code=2)
@@ -125,6 +157,7 @@ def test_wrong_use_is_reported(store: LightningStore, tmp_path: Path, capsys: py
     assert "there is no rollout 'ro-nosuch'" in cli.run(target, "--rollout", "ro-nosuch", code=2)
     (tmp_path / "taken.jsonl").mkdir()
     assert "taken.jsonl cannot be written: Is a directory" in cli.run(str(tmp_path / "taken.jsonl"), code=2)
+    assert "/dev/full is there already and holds no data set" in cli.run("/dev/full", code=2)
     (tmp_path / "rules.toml").write_text("[[rule]]\naction = 'burn'\n")
     assert "action = 'burn'" in cli.run(str(tmp_path / "x.jsonl"), "--mask", str(tmp_path / "rules.toml"), code=2)
     (tmp_path / "rules.toml").write_text("[[rule]]\naction = 'drop_text'\n")
