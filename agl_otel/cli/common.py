@@ -18,6 +18,7 @@ import click
 from agl_otel.net.auth import is_loopback
 from agl_otel.service import logs as logformat
 from agl_otel.service.main import on_stop_signals
+from agl_otel.service.private import closed_to_us
 from agl_otel.service.processes import kill_all
 from agl_otel.settings import PORTS, Settings
 from agl_otel.text import json_text
@@ -32,7 +33,7 @@ class Folder(click.Path):
     """The path of a folder. A file is refused, and an empty path, of a variable that is not set: it is not the current folder."""
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path)
+        super().__init__(path_type=Path, readable=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
@@ -40,6 +41,8 @@ class Folder(click.Path):
             self.fail("the path is empty: name a folder", param, ctx)
         if Path(value).is_file():
             self.fail(f"{value} is a file: name a folder, or a path where one can be made", param, ctx)
+        if why := closed_to_us(Path(value)):
+            self.fail(why, param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wait_option
 from agl_otel.cli.output import open_console, table_of
-from agl_otel.errors import NotFoundError, SettingsError, UsageError
+from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import DAY_SECONDS
-from agl_otel.stack.supervisor import stack_for
+from agl_otel.stack.supervisor import must_have_data, stack_for
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
 from agl_otel.types.options import Whole
 
@@ -37,10 +37,7 @@ async def open_queue(data_dir: Path | None, store: str | None, *, only: Sequence
     """
     settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
-    if not settings.store and not (settings.data_dir / "VERSION").exists():
-        raise SettingsError(
-            f"there is no stack and no data in {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`"
-        )
+    must_have_data(settings)
     async with stack_for(settings, only=only) as (opened, _):
         yield opened.queue
 

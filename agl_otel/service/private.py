@@ -8,6 +8,7 @@ the folder, and the files that this package creates, are private.
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -36,6 +37,21 @@ def make_folder(path: Path) -> None:
 def open_file(path: Path, mode: str) -> IO[Any]:
     """Open a file as `open` does; a new one is private."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def closed_to_us(path: Path) -> str:
+    """Return a message with owner and remedy if this user may not look into this folder; else an empty string."""
+    if os.access(path, os.R_OK | os.X_OK):
+        return ""
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    try:
+        owner = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:
+        owner = f"user {found.st_uid}"
+    return f"{path} is closed to you: it belongs to {owner}, mode {found.st_mode & 0o777:o}. Run this as that user, or name another folder"
 
 
 def open_to_others(path: Path) -> str:

@@ -30,7 +30,7 @@ from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.service.lock import FileLock
 from agl_otel.service.ports import check_free
-from agl_otel.service.private import open_file, open_to_others
+from agl_otel.service.private import closed_to_us, open_file, open_to_others
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, environment_of, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
@@ -390,15 +390,24 @@ async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGen
         yield store, stack.failed
 
 
+def must_have_data(settings: Settings) -> None:
+    """Raise SettingsError if the settings name no stack, and their data directory holds no data or is closed to this user."""
+    if settings.store:
+        return
+    if why := closed_to_us(settings.data_dir):
+        raise SettingsError(why)
+    if not (settings.data_dir / "VERSION").exists():
+        raise SettingsError(
+            f"there is no stack and no data in {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`"
+        )
+
+
 @contextlib.asynccontextmanager
 async def open_store(settings: Settings) -> AsyncGenerator[Store]:
     """Provide a store for commands that only read: like stack_for, with queue and collector only.
 
     Raises SettingsError if there is neither a stack nor data.
     """
-    if not settings.store and not (settings.data_dir / "VERSION").exists():
-        raise SettingsError(
-            f"there is no stack and no data in {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`"
-        )
+    must_have_data(settings)
     async with stack_for(settings, only=("queue", "collector")) as (store, _):
         yield store

@@ -362,7 +362,7 @@ async def test_a_step_warns_of_calls_with_the_agents_own_sampling(server: Server
     assert store.figures[0]["own_sampling_share"] == report.own_sampling / 32
     assert report.max_ratio_error > 0.01, "which is what it warns of"
     (warning,) = [record.message for record in caplog.records if "of their agent's own" in record.message]
-    assert warning.startswith(f"step 1: {report.own_sampling} of 32 model calls trained on")
+    assert warning.startswith(f"step 1: {report.own_sampling} of 32 model calls read for training")
 
 
 async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Server, tmp_path: Path) -> None:

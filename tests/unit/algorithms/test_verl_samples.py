@@ -128,7 +128,7 @@ def test_calls_with_the_agents_own_sampling_are_counted_in_training_only() -> No
     assert figures_of(counts, trained=4, stale=0)["own_sampling_share"] == 0.5
     validation = replace(built, rollouts=[each.model_copy(update={"mode": "val"}) for each in built.rollouts])
     assert to_samples(validation, rules)[1].own_sampling == 0
-    assert "step 3: 2 of 4 model calls trained on (50 %)" in own_sampling_warning(3, 2, 4)
+    assert "step 3: 2 of 4 model calls read for training (50 %)" in own_sampling_warning(3, 2, 4)
 
 
 def test_counts_have_the_trained_attempts_and_the_range_of_rewards() -> None:

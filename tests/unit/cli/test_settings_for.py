@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,6 +39,28 @@ def test_a_command_with_data_dir_does_not_use_agl_store(
     with pytest.raises(SystemExit):
         main(["queue", "stats", "--data-dir", str(tmp_path)])
     assert f"there is no stack and no data in {tmp_path}" in "".join(capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("given", ["flag", "variable"])
+def test_a_data_directory_of_another_user_is_refused_with_its_owner(given: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own is closed to others
+        name = f"{folder}/theirs"
+        program = """
+import os, pwd, sys
+import agl_otel.cli.rollouts
+from agl_otel.cli import main
+os.chmod(os.path.dirname(sys.argv[1]), 0o755)
+os.mkdir(sys.argv[1], 0o700)
+os.setuid(65534)
+if sys.argv[2] == "variable":
+    os.environ["AGL_DATA_DIR"] = sys.argv[1]
+main(["rollouts", "ls", *(["--data-dir", sys.argv[1]] if sys.argv[2] == "flag" else [])])
+"""
+        done = subprocess.run([sys.executable, "-c", program, name, given], capture_output=True, text=True, check=False)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Traceback" not in said, done.stderr
+    assert f"{name} is closed to you: it belongs to {pwd.getpwuid(0).pw_name}, mode 700. Run this as that user" in said
 
 
 @pytest.mark.parametrize(
