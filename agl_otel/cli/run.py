@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
-from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, own_command, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.once import run_once
 from agl_otel.cli.output import open_console
 from agl_otel.cli.traces import show_rollout
@@ -40,6 +41,9 @@ def run(
     async def main() -> None:
         async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
             await show_rollout(opened, once.rollout.rollout_id, as_json=as_json, console=open_console(highlight=False))
+            if not as_json and await opened.reader.printed(once.rollout.rollout_id):
+                where = ["--data-dir", str(data_dir)] if data_dir is not None else ["--store", store] if store else []
+                click.echo(f"what it printed: `{shlex.join([own_command(), 'rollouts', 'show', once.rollout.rollout_id, *where])}`")
             if once.rollout.status != "succeeded":
                 raise AgentError(f"rollout {once.rollout.rollout_id} {once.rollout.status}: {once.rollout.attempt.error}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 import urllib.request
@@ -56,6 +57,8 @@ def test_run_shows_the_trace_of_an_unmodified_command(tmp_path: Path, server: Mo
     assert done.returncode == 0, done.stderr
     for part in ("succeeded", "verdict complete", "openai.chat", "8 + 7 tokens, weights 7"):
         assert part in done.stdout
+    (where,) = re.findall(r"what it printed: `\S*agl-otel (rollouts show .*)`", " ".join(done.stdout.split()))
+    assert "stdout:" in run(*shlex.split(where), cwd=tmp_path).stdout
     assert "agentlightning.llm" not in done.stdout, "the agent's span and the proxy's are one line"
     assert naming(data) == []
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}, "the model server gets the person's own key"
