@@ -17,7 +17,7 @@ from agl_otel.spans.tolerant import json_of
 
 Row = dict[str, Any]
 CHAT_REFUSALS: Final = {
-    "incomplete_reply": "the reply was cut off, or the call failed",
+    "incomplete_reply": "the reply was cut off, the call failed, or the agent's SDK repeated it and used the later reply",
     "no_reply": "no reply was captured with the call",
     "unreadable_messages": "the messages do not have the shape of their dialect",
     "shortened": "messages of the prompt were left out when it was stored, because they were too long",

@@ -27,6 +27,7 @@ from agl_otel.adapters.texts import conversation_at
 from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import whole_triplets
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.spans.calls import repeated
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
 from agl_otel.types.columns import AttemptKey, Reward, Traces, shared
@@ -347,6 +348,8 @@ def _of_spans(
             _log.warning("attempt %s of rollout %s is left out: %s: %.200s", key[1], key[0], type(error).__name__, error)
             refused["unreadable_spans"] += 1
             continue
+        if ours and reading.agent_match is None and (tries := len(repeated(own))):
+            refused["incomplete_reply"] += tries
         rows += [{"rollout_id": key[0], "attempt_id": key[1], "reward": rewards[key], **row} for row in made]
     return Rows(rows, refused)
 

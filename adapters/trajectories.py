@@ -43,7 +43,7 @@ ATTEMPT_REFUSALS: Final = {
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
     "masked_ids": "a masking rule took token ids out before they were stored: of the call, or of one that its prompt goes on from",
-    "incomplete_reply": "the reply was cut off, or the call failed",
+    "incomplete_reply": "the reply was cut off, the call failed, or the agent's SDK repeated it and used the later reply",
     "no_token_ids": "no prompt token ids",
     "empty_response": "no response token ids",
     "no_logprobs": "no log-probs",

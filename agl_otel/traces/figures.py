@@ -38,8 +38,9 @@ class AttemptFigures(Model):
     """The last value of each named dimension."""
     spans: int = 0
     errors: int = 0
+    """Spans with an error; a failed call that both agent and proxy recorded has two, and is one node of a tree."""
     calls: int = 0
-    """Requests; the choices of one (n > 1) count once."""
+    """Requests that the proxy recorded, with the tries that an SDK repeated; the choices of one (n > 1) count once."""
     prompt_tokens: int = 0
     """New tokens of each call, without those repeated from an earlier call."""
     response_tokens: int = 0

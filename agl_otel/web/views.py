@@ -101,7 +101,7 @@ class Conversation(Model):
     calls: list[Call]
     """As many as were asked for, or fewer where they come to more than PAGE_CHARACTERS: the next page begins after them."""
     total: int
-    """Number of calls before paging."""
+    """Number of calls before paging; of a call that an SDK repeated, the last try alone counts."""
     spans_left_out: int = 0
     """Number of latest spans beyond READ_SPANS that were not read; their calls are not in `total`."""
 

@@ -88,6 +88,14 @@ def test_a_call_without_a_whole_reply_is_no_row_and_counted(what: str, form: str
     assert (len(found.rows), dict(found.refused)) == (1, {why: 1})
 
 
+@pytest.mark.parametrize("form", [*SPAN_FORMS, "transitions"])
+def test_a_try_that_an_sdk_repeated_is_counted_in_every_form(form: str, traces: Any, row: Any) -> None:
+    again: dict[str, Any] = {conventions.LLM_CALL: 2, conventions.LLM_RETRY_OF: 1}
+    spans = [proxy_call("a", 1, 2), proxy_call("b", 3, 4, **again), reward("r", 9, 1.0)]
+    found = rows_of(Reading(form=form), traces.build(row(incomplete="retried"), row(call=2)), spans)
+    assert (len(found.rows), dict(found.refused)) == (1, {"incomplete_reply": 1})
+
+
 @pytest.mark.parametrize("form", SPAN_FORMS)
 def test_a_whole_reply_is_a_row_from_the_proxy_and_from_instrumentations(form: str, traces: Any, row: Any) -> None:
     """A client's error after a whole reply does not invalidate the tokens that the proxy recorded."""
