@@ -6,7 +6,7 @@ import os
 import time
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agl_otel.errors import InvalidIdError
 from agl_otel_hook import conventions
@@ -29,6 +29,11 @@ def check_id(value: str, what: str) -> str:
     if not conventions.is_valid_id(value):
         raise InvalidIdError(f"{what} {value[:140]!r} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 . _ : -")
     return value
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """Return `field: message` of each error, or the message alone where the value as a whole is invalid."""
+    return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors())
 
 
 class Model(BaseModel):

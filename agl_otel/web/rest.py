@@ -26,7 +26,8 @@ from agl_otel.types import (
     Worker,
     WorkerStatus,
 )
-from agl_otel.web.routes import Page, PageOf, Route, Strict, body_of, describe_invalid, fields_sent, params_of, require_found
+from agl_otel.types.model import describe_invalid
+from agl_otel.web.routes import Page, PageOf, Route, Strict, body_of, fields_sent, params_of, require_found
 
 HEALTH_SECONDS: Final = 1.0  # shorter than the time-out of a probe of /health
 

@@ -16,6 +16,7 @@ from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.net import bodies
 from agl_otel.types import PaginatedResult, ResourcesUpdate
+from agl_otel.types.model import describe_invalid
 from agl_otel.types.strict import check_json, number_in_range
 
 PREFIX: Final = "/v1/agl"
@@ -112,11 +113,6 @@ async def params_of(request: web.Request, model: type[M]) -> M:
         return model.model_validate(given)
     except ValidationError as error:
         raise UsageError(f"the query is wrong: {describe_invalid(error)}") from None
-
-
-def describe_invalid(error: ValidationError) -> str:
-    """Return `field: message` of each error, or the message alone where the body as a whole is invalid."""
-    return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors())
 
 
 def plain(value: Any) -> Any:

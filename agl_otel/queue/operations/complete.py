@@ -23,6 +23,7 @@ from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.queue.transitions import propagated, save_statuses, sync_workers
 from agl_otel.types import AttemptLedger, AttemptStatus
+from agl_otel.types.model import describe_invalid
 
 LATEST: Final = "latest"
 _COPIED: Final = ("worker_id", "last_heartbeat_time", "error")
@@ -166,7 +167,7 @@ def _checked_ledger(text: str) -> str:
     try:
         return AttemptLedger.model_validate_json(text).model_dump_json(exclude_defaults=True)
     except ValidationError as error:
-        raise UsageError(f"this is no ledger of an attempt: {error}") from None
+        raise UsageError(f"this is no ledger of an attempt: {describe_invalid(error)}") from None
 
 
 def _fence(rollout: RolloutRow, attempt: AttemptRow, token: str) -> None:

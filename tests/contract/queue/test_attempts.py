@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from agl_otel.errors import FencedError, NotFoundError, UsageError
+from agl_otel.queue.calls import Calls
 from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate, Witness
+from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -363,3 +365,14 @@ async def test_a_heartbeat_counts_by_its_age_whatever_the_senders_clock_says(que
     assert attempt.last_heartbeat_time == queue.clock.now - 5
     assert await queue.sweep(after=24) == 0
     assert await queue.sweep(after=2) == 1
+
+
+async def test_a_ledger_that_is_none_is_refused_in_one_line(queue: LocalQueue) -> None:
+    await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
+    [claim] = await queue.client.claim()
+    update = pb.AttemptUpdate(rollout_id=claim.rollout_id, attempt_id="latest", ledger_json='{"nonsense": 1}')
+    calls = Calls(queue.client.address, token="", timeout_seconds=300, retry_seconds=60)
+    with pytest.raises(UsageError, match="this is no ledger of an attempt: reach: Field required; nonsense: Extra") as refused:
+        await calls.call("UpdateAttempts", pb.UpdateAttemptsRequest(updates=[update], request_id="r"), pb.Attempts)
+    await calls.close()
+    assert "\n" not in str(refused.value) and "pydantic" not in str(refused.value)
