@@ -223,9 +223,9 @@ def _count_unusual(traces: Traces, rows: NDArray[np.int64], step: int, temperatu
 def own_sampling_warning(step: int, other: int, calls: int) -> str:
     """Return the warning for a step in which `other` of the `calls` trained on were sampled with other parameters than the run's."""
     return (
-        f"step {step}: {other} of {calls} model calls read for training ({100 * other / calls:.0f} %) were sampled at a temperature or top_p of "
-        "their agent's own, so their log-probs are not those of the distribution that is trained: remove these from the agent's requests, "
-        "or set the same in the run's options (`agl-otel traces show` names the calls)"
+        f"step {step}: {other} of {calls} model calls read for training ({100 * other / calls:.0f} %) were sampled at a temperature or "
+        "top_p of their agent's own, so their log-probs are not those of the distribution that is trained: remove these from the agent's "
+        "requests, or set the same in the run's options (`agl-otel traces show` names the calls)"
     )
 
 
