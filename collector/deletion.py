@@ -53,6 +53,11 @@ _OLD_PARTS: Final = (
     "SELECT table, max(mutation_id) FROM system.mutations WHERE database = 'otel' AND table IN {tables:Array(String)} GROUP BY table "
     "HAVING count() > 1 LIMIT 1"
 )
+_UNFINISHED: Final = (
+    "SELECT DISTINCT name FROM system.tables WHERE database = 'otel' AND name IN {tables:Array(String)} "
+    "AND position(engine_full, 'old_parts_lifetime') > 0"
+)
+"""Tables on which a killed purge left its settings: they keep no sources of merges, which a full disk may make necessary."""
 _SAME_SPAN: Final = (
     "RolloutId = '' AND TraceId IN arrayDistinct({traces:Array(String)}) "
     "AND (TraceId, SpanId) IN arrayZip({traces:Array(String)}, {spans:Array(String)})"
@@ -99,6 +104,7 @@ class Deletion:
         stored = [stored_as(table, cluster) for table in PURGED]
         on, rows = on_cluster(cluster), self._engine.select(on_every_node(_TO_PURGE, cluster), {"tables": stored})
         tables = [table for table in stored if [table] in rows]
+        unfinished = [str(row[0]) for row in self._engine.select(on_every_node(_UNFINISHED, cluster), {"tables": stored})]
         soon = ", ".join(f"{name} = {value}" for name, value in _SOON.items())
         for table in tables:
             run(f"ALTER TABLE otel.{table}{on} MODIFY SETTING {soon}")
@@ -113,7 +119,7 @@ class Deletion:
                     run(f"SYSTEM START CLEANUP{on} otel.{table}")
                 time.sleep(0.5)
         finally:
-            for table in tables:
+            for table in {*tables, *unfinished}:
                 run(f"ALTER TABLE otel.{table}{on} RESET SETTING {', '.join(_SOON)}")
 
     def _run(self, ids: list[str]) -> dict[str, int]:
