@@ -31,7 +31,7 @@ def create_schema(engine: Engine, *, where: str, cluster: Cluster | None = None)
     run(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
     run(
         f"CREATE TABLE IF NOT EXISTS {_VERSIONS} (Version UInt32, Name String, AppliedAt DateTime64(3) DEFAULT now64(3)) "
-        "ENGINE = MergeTree ORDER BY Version SETTINGS fsync_after_insert = 1, fsync_part_directory = 1"
+        "ENGINE = MergeTree ORDER BY Version SETTINGS fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1"
     )
     found = {int(str(row[0])) for row in engine.select(f"SELECT DISTINCT Version FROM {_VERSIONS}")}
     if found - {VERSION}:

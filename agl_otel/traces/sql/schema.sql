@@ -56,7 +56,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (RolloutId, AttemptId, SequenceId, Timestamp)
 SETTINGS index_granularity = 512, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, fsync_part_directory = 1,
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1,
   min_bytes_for_wide_part = 67108864, merge_selector_base = 12, min_compress_block_size = 16384;
 
 -- The stock log table plus the ids: gen_ai message events travel as logs, and so does the agents' captured output.
@@ -99,7 +99,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_logs (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (RolloutId, AttemptId, Timestamp)
 SETTINGS index_granularity = 512, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, fsync_part_directory = 1;
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 -- Targets hold idempotent states only (min, max, sets of identities): a repeated insert feeds them again, and recovery refills them by BatchId.
 -- The SELECTs stand again in refill_*.sql; a test compares them. Views write to disk with the rows they derive from, because the log forgets a
@@ -112,7 +112,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces_trace_id_ts (
   ReceivedDay Date,
   RolloutId String CODEC(LZ4)
 ) ENGINE = MergeTree PARTITION BY ReceivedDay ORDER BY (TraceId, Start)
-SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, fsync_after_insert = 1, fsync_part_directory = 1;
+SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otel_traces_trace_id_ts_mv TO otel.otel_traces_trace_id_ts AS
 SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End, toDate(ReceivedAt) AS ReceivedDay, RolloutId
@@ -127,7 +127,7 @@ CREATE TABLE IF NOT EXISTS otel.rollout_summary_states (
   FirstTime SimpleAggregateFunction(min, DateTime64(9)),
   LastTime SimpleAggregateFunction(max, DateTime64(9))
 ) ENGINE = AggregatingMergeTree ORDER BY (RolloutId, AttemptId)
-SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+SETTINGS fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.rollout_summary_mv TO otel.rollout_summary_states AS
 SELECT RolloutId, AttemptId,
@@ -155,7 +155,7 @@ CREATE TABLE IF NOT EXISTS otel.services (
   FirstTime SimpleAggregateFunction(min, DateTime64(9)),
   LastTime SimpleAggregateFunction(max, DateTime64(9))
 ) ENGINE = AggregatingMergeTree ORDER BY (ServiceName, SpanName, SpanKind)
-SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+SETTINGS fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.services_mv TO otel.services AS
 SELECT ServiceName, SpanName, SpanKind, min(Timestamp) AS FirstTime, max(Timestamp) AS LastTime
@@ -195,7 +195,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_gauge (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix)
 SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, fsync_part_directory = 1;
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE TABLE IF NOT EXISTS otel.otel_metrics_sum (
   ResourceAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
@@ -231,7 +231,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_sum (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix)
 SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, fsync_part_directory = 1;
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE TABLE IF NOT EXISTS otel.otel_metrics_histogram (
   ResourceAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
@@ -271,7 +271,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_histogram (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix)
 SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, fsync_part_directory = 1;
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE TABLE IF NOT EXISTS otel.otel_metrics_exponential_histogram (
   ResourceAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
@@ -315,7 +315,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_exponential_histogram (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix)
 SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, fsync_part_directory = 1;
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE TABLE IF NOT EXISTS otel.otel_metrics_summary (
   ResourceAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
@@ -349,7 +349,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_summary (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix)
 SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, fsync_part_directory = 1;
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 -- OTLP bytes in, rows of otel_traces out: ClickHouse parses protobuf at a fifth of what it costs to build rows outside.
 -- What arrives is described by otlp_rows.proto. The texts are those of the collector's values.py, to the byte; a property test compares them.

@@ -158,11 +158,11 @@ def test_the_data_error_codes_have_clickhouses_names(engine: TraceStore) -> None
     assert {int(str(number)): name for number, name in rows} == DATA_CODES
 
 
-def test_every_table_is_on_disk_when_an_insert_returns(engine: TraceStore) -> None:
+def test_every_table_is_on_disk_when_an_insert_returns_and_when_a_merge_ends(engine: TraceStore) -> None:
     """Those that views write too: recovery refills them for the batches that are still in the log, and no others."""
     rows = engine.select(
         "SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree' AND NOT (position(create_table_query, "
-        "'fsync_after_insert = 1') > 0 AND position(create_table_query, 'fsync_part_directory = 1') > 0)"
+        "'fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1') > 0)"
     )
     assert rows == []
 
