@@ -45,20 +45,6 @@ STORED: Final = (
 )
 """The rows of a batch. The range of ReceivedAt lets ClickHouse skip other parts by their metadata, without opening them."""
 PIECE_BYTES: Final = 8 << 20  # of rows, when a start has died on the batch
-CUT_OFF_CODES: Final = {
-    3: "UNEXPECTED_END_OF_FILE",
-    32: "ATTEMPT_TO_READ_AFTER_EOF",
-    33: "CANNOT_READ_ALL_DATA",
-    40: "CHECKSUM_DOESNT_MATCH",
-    107: "FILE_DOESNT_EXIST",
-    246: "CORRUPTED_DATA",
-}
-"""Errors of reading a part with a file that a full disk cut off."""
-UNMERGED_PARTS: Final = (
-    f"SELECT table, name FROM system.parts WHERE database = '{DATABASE}' AND active AND level = 0 AND min_block_number = max_block_number "
-    "AND data_version = min_block_number AND modification_time >= toDateTime({since:UInt32})"
-)
-"""Parts as one insert wrote them, neither merged nor mutated, modified since a time (Unix seconds)."""
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -147,15 +133,10 @@ class BatchStore:
         """
 
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
-        """Insert the batch; `in_doubt`: an earlier try may have stored some of it. Raises ClickHouseError; the caller tries again."""
-        try:
-            self._store(batch, members, in_doubt=in_doubt)
-        except ClickHouseError as error:
-            if error.code in CUT_OFF_CODES and self._engine.embedded:
-                self._drop_cut_off_parts(batch, error)
-            raise
+        """Insert the batch; `in_doubt`: an earlier try may have stored some of it.
 
-    def _store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
+        Raises ClickHouseError or UnavailableError; the caller tries again.
+        """
         self._tries.begin(batch.batch_id)
         self._received = _received(members)
         spans = _place(batch, members)
@@ -201,19 +182,6 @@ class BatchStore:
                 break
             first.update(_rows_by_kind(member[1]))
         self.counts.update(counts)
-
-    def _drop_cut_off_parts(self, batch: Batch, error: ClickHouseError) -> None:
-        """Drop the parts of this batch that cannot be read; the next try inserts their rows again. Raises ClickHouseError.
-
-        If a full disk cuts off one of a part's files, chdb reports success and keeps the part, and every later read fails. Only parts that
-        contain rows of this batch alone are checked: those as one insert wrote them, since the batch was created. Nothing is dropped from a
-        server: it returns an error instead, and its parts contain other collectors' batches.
-        """
-        for table, part in self._engine.select(UNMERGED_PARTS, {"since": (batch.batch_id >> 22) // 1000}):
-            ((_, passed, _),) = self._engine.select(f"CHECK TABLE {DATABASE}.{table} PART '{part}'")
-            if not passed:
-                self._engine.command(f"ALTER TABLE {DATABASE}.{table} DROP PART '{part}'")
-                _logger.warning("part %s of %s is cut off; its rows are inserted again: %s", part, table, error)
 
     def _insert_again(self, batch: Batch, kind: str, rows: _Rows) -> None:
         part = f"{kind}-{rows.member[0]}-from-{rows.positions[0]}"

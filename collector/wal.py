@@ -7,8 +7,6 @@ belong here.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Final, NamedTuple
 from agl_otel.collector import faults
 from agl_otel.errors import DataError, SettingsError, UnavailableError, unwritable
 from agl_otel.service import framed
+from agl_otel.service.disk import try_disk
 from agl_otel.service.framed import Describe, FramedFile, Lost
 from agl_otel.service.lock import FileLock
 
 SEGMENT_BYTES: Final = 64 << 20
-TRIED_BYTES: Final = 1 << 20  # written at a time, to a disk that refused a write
 SEGMENT: Final = ".wal"
 LOCK: Final = "lock"
 _logger = logging.getLogger(__name__)
@@ -149,11 +147,7 @@ class Log:
     def try_disk(self, size: int) -> None:
         """Write and sync `size` zero bytes beside the log. Raises UnavailableError if the disk refuses them."""
         try:
-            with tempfile.TemporaryFile(dir=self.directory) as file:
-                for start in range(0, size, TRIED_BYTES):
-                    file.write(bytes(min(TRIED_BYTES, size - start)))
-                file.flush()
-                os.fsync(file.fileno())
+            try_disk(self.directory, size)
         except OSError as error:
             raise self._refused(error) from None
 

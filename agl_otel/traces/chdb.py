@@ -5,23 +5,34 @@ connection wait for inserts. Reading connections are limited and read-only; guar
 
 A connection is discarded after a failed query: chdb keeps the rows that were ready before the error and prepends them to the answer of the
 next query.
+
+chdb ignores a failed write (its WriteBufferFromFileDescriptor breaks off without an error) and only counts it, so that on a full disk an
+insert or a merge succeeds with files that are cut off. Therefore the count is looked at after each statement that writes, and regularly for
+merges. When it has grown, every table is loaded anew: ClickHouse then compares the sizes of all files, sets damaged parts aside and takes
+the sources of merges again (set_aside.py), which chdb.xml makes it keep. Until the disk takes ROOM_BYTES nothing is merged or written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import shutil
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 from uuid import uuid4
 
 import chdb
 
-from agl_otel.errors import SettingsError
+from agl_otel.errors import DiskFullError, SettingsError
+from agl_otel.service.disk import try_disk
 from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, parameter
+from agl_otel.traces.set_aside import SetAside, examine
 
 # Limits of one read, set before readonly, so that no query can change them.
 READ_LIMITS: Final = {
@@ -34,6 +45,27 @@ READ_LIMITS: Final = {
     "output_format_json_quote_64bit_integers": 0,
     "additional_table_filters": map_literal(READERS_SEE),
 }
+
+CONFIG: Final = Path(__file__).with_name("chdb.xml")
+ROOM_BYTES: Final = 4 << 20  # what the disk must take before ClickHouse writes to it
+CUT_OFF_CODES: Final = {
+    3: "UNEXPECTED_END_OF_FILE",
+    32: "ATTEMPT_TO_READ_AFTER_EOF",
+    33: "CANNOT_READ_ALL_DATA",
+    40: "CHECKSUM_DOESNT_MATCH",
+    107: "FILE_DOESNT_EXIST",
+    228: "BAD_SIZE_OF_FILE_IN_DATA_PART",
+    246: "CORRUPTED_DATA",
+}
+"""Errors of reading a part with a file that a full disk cut off."""
+_FAILED_WRITES: Final = "SELECT value FROM system.events WHERE event = 'WriteBufferFromFileDescriptorWriteFailed'"
+_TABLES: Final = f"SELECT name FROM system.tables WHERE database = '{DATABASE}' AND engine LIKE '%MergeTree'"
+_PARTS: Final = (
+    "SELECT table, name, if(level = 0 AND data_version = min_block_number AND modification_time >= toDateTime({since:UInt32}), 0, rows) "
+    f"FROM system.parts WHERE database = '{DATABASE}' AND active"
+)
+"""Parts with their rows; 0 for those inserted since a time (Unix seconds)."""
+_logger = logging.getLogger(__name__)
 
 
 class _Result(Protocol):
@@ -63,24 +95,114 @@ class ChdbEngine:
             ),
         )
         make_folder(directory)
-        self._writer = self._connect()
+        self._well_at = time.time()
+        self._loads = 0
+        self._absent: set[str] = set()
+        self._full: DiskFullError | None = None
+        self._set_aside: list[SetAside] = []
+        self._gate = _Gate()
         self._write_lock = threading.Lock()
         self._local = threading.local()
         self._readers: list[_Connection] = []
+        self._writer = self._connect(f"?config-file={CONFIG}")
         # chdb's own `default` database exposes the file system as tables (SELECT * FROM '/etc/passwd'): replace it by an empty one.
-        self.command("DROP DATABASE IF EXISTS default")
-        self.command("CREATE DATABASE default ENGINE = Memory")
+        with self._write_lock:
+            self._failed_writes = self._count_failed()  # of this process: an engine before this one may have had some
+            self._write("DROP DATABASE IF EXISTS default", "Null", None)
+            self._write("CREATE DATABASE default ENGINE = Memory", "Null", None)
+            self._examine({})
 
-    def _connect(self) -> _Connection:
+    def _connect(self, options: str = "") -> _Connection:
         try:
-            return cast(_Connection, chdb.connect(str(self.directory)))
+            return cast(_Connection, chdb.connect(f"{self.directory}{options}"))
         except RuntimeError as error:
             raise SettingsError(f"cannot open the traces in {self.directory}: {error}") from None
 
     def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
-        """Run a statement on the writing connection."""
-        with self._write_lock:
+        """Run a statement on the writing connection. Raises DiskFullError if the disk does not take what it writes."""
+        with self._write_lock, self._writing(sql):
             self._write(sql, "Null", params)
+
+    def look(self) -> list[str]:
+        """Return what is wrong with the disk or with what lies on it. Call it more often than sources of merges are removed (chdb.xml).
+
+        Tables with damaged parts are loaded anew, and merges go on if there is room again.
+        """
+        with self._write_lock:
+            with contextlib.suppress(DiskFullError):
+                self._notice()
+                self._need_room()
+            full = [str(self._full)] if self._full else []
+            return full + [each.words for each in self._set_aside if each.path.exists()]
+
+    @contextlib.contextmanager
+    def _writing(self, sql: str = "") -> Generator[None]:
+        """Surround a statement that may write; the caller holds the writer's lock. Raises DiskFullError."""
+        if not sql.startswith(("CREATE", "SYSTEM")):  # which begin nothing that waits for room
+            self._need_room()
+        try:
+            yield
+        finally:
+            self._notice()
+
+    def _need_room(self) -> None:
+        """Raise DiskFullError if the disk is full. Merges go on where it no longer is."""
+        if self._full is None:
+            if (free := shutil.disk_usage(self.directory).free) < ROOM_BYTES:
+                self._full = self._no_room(f"{free} bytes are free")
+                raise self._full
+            return
+        try:
+            try_disk(self.directory, ROOM_BYTES)
+        except OSError as error:
+            self._full = self._no_room(error.strerror)
+            raise self._full from None
+        self._load()
+        for table in self._tables():
+            self._ask(f"SYSTEM START MERGES {DATABASE}.{table}")
+        self._full = None
+
+    def _no_room(self, why: object) -> DiskFullError:
+        return DiskFullError.of(f"the store of traces in {self.directory}", why)
+
+    def _notice(self) -> None:
+        """Raise DiskFullError if ClickHouse could not write something since the last call; no table has a damaged part afterwards."""
+        failed = self._count_failed()
+        if failed == self._failed_writes:
+            self._well_at = time.time()
+            return
+        self._full = self._no_room(f"{failed - self._failed_writes} writes failed")
+        _logger.error("%s", self._full)
+        self._failed_writes = failed
+        known = {(str(table), str(part)): int(str(rows)) for table, part, rows in self._ask(_PARTS, {"since": int(self._well_at)})}
+        with self._gate.alone():
+            for table in self._tables():
+                self._absent.add(table)
+                self._ask(f"DETACH TABLE {DATABASE}.{table} SYNC")
+            self._load()
+            for table in self._tables():
+                self._ask(f"SYSTEM STOP MERGES {DATABASE}.{table}")
+        self._loads += 1
+        self._examine(known)
+        raise self._full
+
+    def _count_failed(self) -> int:
+        return sum(int(str(row[0])) for row in self._ask(_FAILED_WRITES))
+
+    def _load(self) -> None:
+        for table in sorted(self._absent):
+            self._ask(f"ATTACH TABLE IF NOT EXISTS {DATABASE}.{table}")
+            self._absent.discard(table)
+
+    def _examine(self, known: Mapping[tuple[str, str], int]) -> None:
+        before = self._set_aside
+        self._set_aside = examine(self._ask, known)
+        for each in self._set_aside:
+            if each not in before:
+                _logger.error("%s", each.words)
+
+    def _tables(self) -> list[str]:
+        return [str(row[0]) for row in self._ask(_TABLES)]
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
         """Delete matching rows. Deleted rows are invisible to queries when this returns."""
@@ -106,7 +228,7 @@ class ChdbEngine:
 
     def _insert(self, sql: str, settings: Mapping[str, str | int], format_name: str, data: bytes) -> None:
         given = ", ".join(f"{name} = {_quoted(str(value))}" for name, value in {**INSERT_SETTINGS, **settings}.items())
-        with self._write_lock:
+        with self._write_lock, self._writing():
             try:
                 inserter = self._writer.send_insert(f"{sql} SETTINGS {given}", format_name)
                 try:
@@ -121,16 +243,31 @@ class ChdbEngine:
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
         """Return the rows of one of the program's own queries, on the writing connection."""
         with self._write_lock:
-            data = self._write(sql, "JSONCompactEachRow", params)
-        return [json.loads(line) for line in data.splitlines()]
+            return self._ask(sql, params)
+
+    def _ask(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
+        return [json.loads(line) for line in self._write(sql, "JSONCompactEachRow", params).splitlines()]
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
         """Run SQL that the guard has accepted on this thread's read-only connection; `params` are already in ClickHouse's text form."""
+        loads = self._loads
+        try:
+            return self._read(sql, format_name, params)
+        except ClickHouseError as error:
+            if error.code not in CUT_OFF_CODES:
+                raise
+            self.look()
+            if self._loads == loads:
+                raise
+        return self._read(sql, format_name, params)
+
+    def _read(self, sql: str, format_name: str, params: Mapping[str, str] | None) -> bytes:
         connection: _Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._reader()
         try:
-            return _run(connection, sql, format_name, None, raw=params)
+            with self._gate.shared():
+                return _run(connection, sql, format_name, None, raw=params)
         except ClickHouseError:
             with self._write_lock:
                 self._readers.remove(connection)
@@ -164,6 +301,39 @@ class ChdbEngine:
                 connection.close()
             self._readers.clear()
         self._lock.close()
+
+
+class _Gate:
+    """Readers pass together; whoever is alone waits for those inside, and the next ones wait for it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._shut = False
+
+    @contextlib.contextmanager
+    def shared(self) -> Generator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._shut)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None]:
+        with self._changed:
+            self._shut = True
+            self._changed.wait_for(lambda: not self._inside)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._shut = False
+                self._changed.notify_all()
 
 
 def _run(

@@ -23,6 +23,7 @@ from clickhouse_driver import Client
 from clickhouse_driver import errors as driver_errors
 
 from agl_otel.errors import AglError, SettingsError, UnavailableError
+from agl_otel.traces import set_aside
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, protobuf_settings
@@ -101,6 +102,10 @@ class ServerEngine:
         if self.cluster and self.address.replicated and table:
             self._native(f"SYSTEM SYNC REPLICA{on_cluster(self.cluster)} {DATABASE}.{table[1]}{LOCAL} LIGHTWEIGHT", None)
         return [list(row) for row in self._native(sql, params)]
+
+    def look(self) -> list[str]:
+        """Return the damaged parts that it set aside."""
+        return set_aside.of_server(self)
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
         """Delete matching rows on every node. Deleted rows are invisible to queries when this returns."""

@@ -30,6 +30,10 @@ class TraceStore(Engine, Protocol):
         """Run SQL that the guard has accepted, limited and read-only. Raises ClickHouseError."""
         ...
 
+    def look(self) -> list[str]:
+        """Return what is wrong with its disk: full, or damaged parts whose rows may be lost. Raises ClickHouseError, UnavailableError."""
+        ...
+
     def insert_native(self, table: str, blocks: bytes) -> None:
         """Insert blocks that `read` returned in the Native format. Raises ClickHouseError."""
         ...
@@ -137,6 +141,10 @@ class AwaitedEngine:
         """Run SQL that the guard has accepted."""
         self.prepare()
         return self._engine.read(sql, format_name, params)
+
+    def look(self) -> list[str]:
+        """Return what is wrong with its disk; nothing before the first use."""
+        return self._engine.look() if self._ready else []
 
     def insert_native(self, table: str, blocks: bytes) -> None:
         """Insert blocks of the Native format."""
