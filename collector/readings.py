@@ -13,6 +13,7 @@ from agl_otel.collector.forward import Forwarder
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.store_batch import BatchStore
+from agl_otel.collector.store_watch import StoreWatch
 from agl_otel.collector.telemetry import Readings, Telemetry
 from agl_otel.collector.values import REPEATED
 from agl_otel.collector.write import Writer
@@ -36,6 +37,7 @@ class Parts:
     in_flight: InFlight
     forwarder: Forwarder | None
     masker: Masker | None
+    store_watch: StoreWatch
 
 
 _Read = Callable[[Parts], Readings]
@@ -121,6 +123,7 @@ GAUGES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("log_budget_bytes", "By", "how large it may grow", _one(lambda p: p.disk.budget_bytes)),
     ("disk_free_bytes", "By", "free disk where the log lies", _one(lambda p: p.disk.free_bytes)),
     ("disk_level", "1", "0 fine, 1 warning, 2 full: nothing more is taken", _one(lambda p: LEVEL_NUMBERS[p.disk.level])),
+    ("store_problems", "{problem}", "its disk is full, or a damaged part's rows may be lost", _one(lambda p: len(p.store_watch.problems))),
     ("in_flight_bytes", "By", "requests between the socket and the disk", _one(lambda p: p.in_flight.bytes)),
     ("forward_queue_bytes", "By", "copies that wait", _one(lambda p: p.forwarder.queued_bytes if p.forwarder else 0)),
     ("traces_remembered", "{trace}", "traces by which later spans can be identified", _one(lambda p: len(p.intake.memory))),

@@ -31,6 +31,7 @@ from agl_otel.collector.receive import Receiver
 from agl_otel.collector.resends import ResendJournal
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.collector.store_batch import BatchStore
+from agl_otel.collector.store_watch import StoreWatch
 from agl_otel.collector.telemetry import Telemetry
 from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
@@ -102,6 +103,7 @@ class Collector:
         self._closers.push_async_callback(self._queue.close)
         self._commit = commit = GroupCommit(log)
         self._closers.push_async_callback(commit.close)
+        self._store_watch = StoreWatch(engine)
         self._store = BatchStore(engine, settings.data_dir.absolute() / "refused")
         self._telemetry = telemetry = Telemetry()
         self._closers.callback(telemetry.close)
@@ -136,7 +138,8 @@ class Collector:
             engine, token=self._token, shared=server is not None, ping=ping, in_flight_bytes=settings.max_in_flight_bytes
         )
         self._closers.callback(self._sql.close)
-        watch(telemetry, Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker))
+        parts = Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker, self._store_watch)
+        watch(telemetry, parts)
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
         receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes)
         await self._listen(receiver)
@@ -151,6 +154,7 @@ class Collector:
         if forwarder is not None:
             self._closers.push_async_callback(forwarder.close)
             self._tasks.append(asyncio.create_task(forwarder.run(), name="forwarder"))
+        self._tasks.append(asyncio.create_task(self._store_watch.run(), name="store-watch"))
         if days := self._settings.retention_days:
             self._tasks.append(asyncio.create_task(Expiry(writer, days).run(), name="expiry"))
         if server is not None:
@@ -223,7 +227,8 @@ class Collector:
     def health(self) -> dict[str, Any]:
         """Return the body of GET /health."""
         level, message = self._look_at_disk()
-        trouble = (message if level == "full" else "") or self._writer.trouble or self._away
+        first = (message if level == "full" else "") or self._writer.trouble or self._away
+        trouble = "; ".join([*([first] if first else []), *(each for each in self._store_watch.problems if each not in first)])
         return {
             "status": "degraded" if trouble else "ok",  # it still accepts spans, unless its disk is full
             **({"reason": trouble} if trouble else {}),
@@ -241,13 +246,14 @@ class Collector:
         }
 
     def status(self) -> dict[str, Any]:
-        """Return the body of GET /status: all metrics, the state of the disk, and the dead letters."""
+        """Return the body of GET /status: all metrics, the state of the disk and of the store's, and the dead letters."""
         level, message = self._look_at_disk()
         return {
             "service": "collector",
             "version": __version__,
             "uptime_seconds": round(time.time() - self._started_at, 3),
             "disk": {"level": level, "message": message},
+            "store_problems": self._store_watch.problems,
             "kept_aside": self._store.dead_letters()._asdict(),
             "metrics": self._telemetry.snapshot(),
         }

@@ -38,7 +38,7 @@ from agl_otel.collector.resends import ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Stopwatch
 from agl_otel.collector.wal import Place
-from agl_otel.errors import DataError, UnavailableError
+from agl_otel.errors import DataError, DiskFullError, UnavailableError
 from agl_otel.service.retry import Backoff
 from agl_otel.traces.engine import ClickHouseError
 
@@ -111,6 +111,7 @@ class Writer:
         self.stored = -1
         """Every request up to this log position is visible to queries, or lost."""
         self.batches = 0
+        self._full = ""
         self.trouble = ""
         """Why nothing is being written; empty if there is no problem."""
         for position, request in leftover.unwritten:
@@ -148,10 +149,12 @@ class Writer:
     async def wait(self, position: int) -> None:
         """Return when every request up to `position` is visible to queries, or lost.
 
-        Raises UnavailableError if the collector stops before.
+        Raises UnavailableError if the collector stops before, or if a disk is full: nobody knows until when.
         """
         if position <= self.stored:
             return
+        if self._full:
+            raise UnavailableError(self._full)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((position, future))
         self._hurry.set()
@@ -204,9 +207,7 @@ class Writer:
         except _StoppedError:
             _logger.warning("stopping with %d rows that are in the log only; they are written at the next start", self.backlog)
         finally:
-            for _, future in self._waiters:
-                if not future.done():
-                    future.set_exception(UnavailableError("the collector stopped before this was stored; it is in the log"))
+            self._refuse_waiters("the collector stopped before this was stored; it is in the log")
             self._thread.shutdown(wait=True)
 
     def close(self) -> None:
@@ -344,6 +345,12 @@ class Writer:
                 future.set_result(None)
         self._waiters = still
 
+    def _refuse_waiters(self, why: str) -> None:
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(UnavailableError(why))
+        self._waiters.clear()
+
     async def _until_it_works(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry in order, without limit, while `what` is unavailable; only stopping the service ends it."""
         failures = 0
@@ -352,6 +359,9 @@ class Writer:
                 result = await attempt()
             except (UnavailableError, ClickHouseError) as error:
                 self.trouble = f"{what} does not take a batch: {error}"
+                if isinstance(error, DiskFullError) or self._commit.trouble:
+                    self._full = self.trouble
+                    self._refuse_waiters(self._full)
                 if self._closing.is_set():
                     raise _StoppedError from None
                 failures += 1
@@ -360,7 +370,7 @@ class Writer:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), BACKOFF.jittered(failures))
                 continue
-            self.trouble = ""
+            self.trouble = self._full = ""
             if failures:
                 _logger.warning("%s is back after %d tries", what, failures)
             return result

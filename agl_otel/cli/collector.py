@@ -108,6 +108,8 @@ def _print(console: Console, found: Mapping[str, Any]) -> None:
     console.print(table)
     if disk["message"]:
         console.print(disk["message"], style="yellow", markup=False)
+    for problem in found.get("store_problems", []):
+        console.print(printable_lines(problem), style="red", markup=False)
     dead_letters = found.get("kept_aside", {"requests": 0, "latest": []})
     if dead_letters["requests"]:
         console.print(f"{dead_letters['requests']} requests are dead letters, because they cannot be stored; the latest:", style="yellow")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import numpy as np
@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from agl_otel.adapters.own_sampling import own_of, several_choices_words
+from agl_otel.cli.collector import read_status, status_session
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.environment_checks import Finding, check_environment, inspect_environment
 from agl_otel.cli.once import FinishedAttempt, run_once
 from agl_otel.cli.output import open_console, plain
 from agl_otel.cli.run import parse_task
 from agl_otel.errors import AglError, UsageError
+from agl_otel.settings import Settings
+from agl_otel.store import Store
 from agl_otel.text import printable
 from agl_otel.types.columns import CallColumns
 from agl_otel.types.options import Finite
@@ -169,8 +172,8 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
     async def main() -> list[Finding]:
         around = check_environment(await asyncio.to_thread(inspect_environment, command, os.environ, settings))
         try:
-            async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (_, once):
-                return [*around, *examine(once)]
+            async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
+                return [*around, *examine(once), tables_are_whole(await _statuses(opened, settings))]
         except UsageError:
             raise
         except AglError as error:
@@ -185,6 +188,19 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
     else:
         _print(findings, command)
     return 0 if all(finding.good for finding in findings) else FOUND_SOMETHING_MISSING
+
+
+async def _statuses(opened: Store, settings: Settings) -> list[dict[str, Any]]:
+    addresses = (await opened.queue.describe()).collectors
+    async with status_session(settings.token.get_secret_value()) as session:
+        return await asyncio.gather(*(read_status(session, address) for address in addresses))
+
+
+def tables_are_whole(statuses: Sequence[Mapping[str, Any]]) -> Finding:
+    """Check what the collectors report of their stores' disks: full, or damaged parts whose rows may be lost."""
+    problems = list(dict.fromkeys(problem for each in statuses for problem in each.get("store_problems", [])))
+    remedy = "make room where a disk is full; docs/data.md tells what to do with a damaged part" if problems else ""
+    return Finding("the tables of traces are whole", not problems, f"{len(problems)} problems" if problems else "yes", remedy, problems)
 
 
 def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agl_otel.collector.grpc_port import METHODS
+from agl_otel.errors import UnavailableError
 from tests.small_disk import fill, on_small_disk
 
 from .otlp import post_spans, span_request
@@ -98,6 +100,9 @@ async def test_nothing_acked_is_lost_when_clickhouse_and_the_log_are_on_the_full
         await send(f"ro-log-{number}")
     reason = (await until(lambda: page(own_stack, "/health"), lambda health: health["status"] == "degraded"))["reason"]
     assert "disk" in reason and "make room" in reason
+    async with own_stack.reader() as reader:
+        with pytest.raises(UnavailableError, match="make room"):  # at once: nobody knows until when the disk is full
+            await reader.barrier()
     ballast.unlink()
     ballast = await asyncio.to_thread(fill, pid, data)
     refused = [code for number in range(200) if (code := await send(f"ro-none-{number}")) != 200]
@@ -109,3 +114,20 @@ async def test_nothing_acked_is_lost_when_clickhouse_and_the_log_are_on_the_full
         await reader.barrier()
         stored = Counter(span.rollout_id for span in await reader.spans(acked))
     assert stored == dict.fromkeys(acked, 20)
+
+
+async def test_a_damaged_part_that_clickhouse_moved_away_is_reported(own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=30))
+    async with own_stack.reader() as reader:
+        await reader.barrier()
+        answer = await reader.sql("SELECT path, name FROM system.parts WHERE table = 'otel_traces' AND active", limit=2)
+    ((folder, part),) = answer["data"]
+    await own_stack.end("collector")
+    (Path(folder) / "data.bin").write_bytes(b"")
+    await own_stack.start_collector()
+    health = await until(lambda: page(own_stack, "/health"), lambda health: health["status"] == "degraded")
+    (problem,) = (await page(own_stack, "/status"))["store_problems"]
+    assert problem in health["reason"]
+    assert all(words in problem for words in ("otel_traces", part, "30 rows", "detached"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from agl_otel.cli.doctor import examine
+from agl_otel.cli.doctor import examine, tables_are_whole
 from agl_otel.cli.once import FinishedAttempt
 from agl_otel.types import AttemptedRollout, TraceStatus
 from agl_otel_hook import conventions
@@ -52,3 +52,9 @@ def test_a_model_server_that_does_not_answer_is_named_as_the_cause() -> None:
     assert not finding.good
     assert "does not answer" in finding.remedy and "OPENAI_BASE_URL" in finding.remedy and "AGL_UPSTREAM_URL" in finding.remedy
     assert "return_token_ids" not in finding.remedy
+
+
+def test_damaged_tables_are_named() -> None:
+    assert tables_are_whole([{"store_problems": []}, {"error": "HTTP 401"}]).good
+    finding = tables_are_whole([{"store_problems": ["part a is damaged"]}, {"store_problems": ["part a is damaged", "part b is damaged"]}])
+    assert not finding.good and finding.reasons == ["part a is damaged", "part b is damaged"] and "make room" in finding.remedy
