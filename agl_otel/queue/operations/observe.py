@@ -69,17 +69,18 @@ def witness(tx: Transaction, request: pb.WitnessRequest, now: float) -> pb.Witne
 
 
 def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
-    """Store a worker's heartbeat; return which of its attempts it must end, including those that were deleted."""
+    """Store a worker's heartbeat, also as one of its attempts; return which of them it must end, including those that were deleted."""
     stats = checked_object(request.stats_json, "statistics") if request.HasField("stats_json") else None
     tx.run("worker_heartbeat", {"worker_id": request.worker_id, "stats": stats, "now": now})
     if not request.attempt_ids:
         return pb.HeartbeatResponse()
     alive: set[str] = set()
-    for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(list(request.attempt_ids))}):
+    for row in tx.rows("attempts_held", {"attempt_ids": json.dumps(list(request.attempt_ids))}):
         rollout, attempt = split(row)
         latest = rollout.latest_attempt_id == attempt.attempt_id
         if not lifecycle.must_end(attempt.status, rollout.status, latest=latest):
             alive.add(attempt.attempt_id)
+    tx.run("attempts_alive", {"attempt_ids": json.dumps([*alive]), "now": now})
     return pb.HeartbeatResponse(cancelled=[attempt_id for attempt_id in request.attempt_ids if attempt_id not in alive])
 
 

@@ -14,6 +14,10 @@ UPDATE attempts SET status = :status, end_time = :end_time, worker_id = :worker_
 -- What an observed span or heartbeat changes.
 UPDATE attempts SET status = :status, last_heartbeat_time = :last_heartbeat_time WHERE attempt_id = :attempt_id;
 
+-- name: attempts_alive
+-- Their worker sent a heartbeat; they are held.
+UPDATE attempts SET last_heartbeat_time = :now WHERE attempt_id IN (SELECT value FROM json_each(:attempt_ids));
+
 -- name: attempt_witnessed
 -- A proxy forwards calls of it.
 UPDATE attempts SET proxies = :proxies WHERE attempt_id = :attempt_id;

@@ -315,6 +315,16 @@ async def test_a_heartbeat_keeps_an_attempt_alive(queue: LocalQueue) -> None:
     assert await queue.sweep(after=8) == 1
 
 
+async def test_a_heartbeat_of_its_worker_keeps_a_silent_attempt_alive(queue: LocalQueue) -> None:
+    claim = await claimed(queue, RolloutConfig(unresponsive_seconds=10))
+    queue.clock.advance(8)
+    await queue.client.heartbeat("w", attempt_ids=[claim.attempt.attempt_id])
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status, rollout.attempt.last_heartbeat_time) == ("preparing", "preparing", queue.clock.now)
+    assert await queue.sweep(after=8) == 0
+    assert await queue.sweep(after=8) == 1
+
+
 async def test_a_heartbeat_names_the_attempts_to_end(queue: LocalQueue) -> None:
     runs, cancelled, replaced = [await claimed(queue) for _ in range(3)]
     await queue.client.update_rollouts([RolloutUpdate(rollout_id=cancelled.rollout_id, status="cancelled")])
