@@ -115,8 +115,9 @@ def _code_of(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        said = (error.__cause__ or error).args  # click raises Abort from a KeyboardInterrupt
+        click.echo(": ".join(["interrupted", *map(str, said)]), err=True)
         return 130
     except AglError as error:
         click.secho(f"error: {printable_lines(str(error))}", fg="red", err=True)

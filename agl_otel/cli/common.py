@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from agl_otel.net.auth import is_loopback
+from agl_otel.runner.groups import kill_all as kill_agents
 from agl_otel.service import logs as logformat
 from agl_otel.service.main import on_stop_signals
 from agl_otel.service.private import closed_to_us
@@ -77,7 +78,7 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `main`. Ctrl+C or SIGTERM cancels it, so that it stops what it started; a second signal kills all child processes at once.
 
-    Raises KeyboardInterrupt after an interrupted run.
+    Raises KeyboardInterrupt, with the message of main's CancelledError if it has one, after an interrupted run.
     """
 
     async def without_exit() -> T | SystemExit:
@@ -95,13 +96,14 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
         def end(_: signal.Signals) -> NoReturn:
             kill_all()
+            kill_agents()
             os._exit(INTERRUPTED)
 
         on_stop_signals(interrupt, end)
         try:
             return await task
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        except asyncio.CancelledError as interrupted:
+            raise KeyboardInterrupt(*interrupted.args) from None
 
     done = asyncio.run(guarded())
     if isinstance(done, SystemExit):

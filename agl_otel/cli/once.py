@@ -14,6 +14,8 @@ from pydantic import SecretStr
 
 from agl_otel.errors import AglError
 from agl_otel.proxy.upstream import OWN
+from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
+from agl_otel.queue.lifecycle import OPEN
 from agl_otel.runner.agents import CommandAgent
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.runner import new_worker_id
@@ -22,9 +24,11 @@ from agl_otel.stack.supervisor import running_address, stack_for
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 from agl_otel.types.columns import Traces
+from agl_otel.types.rollouts import UNRESPONSIVE_SECONDS
 
 _log = logging.getLogger(__name__)
 DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # the default of OpenAI's client
+NOT_BEGUN: Final = "the run was interrupted before the agent had started"
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ async def run_once(
     async with stack_for(settings.model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
         model = LLM(endpoint=given or OWN, model=os.environ.get("OPENAI_MODEL", ""))
         resources = await store.queue.put_resources({"main_llm": model}, aside=True)
-        config = RolloutConfig(timeout_seconds=timeout_seconds)
+        config = RolloutConfig(timeout_seconds=timeout_seconds, unresponsive_seconds=UNRESPONSIVE_SECONDS)
         request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config)
         rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
@@ -66,26 +70,61 @@ async def run_once(
 
 
 async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest, settings: Settings) -> AttemptedRollout:
-    """Start the rollout directly on a dedicated runner; return the finished rollout."""
-    worker_id, stop = new_worker_id(), asyncio.Event()
-    begun: asyncio.Future[AttemptedRollout] = asyncio.get_running_loop().create_future()
+    """Start the rollout directly on a dedicated runner; return the finished rollout.
+
+    If the caller is cancelled, the rollout is, too: CancelledError then has a message of what became of it.
+    """
+    worker_id, stop, agent_started = new_worker_id(), asyncio.Event(), asyncio.Event()
+    begun: asyncio.Future[list[AttemptedRollout]] | None = None
 
     async def claim(_: int) -> list[AttemptedRollout]:
+        nonlocal begun
+        begun = asyncio.ensure_future(store.queue.start([request], worker_id=worker_id))
         try:
-            begun.set_result((await store.queue.start([request], worker_id=worker_id))[0])
-        except AglError as error:
-            begun.set_exception(error)
+            return await asyncio.shield(begun)  # an interrupt must know whether there is a rollout
+        except AglError:
             stop.set()
             return []
-        return [begun.result()]
 
     alone = settings.model_copy(update={"runner_metrics_port": 0})  # a permanent runner may use that port
-    await run_runner(
-        agent, store=store.description.queue, max_rollouts=1, worker_id=worker_id, stop=stop, claim=claim, settings=alone
+    running = asyncio.ensure_future(
+        run_runner(
+            agent, store=store.description.queue, max_rollouts=1, worker_id=worker_id, stop=stop, claim=claim, settings=alone,
+            grace_seconds=0.0, on_event=lambda _: agent_started.set(),
+        )
     )  # fmt: skip
-    (finished,) = await store.wait([(await begun).rollout_id])
+    try:
+        await asyncio.shield(running)
+        assert begun is not None, "the runner has claimed"
+        [rollout] = await begun
+    except asyncio.CancelledError:
+        if agent_started.is_set():
+            stop.set()  # ends the agent, and completes its attempt as at any end
+        else:
+            running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        raise asyncio.CancelledError(*([await _cancel(store, begun)] if begun is not None else [])) from None
+    (finished,) = await store.wait([rollout.rollout_id])
     assert isinstance(finished, AttemptedRollout), "a rollout that was run has an attempt"
     return finished
+
+
+async def _cancel(store: Store, begun: asyncio.Future[list[AttemptedRollout]]) -> str:
+    """Cancel the rollout of an interrupted run unless it has succeeded; return what became of it."""
+    rollout_id = "that was about to start"
+    try:
+        [rollout] = await begun
+        rollout_id = rollout.rollout_id
+        for found in await store.queue.query_rollouts(rollout_id_in=[rollout_id], status_in=["succeeded"]):
+            return f"rollout {found.rollout_id} had succeeded"
+        for attempt in await store.queue.query_attempts([rollout_id]):
+            if attempt.status in OPEN:
+                ended = AttemptUpdate(rollout_id=rollout_id, attempt_id=attempt.attempt_id, status="failed", error=NOT_BEGUN)
+                await store.queue.update_attempts([ended])
+        await store.queue.update_rollouts([RolloutUpdate(rollout_id=rollout_id, status="cancelled")])
+    except AglError as error:
+        return f"rollout {rollout_id} could not be cancelled: {error}"
+    return f"rollout {rollout_id} is cancelled"
 
 
 def _private(settings: Settings) -> Settings:

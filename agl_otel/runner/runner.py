@@ -44,6 +44,7 @@ CLAIM_WAIT_SECONDS: Final = 20.0  # of one long poll
 CLAIM_RETRY_SECONDS: Final = 1.0
 OUTPUT_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 30.0  # for running attempts, after a stop
+COMPLETE_SECONDS: Final = 30.0  # after that, for the end of those that still run and for the results of all
 START_RETRY_SECONDS: Final = 60.0  # collector or queue outage after which claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
 ORPHAN_POLL_SECONDS: Final = 5.0  # between polls for ledgers of dead runners, after the start
@@ -430,7 +431,7 @@ class Runner:
                 wait.cancel()
 
     async def _finish(self) -> None:
-        """Give running attempts the grace period, end the rest, and wait until all are completed."""
+        """Give running attempts the grace period, end the rest, and wait, at most COMPLETE_SECONDS, until all are completed."""
         assert self._completion is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_seconds):
@@ -438,7 +439,7 @@ class Runner:
         for run in list(self._runs.values()):
             run.end("stopped")
         try:
-            async with asyncio.timeout(self._grace_seconds):
+            async with asyncio.timeout(COMPLETE_SECONDS):
                 await self._all_ended()
                 await self._completion.drained()
         except TimeoutError:

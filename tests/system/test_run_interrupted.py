@@ -1,0 +1,95 @@
+"""`agl-otel run` that is interrupted or killed: what becomes of its rollout, its agent and its worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.stack_process import Command, naming, run, until
+from tests.system.test_run import environment, stack, store  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.full
+
+WAITS = """
+import pathlib, signal, time
+from opentelemetry import trace
+with trace.get_tracer("agent").start_as_current_span("work"):
+    pass
+pathlib.Path("begun").touch()
+{}
+time.sleep(600)
+"""
+IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def started(place: list[str], folder: Path, code: str = "") -> Command:
+    """Start `agl-otel run` and wait until its agent has made a span."""
+    agent = [sys.executable, "-c", WAITS.format(code)]
+    command = Command("run", *place, "--", *agent, log=folder / "run.log", cwd=folder, env=environment())
+    until((folder / "begun").exists, "the agent works")
+    return command
+
+
+def newest(place: list[str], folder: Path) -> dict[str, Any]:
+    """What `rollouts show` has of the latest rollout."""
+    (latest,) = json.loads(run("rollouts", "--limit", "1", "--json", *place, cwd=folder).stdout)["items"]
+    return json.loads(run("rollouts", "show", latest["rollout_id"], "--json", *place, cwd=folder).stdout)
+
+
+def workers(place: list[str], folder: Path) -> dict[str, str]:
+    """The status of each worker."""
+    listed = json.loads(run("workers", "ls", "--json", *place, cwd=folder).stdout)["items"]
+    return {worker["worker_id"]: worker["status"] for worker in listed}
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["terminal", "kill -INT"])
+@pytest.mark.parametrize("joins", [False, True], ids=["own stack", "running stack"])
+def test_an_interrupted_run_ends_its_agent_and_cancels_its_rollout(
+    tmp_path: Path, request: pytest.FixtureRequest, joins: bool, group: bool
+) -> None:
+    place = request.getfixturevalue("store") if joins else ["--data-dir", str(tmp_path / "data")]
+    with started(place, tmp_path) as command:
+        (os.killpg if group else os.kill)(command.process.pid, signal.SIGINT)
+        assert command.wait(300) == 130, command.output
+    assert naming(tmp_path) == [], "neither the agent nor a service is left"
+    shown = newest(place, tmp_path)
+    rollout, (attempt,) = shown["rollout"], shown["attempts"]
+    assert command.output.splitlines()[-1] == f"interrupted: rollout {rollout['rollout_id']} is cancelled"
+    assert (rollout["status"], attempt["status"], attempt["error"]) == (
+        "cancelled",
+        "failed",
+        "the runner was stopped before the agent had ended",
+    )
+    assert attempt["end_time"] is not None and [process["begun"] for process in attempt["ledger"]["processes"]] == [1]
+    assert shown["verdicts"][attempt["attempt_id"]]["kind"] == "complete"
+    assert workers(place, tmp_path)[attempt["worker_id"]] == "idle"
+
+
+def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path, store: list[str]) -> None:  # noqa: F811 - the fixture
+    with started(store, tmp_path, IGNORES_SIGTERM) as command:
+        command.process.send_signal(signal.SIGINT)
+        until(lambda: "once more to stop at once" in command.output, "it stops")
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(300) == 130
+    until(lambda: naming(tmp_path) == [], "an agent that ignores SIGTERM has ended, too")
+    shown = newest(store, tmp_path)
+    run("rollouts", "cancel", shown["rollout"]["rollout_id"], *store, cwd=tmp_path)
+
+
+def test_a_run_that_is_interrupted_before_its_agent_starts_leaves_nothing_open(tmp_path: Path) -> None:
+    place = ["--data-dir", str(tmp_path / "data")]
+    agent = [sys.executable, "-c", "pass"]
+    with Command("run", *place, "--", *agent, log=tmp_path / "run.log", cwd=tmp_path, env=environment()) as command:
+        until(lambda: (tmp_path / "data" / "stack.json").exists(), "its stack is up")
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(300) == 130, command.output
+    assert re.search(r"^interrupted(: rollout ro-\S+ (is cancelled|had succeeded))?$", command.output, re.MULTILINE)
+    for item in json.loads(run("rollouts", "--json", *place, cwd=tmp_path).stdout)["items"]:
+        assert item["status"] in ("cancelled", "succeeded"), item
