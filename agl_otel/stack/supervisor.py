@@ -28,7 +28,7 @@ from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.net.http_server import is_well, listens
 from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
-from agl_otel.service.lock import FileLock
+from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.ports import check_free
 from agl_otel.service.private import closed_to_us, open_file, open_to_others
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, environment_of, is_alive
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 STACK_FILE: Final = "stack.json"
+LOCK_FILE: Final = "stack.lock"
 LAYOUT_VERSION: Final = 1
 """Version of the data directory's layout; a higher one was written by a newer release."""
 START_TIMEOUT_SECONDS: Final = 60.0
 STOP_GRACE_SECONDS: Final = 30.0  # includes the time for the collector to flush its log
-ORPHAN_SECONDS: Final = 10.0  # within which the services of a killed stack end; on an idle machine it takes 2 s
+ORPHAN_SECONDS: Final = 30.0  # within which the services of a killed stack end; a collector that lost its queue first takes 11 s
 STEADY_SECONDS: Final = 60.0  # a service that ends after running this long is restarted at once
 LONGEST_PAUSE_SECONDS: Final = 60.0
 RESTART: Final = Backoff(1.0, LONGEST_PAUSE_SECONDS, jitter=0.0)
@@ -335,7 +336,7 @@ def claim_data_dir(path: Path) -> FileLock:
 
     if path.is_file():
         raise SettingsError(f"data directory {path} is a file: choose a folder with --data-dir or AGL_DATA_DIR")
-    lock = FileLock.hold(path / "stack.lock", what=f"data directory {path}", taken=taken)
+    lock = FileLock.hold(path / LOCK_FILE, what=f"data directory {path}", taken=taken)
     version_file = path / "VERSION"
     written = version_file.read_text().strip() if version_file.exists() else str(LAYOUT_VERSION)
     if not written.isdigit() or int(written) > LAYOUT_VERSION:
@@ -364,9 +365,15 @@ def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def running_address(settings: Settings) -> str:
-    """Return the queue's address of the settings' stack, else of the stack running on the data directory; empty if there is none."""
-    running = read_stack_file(settings.data_dir)
-    return settings.store or (running["queue"]["address"] if running else "")
+    """Return the queue's address of the settings' stack, else of the stack running on the data directory; empty if there is none.
+
+    Services that outlive their killed supervisor are about to end, and are no stack: whoever opens the data directory waits for them.
+    """
+    if settings.store:
+        return settings.store
+    supervisor = holder(settings.data_dir / LOCK_FILE)
+    running = read_stack_file(settings.data_dir) if not supervisor.isdigit() or is_alive(int(supervisor)) else {}
+    return running["queue"]["address"] if running else ""
 
 
 @contextlib.asynccontextmanager
