@@ -41,14 +41,14 @@ _log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanedLedger:
-    """The ledger of an attempt whose runner has died."""
+class OrphanedLedger(NamedTuple):
+    """The ledger of an attempt whose runner has died, as its note names it."""
 
+    folder: Path
     rollout_id: str
     attempt_id: str
-    ledger: AttemptLedger
-    folder: Path
+    reach: LedgerReach
+    command: str
 
 
 @dataclass(slots=True)
@@ -56,13 +56,11 @@ class Ledgers:
     """The folders of one runner.
 
     Args:
-        store: names the queue of the attempts; orphaned ledgers are matched by it.
         reach: of the runner's agent.
         command: of the runner's agent, for display.
         base: the folder above those of all runners; default `user_folder()`.
     """
 
-    store: str
     reach: LedgerReach = "elsewhere"
     command: str = ""
     base: Path = field(default_factory=lambda: user_folder())
@@ -84,7 +82,7 @@ class Ledgers:
                 folder.unlink()
             folder.mkdir(mode=0o777, exist_ok=True, parents=True)  # parents: the temporary folder may have been cleared
             _set_mode(folder, 0o777)  # for containers that run as another user; the folder above is closed to other users
-            note = {"store": self.store, "rollout": rollout_id, "attempt": attempt_id, "reach": self.reach, "command": self.command}
+            note = {"rollout": rollout_id, "attempt": attempt_id, "reach": self.reach, "command": self.command}
             _write_note(folder, json.dumps(note).encode())  # beside the folder, which is writable by the agent
 
     def read(self, key: Key) -> AttemptLedger:
@@ -102,31 +100,36 @@ class Ledgers:
         """Remove a ledger that was reported."""
         _remove(records.folder_of(self.root, *key))
 
-    def remove_orphaned(self, orphan: OrphanedLedger) -> None:
-        """Remove an orphaned ledger that was reported."""
-        _remove(orphan.folder)
-
     def orphaned(self) -> list[OrphanedLedger]:
-        """Claim and read the ledgers of this store's dead runners whose attempts have no running process.
-
-        No other runner gets them until `close`. Empty folders are removed, as are ledgers that were not reported for RETENTION_SECONDS.
-        """
+        """Claim the ledgers of this user's dead runners, of all stores; no other runner gets them until `close`."""
         found: list[OrphanedLedger] = []
         for root in sorted(self.base.iterdir()):
             if root.name.startswith("."):  # not locked yet
                 _remove_old(root, UNLOCKED_SECONDS)
             elif root not in _own_roots.values() and not root.is_symlink() and self._claimed(root):
-                folders = [path.with_suffix("") for path in sorted(root.glob(f"*{_NOTE}"))]
-                ours = [(folder, note) for folder in folders if (note := _read_note(folder)) is not None and note.store == self.store]
-                found += [orphan for folder, note in ours if (orphan := _orphaned(folder, note)) is not None]
-                if not ours:
-                    _release(root)
-                    _remove_old(root, RETENTION_SECONDS if folders else 0.0)
+                notes = (_read_note(path.with_suffix("")) for path in sorted(root.glob(f"*{_NOTE}")))
+                found += [note for note in notes if note is not None]
         return found
 
+    def read_orphaned(self, orphan: OrphanedLedger) -> AttemptLedger | None:
+        """Read a claimed ledger; None while one of its processes runs."""
+        key = orphan.rollout_id, orphan.attempt_id
+        with contextlib.suppress(records.UnreadableError):
+            if any(is_running(process.pid, process.start_ticks) for process in records.read(orphan.folder, records.key_of(*key))):
+                return None
+        return _read(orphan.folder, key, orphan.reach, orphan.command, _owner(_claims[orphan.folder.parent][0]))
+
+    def remove_orphaned(self, orphan: OrphanedLedger) -> None:
+        """Remove an orphaned ledger that was reported."""
+        _remove(orphan.folder)
+
     def close(self) -> None:
-        """Release the claims on orphaned ledgers, so that other runners can report them."""
+        """Release the claims on orphaned ledgers, so that other runners can report them.
+
+        Empty folders are removed, as are ledgers that were not reported for RETENTION_SECONDS.
+        """
         for root in [root for root, (_, owner) in _claims.items() if owner is self]:
+            _remove_old(root, RETENTION_SECONDS if any(root.glob(f"*{_NOTE}")) else 0.0)
             _release(root)
 
     def _claimed(self, root: Path) -> bool:
@@ -135,21 +138,12 @@ class Ledgers:
         return root in _claims and _claims[root][1] is self
 
 
-class _Note(NamedTuple):
-    """Names the attempt of a ledger."""
-
-    store: str
-    rollout: str
-    attempt: str
-    reach: LedgerReach
-    command: str
-
-
-def _read_note(folder: Path) -> _Note | None:
+def _read_note(folder: Path) -> OrphanedLedger | None:
     """Read a ledger's note; None where that fails. A ledger whose note is malformed is removed."""
     try:
-        return _Note(**json_of(_read_note_bytes(folder).decode()))
-    except (ValueError, TypeError) as error:
+        note = json_of(_read_note_bytes(folder).decode())
+        return OrphanedLedger(folder, note["rollout"], note["attempt"], note["reach"], note["command"])
+    except (ValueError, TypeError, LookupError) as error:
         _log.warning("the ledger %s cannot be reported and is removed: %s", folder, error)
         _remove(folder)
     except OSError as error:  # e.g. too many open files: retried at the next poll
@@ -176,15 +170,6 @@ def _write_note(folder: Path, text: bytes) -> None:
         os.write(fd, text)
     finally:
         os.close(fd)
-
-
-def _orphaned(folder: Path, note: _Note) -> OrphanedLedger | None:
-    """Read the ledger in the folder; None while one of its processes runs."""
-    key = note.rollout, note.attempt
-    with contextlib.suppress(records.UnreadableError):
-        if any(is_running(process.pid, process.start_ticks) for process in records.read(folder, records.key_of(*key))):
-            return None
-    return OrphanedLedger(*key, _read(folder, key, note.reach, note.command, _owner(_claims[folder.parent][0])), folder)
 
 
 def _remove(folder: Path) -> None:

@@ -35,7 +35,7 @@ from agl_otel.runner.roots import RootSpans
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
 from agl_otel.runner.snapshot import SystemSnapshot, pause_seconds
 from agl_otel.telemetry.setup import Telemetry
-from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
+from agl_otel.types import AttemptedRollout, AttemptLedger, Describe, NamedResources, RolloutMode
 from agl_otel_hook import conventions
 
 HEARTBEAT_SECONDS: Final = 5.0  # also the delay until a cancellation reaches the agent
@@ -44,7 +44,7 @@ CLAIM_WAIT_SECONDS: Final = 20.0  # of one long poll
 CLAIM_RETRY_SECONDS: Final = 1.0
 OUTPUT_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 30.0  # for running attempts, after a stop
-COMPLETE_SECONDS: Final = 30.0  # after that, for the end of those that still run and for the results of all
+COMPLETE_SECONDS: Final = 30.0  # after that, for the end of those that still run and all results; then for ledgers of dead runners
 START_RETRY_SECONDS: Final = 60.0  # collector or queue outage after which claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
 ORPHAN_POLL_SECONDS: Final = 5.0  # between polls for ledgers of dead runners, after the start
@@ -143,13 +143,17 @@ class Runner:
         roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
         completion = Completion(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
         self._completion = completion
-        background = [asyncio.create_task(completion.run()), asyncio.create_task(self._report_orphaned(ledgers, completion))]
+        ending = asyncio.Event()
+        orphans = asyncio.create_task(self._report_orphaned(ledgers, completion, ending))
+        background = [asyncio.create_task(completion.run()), orphans]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
             await self._claim_until(stop)
             await self._wait_for_runs(stop)
             await self._finish()
+            ending.set()
+            await asyncio.wait({orphans}, timeout=COMPLETE_SECONDS)
         finally:
             for run in self._runs.values():
                 run.end("stopped")
@@ -174,13 +178,9 @@ class Runner:
         return ledgers
 
     def _open_ledgers(self) -> Ledgers:
-        assert self._description is not None, "run() has found the stack"
-        store = self._description.queue or ""
         recorded = isinstance(self._agent, RecordedAgent)
         try:
-            ledgers = (
-                Ledgers(store, self._agent.reach, self._agent.description) if isinstance(self._agent, RecordedAgent) else Ledgers(store)
-            )
+            ledgers = Ledgers(self._agent.reach, self._agent.description) if isinstance(self._agent, RecordedAgent) else Ledgers()
         except OSError as error:
             raise UsageError(f"the folder in which agents' processes count their spans cannot be used: {error}") from None
         self._telemetry.keep_records(ledgers.root)
@@ -188,35 +188,44 @@ class Runner:
             os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # for processes that the agent starts from this one
         return ledgers
 
-    async def _report_orphaned(self, ledgers: Ledgers, completion: Completion) -> None:
-        """Report the ledgers of dead runners, once the processes of their attempts are gone."""
+    async def _report_orphaned(self, ledgers: Ledgers, completion: Completion, ending: asyncio.Event) -> None:
+        """Report the ledgers of dead runners, once the processes of their attempts are gone; the last time when this runner ends."""
         for poll in itertools.count(1):
+            last = ending.is_set()
             try:
-                orphans = await asyncio.to_thread(ledgers.orphaned)
-                if orphans:
-                    await self._report_ledgers(orphans, completion)
-                for orphan in orphans:
-                    await asyncio.to_thread(ledgers.remove_orphaned, orphan)
+                if orphans := await asyncio.to_thread(ledgers.orphaned):
+                    await self._report_ledgers(ledgers, orphans, completion)
             except Exception:  # noqa: BLE001 - boundary: ledgers of other runners must never stop this one
                 self.counts["ledger_errors"] += 1
                 _log.exception("ledgers of dead runners could not be reported")
-            await asyncio.sleep(ORPHAN_POLL_SECONDS if poll < ORPHAN_FAST_POLLS else ORPHAN_SLOW_POLL_SECONDS)
+            finally:
+                ledgers.close()
+            if last:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ORPHAN_POLL_SECONDS if poll < ORPHAN_FAST_POLLS else ORPHAN_SLOW_POLL_SECONDS):
+                    await ending.wait()
 
-    async def _report_ledgers(self, orphans: Sequence[OrphanedLedger], completion: Completion) -> None:
-        """Close the attempts at the proxies and report their ledgers to the queue, except where their runner has reported one."""
+    async def _report_ledgers(self, ledgers: Ledgers, orphans: Sequence[OrphanedLedger], completion: Completion) -> None:
+        """Close the attempts that the queue knows at the proxies, and report their ledgers unless their runner has reported one."""
         attempts = await retry_unavailable(lambda: self._queue.query_attempts(sorted({each.rollout_id for each in orphans})))
-        reported = {attempt.attempt_id for attempt in attempts if attempt.ledger is not None}
-        ledgers = {(each.rollout_id, each.attempt_id): each.ledger for each in orphans if each.attempt_id not in reported}
-        if not ledgers:
-            return
-        async with proxy_session() as session:
-            seals = await completion.close(session, [*ledgers])
-        updates = [
-            AttemptUpdate(rollout_id=key[0], attempt_id=key[1], ledger=ledger, seals=seals.get(key, {})) for key, ledger in ledgers.items()
-        ]
-        for update, error in zip(updates, await retry_unavailable(lambda: self._queue.report(updates)), strict=True):
-            if error is not None:
-                _log.warning("the queue refused the ledger of attempt %s: %s", update.attempt_id, error)
+        known = {(attempt.rollout_id, attempt.attempt_id): attempt.ledger is not None for attempt in attempts}
+        found: dict[tuple[str, str], AttemptLedger] = {}
+        over: list[OrphanedLedger] = []
+        for orphan in orphans:
+            key = orphan.rollout_id, orphan.attempt_id
+            if key in known and (ledger := await asyncio.to_thread(ledgers.read_orphaned, orphan)) is not None:
+                over.append(orphan)
+                found |= {} if known[key] else {key: ledger}
+        if found:
+            async with proxy_session() as session:
+                seals = await completion.close(session, [*found])
+            updates = [AttemptUpdate(rollout_id=key[0], attempt_id=key[1], ledger=found[key], seals=seals.get(key, {})) for key in found]
+            for update, error in zip(updates, await retry_unavailable(lambda: self._queue.report(updates)), strict=True):
+                if error is not None:
+                    _log.warning("the queue refused the ledger of attempt %s: %s", update.attempt_id, error)
+        for orphan in over:
+            await asyncio.to_thread(ledgers.remove_orphaned, orphan)
 
     # --- claiming
 

@@ -12,10 +12,18 @@ from typing import Any
 
 import pytest
 
-from tests.system.stack_process import Command, naming, run, until
+from tests.system.stack_process import ENVIRONMENT, Command, naming, run, until
 from tests.system.test_run import environment, stack, store  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.full
+
+
+@pytest.fixture(autouse=True)
+def own_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the ledgers from other runners of this machine, which would hand them in."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path / "tmp"))
+
 
 WAITS = """
 import pathlib, signal, time
@@ -93,3 +101,40 @@ def test_a_run_that_is_interrupted_before_its_agent_starts_leaves_nothing_open(t
     assert re.search(r"^interrupted(: rollout ro-\S+ (is cancelled|had succeeded))?$", command.output, re.MULTILINE)
     for item in json.loads(run("rollouts", "--json", *place, cwd=tmp_path).stdout)["items"]:
         assert item["status"] in ("cancelled", "succeeded"), item
+
+
+def test_the_next_run_hands_in_the_ledger_of_a_killed_one(tmp_path: Path) -> None:
+    place = ["--data-dir", str(tmp_path / "data")]
+    with started(place, tmp_path) as command:
+        command.process.kill()
+        command.wait(300)
+    assert run("run", *place, "--", sys.executable, "-c", "pass", cwd=tmp_path, env=environment()).returncode == 0
+    items = json.loads(run("rollouts", "--json", *place, cwd=tmp_path).stdout)["items"]
+    [killed] = [item for item in items if item["status"] != "succeeded"]
+    run("rollouts", "cancel", killed["rollout_id"], *place, cwd=tmp_path)  # instead of waiting for the queue to end it
+    shown = json.loads(run("rollouts", "show", killed["rollout_id"], "--json", *place, cwd=tmp_path).stdout)
+    [attempt] = shown["attempts"]
+    assert shown["rollout"]["config"]["unresponsive_seconds"] == 60, "the queue ends it after this"
+    assert [process["begun"] for process in attempt["ledger"]["processes"]] == [1]
+    assert shown["verdicts"][attempt["attempt_id"]]["kind"] == "complete"
+
+
+def test_the_next_runner_hands_in_the_ledger_of_a_killed_one(tmp_path: Path, store: list[str]) -> None:  # noqa: F811 - the fixture
+    (tmp_path / "tasks.jsonl").write_text('{"runner": "killed"}\n')
+    labelled = ["--file", "tasks.jsonl", "--mode", "test", "--label", "for=killed"]
+    enqueued = run("rollouts", "enqueue", *labelled, "--json", *store, cwd=tmp_path)
+    [rollout_id] = json.loads(enqueued.stdout)["rollout_ids"]
+    claims = ["runner", *store, "--label", "for=killed", "--", sys.executable, "-c"]
+    with Command(*claims, WAITS.format(""), log=tmp_path / "killed.log", cwd=tmp_path) as command:
+        until((tmp_path / "begun").exists, "the agent works")
+        command.process.kill()
+        command.wait(300)
+
+    def ledger() -> dict[str, Any] | None:
+        shown = json.loads(run("rollouts", "show", rollout_id, "--json", *store, cwd=tmp_path).stdout)
+        return shown["attempts"][0]["ledger"]
+
+    assert ledger() is None
+    with Command(*claims, "pass", log=tmp_path / "next.log", cwd=tmp_path):
+        until(lambda: ledger() is not None, "the next runner hands it in")
+    assert [process["begun"] for process in (ledger() or {})["processes"]] == [1]

@@ -21,6 +21,7 @@ from agl_otel.runner.agents import CommandAgent, FunctionAgent
 from agl_otel.runner.completion import Completion, Ended
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Job
+from agl_otel.runner.ledgers import Ledgers
 from agl_otel.runner.output import LogExporter
 from agl_otel.runner.process import check_waiting_tasks
 from agl_otel.runner.runner import Runner
@@ -125,8 +126,8 @@ import os, signal, sys
 from agl_otel.telemetry.setup import Telemetry
 from agl_otel_hook.context import attempt_scope
 from agl_otel.runner.ledgers import Ledgers
-store, endpoint, rollout_id, attempt_id, ends = sys.argv[1:]
-ledgers, telemetry = Ledgers(store), Telemetry(otlp_endpoint=endpoint, service_name="runner")
+endpoint, rollout_id, attempt_id, ends = sys.argv[1:]
+ledgers, telemetry = Ledgers(), Telemetry(otlp_endpoint=endpoint, service_name="runner")
 ledgers.create([(rollout_id, attempt_id)])
 telemetry.keep_records(ledgers.root)
 with attempt_scope(rollout_id, attempt_id):
@@ -146,8 +147,7 @@ async def test_attempts_of_a_killed_function_runner_are_judged_by_their_ledger(
     monkeypatch.setattr(tempfile, "tempdir", None)
     [started] = await stack.queue.start([EnqueueRolloutRequest(input="t")], worker_id="dead")
     key = started.rollout_id, started.attempt.attempt_id
-    store = (await stack.queue.describe()).queue or ""
-    arguments = [sys.executable, "-c", _DIES_IN_ITS_SECOND_SPAN, store, stack.receiver.grpc_address, *key, ends]
+    arguments = [sys.executable, "-c", _DIES_IN_ITS_SECOND_SPAN, stack.receiver.grpc_address, *key, ends]
     dead = await asyncio.create_subprocess_exec(*arguments)
     assert await dead.wait() == -signal.SIGKILL
     [before] = await stack.queue.query_attempts([started.rollout_id])
@@ -161,13 +161,31 @@ async def test_attempts_of_a_killed_function_runner_are_judged_by_their_ledger(
     assert stack.verdict(after).kind == kind
 
 
+async def test_the_ledger_of_an_attempt_of_another_store_is_left_for_a_runner_of_that_store(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(stack.directory))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    arguments = [sys.executable, "-c", _DIES_IN_ITS_SECOND_SPAN, stack.receiver.grpc_address, "ro-elsewhere", "at-elsewhere", "within"]
+    dead = await asyncio.create_subprocess_exec(*arguments)
+    assert await dead.wait() == -signal.SIGKILL
+    [rollout] = await stack.enqueue("t")
+    counts = await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)
+    await stack.finished(rollout)
+    assert counts["ledger_errors"] == 0
+    left = Ledgers()
+    [orphan] = left.orphaned()
+    ledger = left.read_orphaned(orphan)
+    left.close()
+    assert ledger is not None and (orphan.rollout_id, [process.begun for process in ledger.processes]) == ("ro-elsewhere", [2])
+
+
 async def test_a_ledger_reported_by_the_dead_runner_itself_is_kept(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(stack.directory))
     monkeypatch.setattr(tempfile, "tempdir", None)
     [started] = await stack.queue.start([EnqueueRolloutRequest(input="t")], worker_id="dead")
     key = started.rollout_id, started.attempt.attempt_id
-    store = (await stack.queue.describe()).queue or ""
-    arguments = [sys.executable, "-c", _DIES_IN_ITS_SECOND_SPAN, store, stack.receiver.grpc_address, *key, "within"]
+    arguments = [sys.executable, "-c", _DIES_IN_ITS_SECOND_SPAN, stack.receiver.grpc_address, *key, "within"]
     dead = await asyncio.create_subprocess_exec(*arguments)
     assert await dead.wait() == -signal.SIGKILL
     own = AttemptLedger(reach="elsewhere", over=5.0)

@@ -28,7 +28,7 @@ from pathlib import Path
 from agl_otel_hook.ledger import Ledger
 from agl_otel_hook.records import Records
 from agl_otel.runner.ledgers import Ledgers
-ledgers = Ledgers("here", "hooked", "python agent.py", Path(sys.argv[1]))
+ledgers = Ledgers("hooked", "python agent.py", Path(sys.argv[1]))
 ledgers.create([("ro-1", ".."), ("ro-2", "at-2")])
 Ledger(lambda: Records(str(ledgers.root))).started(("ro-1", ".."), 1, (1, 2))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -36,7 +36,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_ledger_is_read_with_its_agents_command_and_removed_after_its_report(tmp_path: Path) -> None:
-    ledgers = Ledgers("here", "hooked", "python agent.py", tmp_path)
+    ledgers = Ledgers("hooked", "python agent.py", tmp_path)
     ledgers.create([KEY])
     counting = Ledger(lambda: Records(str(ledgers.root)))
     marker = counting.started(KEY, 1, PLACE).marker
@@ -49,11 +49,11 @@ def test_a_ledger_is_read_with_its_agents_command_and_removed_after_its_report(t
     assert process.command and own.startswith(process.command), "the system's command line, cut to the room in the record"
     ledgers.remove(KEY)
     assert "is gone" in (ledgers.read(KEY).problem or "")
-    assert Ledgers("here", base=tmp_path).root == ledgers.root
+    assert Ledgers(base=tmp_path).root == ledgers.root
 
 
 def test_processes_without_a_record_are_reported_with_the_reason(tmp_path: Path) -> None:
-    ledgers = Ledgers("here", "hooked", "python agent.py", tmp_path)
+    ledgers = Ledgers("hooked", "python agent.py", tmp_path)
     ledgers.create([KEY])
     folder = records.folder_of(ledgers.root, *KEY)
     Ledger(lambda: Records(str(ledgers.root))).started(KEY, 1, PLACE)
@@ -69,7 +69,7 @@ def test_processes_without_a_record_are_reported_with_the_reason(tmp_path: Path)
 
 
 def test_reports_are_bounded_whatever_the_agent_wrote(tmp_path: Path) -> None:
-    ledgers = Ledgers("here", "hooked", "python agent.py", tmp_path)
+    ledgers = Ledgers("hooked", "python agent.py", tmp_path)
     ledgers.create([KEY])
     folder = records.folder_of(ledgers.root, *KEY)
     command = ("\N{SNAKE}" * 250).encode()
@@ -86,7 +86,7 @@ def test_reports_are_bounded_whatever_the_agent_wrote(tmp_path: Path) -> None:
 
 
 def test_running_processes_are_listed_without_this_process(tmp_path: Path) -> None:
-    ledgers = Ledgers("here", base=tmp_path)
+    ledgers = Ledgers(base=tmp_path)
     ledgers.create([KEY])
     code = "import sys; from agl_otel_hook.records import Records; Records(sys.argv[1]).loaded(*sys.argv[2:]); print(); input()"
     Records(str(ledgers.root)).loaded(*KEY)
@@ -101,15 +101,15 @@ def test_running_processes_are_listed_without_this_process(tmp_path: Path) -> No
     assert ledgers.running(KEY) == set()
 
 
-def test_ledgers_of_a_dead_runner_are_found_by_a_runner_of_the_same_store(tmp_path: Path) -> None:
+def test_ledgers_of_a_dead_runner_are_found_by_another(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert Ledgers("elsewhere", base=tmp_path).orphaned() == []
-    alive = Ledgers("here", base=tmp_path)
+    alive = Ledgers(base=tmp_path)
     alive.create([("ro-3", "at-3")])
     code = "import sys; from pathlib import Path; from agl_otel.runner.ledgers import Ledgers\n" + (
-        "for each in Ledgers('here', base=Path(sys.argv[1])).orphaned():\n"
-        "    print(each.rollout_id, each.attempt_id, each.ledger.model_dump_json())"
+        "ledgers = Ledgers(base=Path(sys.argv[1]))\n"
+        "for each in ledgers.orphaned():\n"
+        "    print(each.rollout_id, each.attempt_id, ledgers.read_orphaned(each).model_dump_json())"
     )
     lines = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True).stdout.splitlines()
     assert sorted(line.split(" ", 2)[:2] for line in lines) == [["ro-1", ".."], ["ro-2", "at-2"]]
@@ -123,29 +123,30 @@ def test_ledgers_of_a_dead_runner_are_claimed_by_one_runner(tmp_path: Path) -> N
 import sys
 from pathlib import Path
 from agl_otel.runner.ledgers import Ledgers
-ledgers = Ledgers("here", base=Path(sys.argv[1]))
+ledgers = Ledgers(base=Path(sys.argv[1]))
 print(len(ledgers.orphaned()), flush=True)
 input()
 """
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"2\n"
-        second = Ledgers("here", base=tmp_path)
+        second = Ledgers(base=tmp_path)
         assert second.orphaned() == []
         first.kill()
         first.wait()
     found = second.orphaned()
     assert len(found) == len(second.orphaned()) == 2
-    assert Ledgers("here", base=tmp_path).orphaned() == [], "claimed by the other runner of this process"
+    assert Ledgers(base=tmp_path).orphaned() == [], "claimed by the other runner of this process"
     for orphan in found:
         second.remove_orphaned(orphan)
     assert second.orphaned() == []
+    second.close()
     assert [*tmp_path.iterdir()] == [second.root]
 
 
 def test_a_transient_read_error_removes_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=False)
-    ledgers = Ledgers("here", base=tmp_path)
+    ledgers = Ledgers(base=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_read_note_bytes", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         assert ledgers.orphaned() == []
@@ -156,18 +157,20 @@ def test_unclaimed_ledgers_are_removed_after_a_week(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=False)
     hidden = tmp_path / ".half"
     hidden.mkdir()
-    other = Ledgers("elsewhere", base=tmp_path)
-    assert other.orphaned() == []
+    other = Ledgers(base=tmp_path)
+    assert len(other.orphaned()) == 2
+    other.close()
     assert len([*tmp_path.iterdir()]) == 3
     for path in [*tmp_path.rglob("*"), hidden]:
         os.utime(path, (1, 1))
-    assert other.orphaned() == []
+    assert len(other.orphaned()) == 2, "this runner may still report them"
+    other.close()
     assert [*tmp_path.iterdir()] == [other.root]
 
 
 @pytest.mark.parametrize("spoil", [lambda folder: (folder.rmdir(), folder.touch()), lambda folder: folder.rmdir()], ids=["a file", "gone"])
 def test_a_damaged_ledger_is_unreadable_and_removed(tmp_path: Path, spoil: Any) -> None:
-    ledgers = Ledgers("here", base=tmp_path)
+    ledgers = Ledgers(base=tmp_path)
     ledgers.create([KEY])
     spoil(records.folder_of(ledgers.root, *KEY))
     assert "its folder" in (ledgers.read(KEY).problem or "")
@@ -180,7 +183,7 @@ LOSES_ITS_LOCK = """
 import sys
 from pathlib import Path
 from agl_otel.runner.ledgers import Ledgers
-ledgers = Ledgers("here", base=Path(sys.argv[1]))
+ledgers = Ledgers(base=Path(sys.argv[1]))
 (ledgers.root / "lock").open().close()  # closing any descriptor of the file releases a POSIX lock
 print(ledgers.root, flush=True)
 input()
@@ -191,16 +194,18 @@ def test_a_live_runner_that_lost_its_lock_keeps_its_folder(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", LOSES_ITS_LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         root = Path(child.stdout.readline().decode().strip())
-        assert Ledgers("here", base=tmp_path).orphaned() == []
+        assert Ledgers(base=tmp_path).orphaned() == []
         assert root.is_dir()
         child.kill()
         child.wait()
-    assert Ledgers("here", base=tmp_path).orphaned() == []
+    ledgers = Ledgers(base=tmp_path)
+    assert ledgers.orphaned() == []
+    ledgers.close()
     assert not root.exists()
 
 
 def test_cleared_folders_are_created_again(tmp_path: Path) -> None:
-    ledgers = Ledgers("here", base=tmp_path)
+    ledgers = Ledgers(base=tmp_path)
     shutil.rmtree(ledgers.root)
     ledgers.create([KEY])
     assert ledgers.read(KEY).problem is None
@@ -220,7 +225,7 @@ def test_a_folder_that_other_users_may_enter_is_refused(tmp_path: Path, monkeypa
 
 
 def test_an_agent_cannot_make_its_runner_follow_a_link(tmp_path: Path) -> None:
-    ledgers = Ledgers("here", base=tmp_path)
+    ledgers = Ledgers(base=tmp_path)
     ledgers.create([KEY])
     folder = records.folder_of(ledgers.root, *KEY)
     (folder / f"a{records.FILE_SUFFIX}").symlink_to("/etc/passwd")
@@ -231,7 +236,7 @@ def test_a_link_in_place_of_a_ledger_is_not_followed(tmp_path: Path) -> None:
     """Reading, removing and creating a ledger leave the link's target, its mode and its content alone."""
     base, target = tmp_path / "base", tmp_path / "target"
     base.mkdir()
-    ledgers = Ledgers("here", "hooked", base=base)
+    ledgers = Ledgers("hooked", base=base)
     target.mkdir(mode=0o750)
     (target / "kept").write_text("kept")
     folder = records.folder_of(ledgers.root, *KEY)
@@ -256,7 +261,7 @@ def test_a_link_in_place_of_a_ledger_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_ledger_without_read_permission_is_removed(tmp_path: Path) -> None:
-    ledgers = Ledgers("here", base=tmp_path)
+    ledgers = Ledgers(base=tmp_path)
     ledgers.create([KEY])
     folder = records.folder_of(ledgers.root, *KEY)
     (folder / "something").touch()
