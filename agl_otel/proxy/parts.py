@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from agl_otel.proxy.reply import Choice, Json, dense, dicts
@@ -67,6 +67,28 @@ def tool_call_part(call_id: Any, name: Any, arguments: Any) -> Json:
 def tool_response_part(call_id: Any, response: Any) -> Json:
     """Build the part of a tool's response."""
     return {"type": "tool_call_response", "id": call_id, "response": response}
+
+
+def tool_definitions(body: Mapping[str, Any]) -> str | None:
+    """Encode the definitions of a request's functions in OpenAI's form; None without any, or beyond MAX_TEXT.
+
+    Tools that the provider runs (web search) have no definition.
+    """
+    found: list[Json] = []
+    for tool in dicts(body.get("tools")):
+        function: Any = tool.get("function", {key: value for key, value in tool.items() if key != "type"})
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            continue
+        named = cast("Json", function)
+        if "function" in tool:
+            found.append(tool)
+        elif "input_schema" in named:
+            given = {key: value for key, value in named.items() if key not in ("input_schema", "cache_control")}
+            found.append({"type": "function", "function": {**given, "parameters": named["input_schema"]}})
+        elif tool.get("type") == "function":
+            found.append({"type": "function", "function": named})
+    text = clean(dense(found)) if found else None
+    return text if text is not None and len(text) <= MAX_TEXT else None
 
 
 def dump(messages: Iterable[Json]) -> str:

@@ -19,7 +19,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from agl_otel.proxy.attempts import Attempt, Attempts
 from agl_otel.proxy.dialects import Dialect
 from agl_otel.proxy.journal import Journal
-from agl_otel.proxy.parts import clean, dump, dump_told, output_message
+from agl_otel.proxy.parts import clean, dump, dump_told, output_message, tool_definitions
 from agl_otel.proxy.prefixes import Prefix
 from agl_otel.proxy.reply import MAX_IDS, Choice, Reply
 from agl_otel_hook import conventions
@@ -249,7 +249,9 @@ class Recorder:
             prefix = self._attempts.continued(call.attempt, call.number, reply.prompt_token_ids, replies)
             call.attempt.tokens += reply.output_tokens or sum(map(len, replies.values()))
         further = [self._spans.begin(call.key, call.span.parent) for _ in range(len(reply.choices) - 1)]
-        return _Seen(defect, prefix, self._messages(call), [call.span, *further], time.time_ns())
+        (first, others), tools = self._messages(call), self._tools(call)
+        again = {conventions.LLM_TOOLS_CALL: call.number} if gen_ai.GEN_AI_TOOL_DEFINITIONS in tools and call.number else tools
+        return _Seen(defect, prefix, (first | tools, others | again), [call.span, *further], time.time_ns())
 
     def _check_ids(self, call: Call) -> str | None:
         """Return the defect of the call's token ids, and drop them if there is one."""
@@ -300,6 +302,18 @@ class Recorder:
             return first, first
         before = {conventions.LLM_MESSAGES_CALL: call.number, conventions.LLM_MESSAGES_BEFORE: len(said) - 1}
         return first, {gen_ai.GEN_AI_INPUT_MESSAGES: dump([shown(said[-1])]), **before}
+
+    def _tools(self, call: Call) -> dict[str, Any]:
+        """The request's tool definitions, or the number of the attempt's first call with the same ones."""
+        text = tool_definitions(call.body)
+        if text is None:
+            return {}
+        if call.attempt is not None and call.number:
+            base, digests = call.attempt.messages.continued("tools", [text, None])  # the last message is never referred to
+            if base is not None:
+                return {conventions.LLM_TOOLS_CALL: base[0]}
+            self._attempts.remember(call.attempt, call.number, digests[:1])
+        return {gen_ai.GEN_AI_TOOL_DEFINITIONS: text}
 
     def _attributes(self, call: Call, index: int, choice: Choice, prefix: Prefix | None, defect: str | None) -> dict[str, Any]:
         reply = call.reply

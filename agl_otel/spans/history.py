@@ -1,7 +1,8 @@
 """Expand calls that our proxy stored in prefix form, with a reference to an earlier call instead of a repetition. Pure.
 
 Messages: `agentlightning.llm.messages_call` refers to an earlier call of the same attempt and process, `.messages_before` is how many of
-its messages come first, and `gen_ai.input.messages` has the messages after them. Token ids: `agentlightning.llm.prefix_call` and
+its messages come first, and `gen_ai.input.messages` has the messages after them. Tools: `.tools_call` refers to the call that has the
+same `gen_ai.tool.definitions`. Token ids: `agentlightning.llm.prefix_call` and
 `.prefix_choice` refer to the call whose prompt and response come first. A chain of references ends at a call that is stored in full. If a
 call of the chain is missing or unreadable, the result is empty: half a conversation could be mistaken for a whole one.
 
@@ -29,6 +30,7 @@ from agl_otel_hook import conventions
 
 INPUT: Final = "gen_ai.input.messages"
 OUTPUT: Final = "gen_ai.output.messages"
+TOOLS: Final = "gen_ai.tool.definitions"
 MAX_TOKENS: Final = 1 << 26  # ids in the expanded prompts of one attempt, 256 MiB: 2,000 calls of 32,000 each
 SHARED: Final = 16  # tokens in shared memory that count as one
 MAX_CHARACTERS: Final = 1 << 27  # of JSON in the expanded messages of one attempt: 1,000 calls of 32,000 tokens each
@@ -50,10 +52,11 @@ _NONE: Final = np.zeros(0, np.int32)
 
 
 def expand_spans(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
-    """Expand the messages of calls in prefix form, to lists; all other spans are returned unchanged.
+    """Expand the messages of calls in prefix form, to lists, and add tool definitions of earlier calls; other spans are unchanged.
 
-    Raises SpanShapeError that names an attempt whose messages exceed MAX_CHARACTERS.
+    Raises SpanShapeError that names an attempt whose messages exceed MAX_CHARACTERS; of tool definitions it only warns.
     """
+    spans = _with_tools(spans)
     calls = [span for span in spans if isinstance(span, Span) and conventions.LLM_CALL in span.attributes]
     if not any(conventions.LLM_MESSAGES_CALL in span.attributes for span in calls):
         return spans
@@ -95,6 +98,37 @@ def expand_texts(places: Sequence[Place], asked: Sequence[str], base: Sequence[i
         text if not earlier else json.dumps(history) if history is not None else ""
         for text, earlier, history in zip(asked, base, histories, strict=True)
     ]
+
+
+def expand_tools(places: Sequence[Place], stored: Sequence[str], base: Sequence[int]) -> list[str]:
+    """Return the tool definitions of each call, as JSON, from columns; `base` is the call that has them, 0: they are `stored`.
+
+    Those of an attempt that exceeds MAX_CHARACTERS stay as stored; a warning names it.
+    """
+    known = {place: text for place, text in zip(places, stored, strict=True) if text}
+    found = [known.get((*place[:3], earlier), "") if earlier else text for place, text, earlier in zip(places, stored, base, strict=True)]
+    whole = Counter[AttemptKey]()
+    for place, text in zip(places, found, strict=True):
+        whole[place[:2]] += len(text)
+    large = {key: count for key, count in whole.items() if count > MAX_CHARACTERS}
+    for key, count in large.items():
+        _log.warning("%s", _too_large(key, f"{count} characters of tool definitions", MAX_CHARACTERS))
+    return [text if place[:2] in large else full for place, text, full in zip(places, stored, found, strict=True)]
+
+
+def _with_tools(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
+    calls = [span for span in spans if isinstance(span, Span) and conventions.LLM_CALL in span.attributes]
+    if not any(conventions.LLM_TOOLS_CALL in span.attributes for span in calls):
+        return spans
+    places = [place_of(span, conventions.LLM_CALL) for span in calls]
+    stored = [str(span.attributes.get(TOOLS, "")) for span in calls]
+    base = [_number(span, conventions.LLM_TOOLS_CALL) for span in calls]
+    whole: dict[int, Span] = {}
+    for span, earlier, text in zip(calls, base, expand_tools(places, stored, base), strict=True):
+        if earlier:
+            held = {key: value for key, value in span.attributes.items() if key != conventions.LLM_TOOLS_CALL}
+            whole[id(span)] = span.model_copy(update={"attributes": held | ({TOOLS: text} if text else {})})
+    return [cast("AnySpan", whole.get(id(span), span)) for span in spans]
 
 
 def expand_messages(

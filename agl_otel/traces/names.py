@@ -46,6 +46,7 @@ NAMES: Final[Mapping[str, str]] = {
     "tools": "gen_ai.tool.definitions",
     "messages_call": conventions.LLM_MESSAGES_CALL,
     "messages_before": conventions.LLM_MESSAGES_BEFORE,
+    "tools_call": conventions.LLM_TOOLS_CALL,
     "model": "gen_ai.request.model",
     "response": "gen_ai.response.id",
     "tool": "gen_ai.tool.name",

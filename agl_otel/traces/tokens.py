@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.spans.history import expand_texts
+from agl_otel.spans.history import expand_texts, expand_tools
 from agl_otel.types.columns import CallColumns, CallTexts, Ragged
 
 Table = Any
@@ -157,10 +157,12 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
     rows = [place.get(key, -1) for key in zip(calls.rollout_id, calls.attempt_id, calls.span_id, strict=True)]
     read = [[*strings(table, name), ""] for name in ("Instructions", "Asked", "Answered", "Tools")]
     instructions, asked, answered, tools = ([column[row] for row in rows] for column in read)
-    bases = [np.append(_numbers(table, name, np.int64), 0)[rows].tolist() for name in ("MessagesCall", "MessagesBefore")]
-    if any(bases[0]):
-        places = zip(calls.rollout_id, calls.attempt_id, calls.process, calls.call.tolist(), strict=True)
-        asked = expand_texts(list(places), asked, *bases)
+    numbers = [np.append(_numbers(table, name, np.int64), 0)[rows].tolist() for name in ("MessagesCall", "MessagesBefore", "ToolsCall")]
+    messages_call, messages_before, tools_call = numbers
+    if any(messages_call) or any(tools_call):
+        places = list(zip(calls.rollout_id, calls.attempt_id, calls.process, calls.call.tolist(), strict=True))
+        asked = expand_texts(places, asked, messages_call, messages_before)
+        tools = expand_tools(places, tools, tools_call)
     return CallTexts(instructions, asked, answered, tools)
 
 

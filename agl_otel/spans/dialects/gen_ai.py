@@ -24,6 +24,7 @@ DIALECT = Dialect(
         Content("gen_ai.input.messages", "messages"),
         Content("gen_ai.output.messages", "messages", "assistant", reply=True),
         Content("gen_ai.system_instructions", "parts", "system"),
+        Content("gen_ai.tool.definitions", "list"),
         Content("gen_ai.tool.call.arguments", role="assistant"),
         Content("gen_ai.tool.call.result", role="tool"),
         Content("gen_ai.tool.message", role="tool"),

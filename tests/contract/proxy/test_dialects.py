@@ -180,3 +180,36 @@ async def test_tools_and_images_reach_the_server_as_they_are(stand: Stand, model
     }
     (span,) = await stand.calls()
     assert "data:image/png;base64,AAAA" in span.attributes["gen_ai.input.messages"]
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("chat/completions", {"type": "function", "function": {"name": "search", "strict": True, "parameters": {"type": "object"}}}),
+        ("messages", {"name": "search", "input_schema": {"type": "object"}, "strict": True}),
+        ("responses", {"type": "function", "name": "search", "parameters": {"type": "object"}, "strict": True}),
+    ],
+)
+async def test_definitions_of_tools_are_recorded_in_one_form(stand: Stand, path: str, given: dict[str, Any]) -> None:
+    hosted = {"type": "web_search_20250305", "name": "web_search"}
+    body = {"model": "m", "messages": HELLO, "input": "x", "max_tokens": 1, "tools": [given, hosted, "none", {"type": "custom"}]}
+    await stand.post(f"{SCOPE}/v1/{path}", body)
+    (span,) = await stand.calls()
+    (written,) = json.loads(span.attributes["gen_ai.tool.definitions"])
+    assert written == {"type": "function", "function": {"name": "search", "strict": True, "parameters": {"type": "object"}}}
+
+
+async def test_equal_definitions_of_tools_are_stored_once_in_an_attempt(stand: Stand) -> None:
+    first, second = [tool("first")], [tool("first"), tool("second")]
+    for tools in (first, first, second, first, None):
+        asked = {"model": "m", "messages": [{"role": "user", "content": "x"}], **({"tools": tools} if tools else {})}
+        assert (await stand.post(f"{SCOPE}/v1/chat/completions", asked))[0] == 200
+    spans = sorted(await stand.calls(), key=lambda span: span.attributes[conventions.LLM_CALL])
+    written = [span.attributes.get("gen_ai.tool.definitions") for span in spans]
+    referred = [span.attributes.get(conventions.LLM_TOOLS_CALL) for span in spans]
+    assert [json.loads(text) if text else None for text in written] == [first, None, second, None, None]
+    assert referred == [None, 1, None, 1, None]

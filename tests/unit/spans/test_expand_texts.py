@@ -39,9 +39,12 @@ def test_a_conversation_with_a_missing_call_is_not_expanded() -> None:
 def test_texts_are_expanded_in_any_storage_order() -> None:
     stored = {
         "RolloutId": ["ro-1", "ro-1"], "AttemptId": ["at-1", "at-1"], "SpanId": ["s2", "s1"], "Instructions": ["", ""],
-        "Asked": [said("c"), said("a", "b")], "Answered": ["", ""], "Tools": ["", ""], "MessagesCall": [1, 0], "MessagesBefore": [2, 0],
+        "Asked": [said("c"), said("a", "b")], "Answered": ["", ""], "Tools": ["", "[1]"], "MessagesCall": [1, 0], "MessagesBefore": [2, 0],
+        "ToolsCall": [1, 0],
     }  # fmt: skip
-    assert call_texts(pa.table(stored), columns("s1", "s2", "unread")).asked == [said("a", "b"), said("a", "b", "c"), ""]
+    texts = call_texts(pa.table(stored), columns("s1", "s2", "unread"))
+    assert texts.asked == [said("a", "b"), said("a", "b", "c"), ""]
+    assert texts.tools == ["[1]", "[1]", ""]
 
 
 def columns(*span_ids: str) -> CallColumns:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agl_otel.adapters.messages import to_messages
 from agl_otel.adapters.triplets import TracerTraceToTriplet
 from agl_otel.proxy.prefixes import MessagePrefixes
-from agl_otel.spans.history import INPUT, expand_spans
+from agl_otel.spans.history import INPUT, MAX_CHARACTERS, TOOLS, Place, expand_spans, expand_tools
 from agl_otel.types import Span
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import call, proxy_call
@@ -74,3 +74,20 @@ def test_a_call_whose_history_is_missing_has_no_messages() -> None:
 def test_spans_of_other_instrumentations_are_unchanged() -> None:
     spans = [call("a", 0, 1), proxy_call("b", 1, 2)]
     assert expand_spans(spans) is spans
+
+
+def test_tool_definitions_of_an_earlier_call_are_those_of_the_calls_that_refer_to_it() -> None:
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    held: list[dict[str, Any]] = [{TOOLS: json.dumps(tools)}, {conventions.LLM_TOOLS_CALL: 1}, {}, {conventions.LLM_TOOLS_CALL: 9}]
+    asked = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "x"}]}])
+    spans = [
+        proxy_call(
+            f"s{number}", number, number + 0.5, **{conventions.LLM_CALL: number, INPUT: asked, "gen_ai.response.id": f"r{number}"}, **more
+        )
+        for number, more in enumerate(held, 1)
+    ]
+    assert [row["tools"] for row in to_messages(spans)] == [tools, tools, None, None]
+    assert all(conventions.LLM_TOOLS_CALL not in span.attributes for span in expand_spans(spans))
+    places: list[Place] = [("r", "a", "p", number) for number in (1, 2, 2, 3)]
+    assert expand_tools(places, ["x", "", "", ""], [0, 1, 1, 0]) == ["x", "x", "x", ""]
+    assert expand_tools(places, ["x" * (MAX_CHARACTERS // 2), "", "", ""], [0, 1, 1, 0])[1:] == ["", "", ""]
