@@ -33,7 +33,8 @@ def run(
 
     A Python command runs under opentelemetry-instrument, unmodified. Its model calls go through the proxy to OPENAI_BASE_URL, else
     to the models of the running stack, else to OpenAI, with OPENAI_API_KEY. No other runner claims it, and no other rollout uses its
-    model. Everything is stored in --data-dir. Exits with 1 if the command failed.
+    model. Everything is stored in --data-dir. Exits with 1 if the command failed. Ctrl-C ends the command and cancels its rollout; if
+    `run` itself is killed, the rollout fails after 60 seconds of silence, or when the data directory is next opened after that.
     """
     setup_logging()
     settings = settings_for(data_dir, store)
