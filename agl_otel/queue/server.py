@@ -82,7 +82,12 @@ class QueueServer:
         self.port = 0
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> str:
-        """Listen on host:port (0: a free port), with `tls` if given; return the address. Raises InUseError if the port is taken."""
+        """Listen on host:port (0: a free port), with `tls` if given; return the address. Raises InUseError if the port is taken.
+
+        The first sweep comes before the first answer: commands on a data directory without a stack run the queue for less than a second.
+        """
+        if self._sweep_seconds > 0:
+            await self._sweep()
         self.port = await self._listener.start(host, port, tls)
         self.service.address = f"{'https://' if tls else ''}{host}:{self.port}"
         if self._sweep_seconds > 0:
@@ -109,7 +114,10 @@ class QueueServer:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._sweep_seconds)
-            try:
-                await self.service.sweep()
-            except AglError as error:  # such as a full disk: the next round tries again
-                _log.warning("the watchdog could not sweep: %s", error)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        try:
+            await self.service.sweep()
+        except AglError as error:  # such as a full disk: the next round tries again
+            _log.warning("the watchdog could not sweep: %s", error)

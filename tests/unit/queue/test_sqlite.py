@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import ConflictError, DiskFullError, InUseError, UnavailableError, UsageError
+from agl_otel.queue.client import QueueClient
 from agl_otel.queue.engine import Signals, Transaction
 from agl_otel.queue.operations import enqueue
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.server import open_engine
+from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.queue.sqlite import SqliteEngine
+from agl_otel.types import EnqueueRolloutRequest, RolloutConfig
 
 
 @pytest.fixture
@@ -132,3 +134,24 @@ async def test_tables_of_another_release_are_named_as_the_cause(engine: SqliteEn
     connection.close()
     with pytest.raises(ConflictError, match=r"other tables than this release.*AGL_DATA_DIR"):
         await engine.write(lambda db: enqueue.enqueue(db, pb.EnqueueRequest(rollouts=[pb.NewRollout(input_json="1")]), 1.0))
+
+
+async def test_a_queue_ends_overdue_attempts_before_its_first_answer(tmp_path: Path) -> None:
+    now = 1000.0
+
+    async def serving() -> QueueServer:
+        server = QueueServer(open_engine(f"sqlite:///{tmp_path / 'queue.db'}"), clock=lambda: now, sweep_seconds=3600)
+        await server.start("127.0.0.1", 0)
+        return server
+
+    server = await serving()
+    async with QueueClient(server.service.address) as client:
+        config = RolloutConfig(unresponsive_seconds=60)
+        [rollout] = await client.start([EnqueueRolloutRequest(input=1, config=config)], worker_id="w")
+    await server.stop()
+    now += 61
+    server = await serving()
+    async with QueueClient(server.service.address) as client:
+        [found], [worker] = await client.query_rollouts(), await client.query_workers()
+    await server.stop()
+    assert (found.rollout_id, found.status, worker.status) == (rollout.rollout_id, "failed", "unknown")
