@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.system.stack_process import ENVIRONMENT, Command, naming, run, until
-from tests.system.test_run import environment, stack, store  # noqa: F401 - fixtures
+from tests.system.test_run import environment, stack, store  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fixtures
 
 pytestmark = pytest.mark.full
 
