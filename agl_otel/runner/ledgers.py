@@ -76,12 +76,14 @@ class Ledgers:
 
     def create(self, keys: Sequence[Key]) -> None:
         """Create the ledgers of attempts that are about to run. Raises OSError."""
+        for closed in (self.base, self.root):  # the folder for temporary files may have been cleared
+            _make_closed(closed)
         for rollout_id, attempt_id in keys:
             folder = records.folder_of(self.root, rollout_id, attempt_id)
             if folder.is_symlink():
                 folder.unlink()
-            folder.mkdir(mode=0o777, exist_ok=True, parents=True)  # parents: the temporary folder may have been cleared
-            _set_mode(folder, 0o777)  # for containers that run as another user; the folder above is closed to other users
+            folder.mkdir(exist_ok=True)
+            _set_mode(folder, 0o777)  # for a container, which may run as any user; the folders above are closed to other users
             note = {"rollout": rollout_id, "attempt": attempt_id, "reach": self.reach, "command": self.command}
             _write_note(folder, json.dumps(note).encode())  # beside the folder, which is writable by the agent
 
@@ -221,13 +223,18 @@ def _root_of_process(base: Path) -> Path:
 
 def _remove_empty(pid: int, root: Path) -> None:
     """Remove the folder of this process if no ledger is left in it."""
-    if os.getpid() == pid and [path.name for path in root.iterdir() if path.suffix != records.FILE_SUFFIX] == [_LOCK]:
-        shutil.rmtree(root, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        if os.getpid() == pid and [path.name for path in root.iterdir() if path.suffix != records.FILE_SUFFIX] == [_LOCK]:
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def user_folder() -> Path:
     """Make the folder for all ledgers of this user, accessible to no other. Raises OSError where its path is taken."""
-    folder = Path(tempfile.gettempdir()) / records.own_folder_name()
+    return _make_closed(Path(tempfile.gettempdir()) / records.own_folder_name())
+
+
+def _make_closed(folder: Path) -> Path:
+    """Make the folder, where it is missing, and return it. Raises OSError where others than this user may enter it."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

@@ -179,6 +179,14 @@ def test_a_damaged_ledger_is_unreadable_and_removed(tmp_path: Path, spoil: Any) 
     assert [path.name for path in ledgers.root.iterdir()] == ["lock"]
 
 
+def test_a_runner_whose_folder_was_cleared_ends_quietly(tmp_path: Path) -> None:
+    code = "import shutil, sys; from pathlib import Path; from agl_otel.runner.ledgers import Ledgers\n" + (
+        "shutil.rmtree(Ledgers('here', base=Path(sys.argv[1])).root)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
 LOSES_ITS_LOCK = """
 import sys
 from pathlib import Path
@@ -204,11 +212,33 @@ def test_a_live_runner_that_lost_its_lock_keeps_its_folder(tmp_path: Path) -> No
     assert not root.exists()
 
 
-def test_cleared_folders_are_created_again(tmp_path: Path) -> None:
-    ledgers = Ledgers(base=tmp_path)
-    shutil.rmtree(ledgers.root)
+@pytest.mark.parametrize("cleared", ["nothing", "the root", "the base"])
+def test_only_an_attempts_folder_is_open_to_other_users_and_only_below_a_closed_one(tmp_path: Path, cleared: str) -> None:
+    """A container may run as any user, and mounts that folder alone. The folder for temporary files may be cleared."""
+    base = tmp_path / "base"
+    base.mkdir(mode=0o700)
+    ledgers = Ledgers(base=base)
+    if cleared != "nothing":
+        shutil.rmtree(ledgers.root if cleared == "the root" else base)
     ledgers.create([KEY])
+    folder = records.folder_of(ledgers.root, *KEY)
+    assert [path.stat().st_mode & 0o777 for path in (base, ledgers.root, folder, folder.with_suffix(".json"))] == [
+        0o700, 0o700, 0o777, 0o600,
+    ]  # fmt: skip
     assert ledgers.read(KEY).problem is None
+
+
+def test_no_ledger_is_made_in_a_folder_that_others_may_enter(tmp_path: Path) -> None:
+    """Whoever else finds the folder for temporary files cleared may make one of the name."""
+    base = tmp_path / "base"
+    base.mkdir(mode=0o700)
+    ledgers = Ledgers(base=base)
+    shutil.rmtree(base)
+    base.mkdir()
+    base.chmod(0o755)
+    with pytest.raises(PermissionError, match="only user"):
+        ledgers.create([KEY])
+    assert [*base.iterdir()] == []
 
 
 def test_a_folder_that_other_users_may_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +265,7 @@ def test_an_agent_cannot_make_its_runner_follow_a_link(tmp_path: Path) -> None:
 def test_a_link_in_place_of_a_ledger_is_not_followed(tmp_path: Path) -> None:
     """Reading, removing and creating a ledger leave the link's target, its mode and its content alone."""
     base, target = tmp_path / "base", tmp_path / "target"
-    base.mkdir()
+    base.mkdir(mode=0o700)
     ledgers = Ledgers("hooked", base=base)
     target.mkdir(mode=0o750)
     (target / "kept").write_text("kept")
