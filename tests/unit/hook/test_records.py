@@ -58,6 +58,13 @@ def test_a_loaded_hook_is_known_before_its_first_span(root: Path) -> None:
     assert processes(root, OTHER) == []
 
 
+def test_a_file_has_all_its_blocks(root: Path) -> None:
+    """On a full disk, a hole in it would be a SIGBUS in the agent."""
+    ledger(root).loaded(KEY)
+    (path,) = folder_of(root, *KEY).iterdir()
+    assert path.stat().st_blocks * 512 >= records.FILE_BYTES
+
+
 def test_counts_are_written_as_spans_begin_and_end(root: Path) -> None:
     counting = ledger(root)
     marker = counting.started(KEY, 1, PLACE).marker
@@ -478,6 +485,13 @@ def _link(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def _link_to_another_attempts(path: Path) -> None:
+    root = path.parents[1]
+    ledger(root).started(OTHER, 1, PLACE)
+    (written,) = folder_of(root, *OTHER).iterdir()
+    path.symlink_to(written)
+
+
 def _short(path: Path) -> None:
     path.write_bytes(b"AGLLDGR1")
 
@@ -510,7 +524,9 @@ def _long_command(path: Path) -> None:
     path.write_bytes((b"AGLLDGR1" + b"\xff" * 24).ljust(records.FILE_BYTES, b"\0"))
 
 
-@pytest.mark.parametrize("make", [_no_failure, _fifo, _link, _short, _foreign, _folder, _long_command, _two_counts])
+@pytest.mark.parametrize(
+    "make", [_no_failure, _fifo, _link, _link_to_another_attempts, _short, _foreign, _folder, _long_command, _two_counts]
+)
 def test_a_malformed_file_makes_a_ledger_unreadable(root: Path, make: Callable[[Path], None]) -> None:
     name = f"x\n{records.FILE_SUFFIX}"
     make(folder_of(root, *KEY) / name)

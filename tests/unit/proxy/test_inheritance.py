@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -27,13 +28,13 @@ def record(kind: int, rollout_id: str) -> tuple[int, bytes]:
     return kind, packed([rollout_id, "at", MARKER, "1" * 32, "2" * 16, 1, 0, "3" * 16])
 
 
-def dead(folder: Path, *records: tuple[int, bytes]) -> Path:
-    """A journal whose lock is free."""
+def dead(folder: Path, *records: tuple[int, bytes], boot: str | None = None) -> Path:
+    """A journal whose lock is free, of this boot of the machine by default."""
     folder.mkdir(parents=True)
     (folder / LOCK).touch()
     (folder / WHOLE).touch()
     file = FramedFile(folder / f"{1:012d}{SUFFIX}")
-    file.write([(HEAD, packed([boot_id(), 0]))])
+    file.write([(HEAD, packed([boot or boot_id(), 0]))])
     for each in records:
         file.write([each])
     file.close()
@@ -115,6 +116,33 @@ async def test_a_rollout_deleted_during_recovery_is_not_sent_or_waited_for(tmp_p
     assert await inheritance.counts([key(names[0])], timeout_seconds=300) != [None]
     await inheritance.stop()
     assert collector.seals() == {names[0]: (1, 0)} and names_in(tmp_path) == []
+
+
+async def test_attempts_in_a_journal_from_before_a_reboot_are_incomplete(tmp_path: Path) -> None:
+    """Nothing was synced: the last records may be missing."""
+    dead(tmp_path / "0", record(END, "ro-before"), boot="another")
+    dead(tmp_path / "1", record(END, "ro-since"))
+    collector = Collector()
+    inheritance = Inheritance(tmp_path, collector.send, all_known)
+    await inheritance.start()
+    told = await inheritance.counts([key("ro-before"), key("ro-since")], timeout_seconds=300)
+    await inheritance.stop()
+    assert [[(count.spans, count.dropped) for count in counts or ()] for counts in told] == [[(1, 1)], [(1, 0)]]
+    assert collector.seals() == {"ro-before": (1, 1), "ro-since": (1, 0)}
+
+
+async def test_a_journal_older_than_the_retention_is_removed_unsent(tmp_path: Path) -> None:
+    for path in dead(tmp_path / "0", record(END, "ro-old")).iterdir():
+        os.utime(path, (999, 999))
+    for path in dead(tmp_path / "1", record(END, "ro-new")).iterdir():
+        os.utime(path, (1000, 1000))
+    collector = Collector()
+    inheritance = Inheritance(tmp_path, collector.send, all_known, oldest=1000)
+    await inheritance.start()
+    assert await inheritance.counts([key("ro-old")], timeout_seconds=300) == [[]]
+    assert await inheritance.counts([key("ro-new")], timeout_seconds=300) != [[]]
+    await inheritance.stop()
+    assert names_in(tmp_path) == [] and collector.seals() == {"ro-new": (1, 0)}
 
 
 BAD = {
