@@ -330,6 +330,48 @@ def test_a_span_that_ends_while_the_last_seal_is_sent_is_counted(receiver: OtlpR
     assert receiver.spans("work") and sealed_completely(receiver)
 
 
+def test_a_span_that_is_open_during_an_exec_that_fails_stays_in_flight(receiver: OtlpReceiver, agent: Agent, tmp_path: Path) -> None:
+    folder_of(tmp_path, *KEY).mkdir()
+    code = """
+    with tracer.start_as_current_span('work'):
+        try: os.execv('/nowhere/at/all', ['all'])
+        except FileNotFoundError: os.kill(os.getpid(), signal.SIGKILL)
+    """
+    status, _, _ = agent.run(code, {**IDS, conventions.ENV_LEDGER: str(tmp_path)})
+    assert status == -signal.SIGKILL
+    (process,) = read(folder_of(tmp_path, *KEY), key_of(*KEY))
+    slot = process.slot
+    assert slot is not None and (slot.begun, slot.ended, slot.abandoned, slot.closed) == (1, 0, 0, False)
+
+
+def test_the_start_of_a_span_waits_for_nothing(receiver: OtlpReceiver, agent: Agent) -> None:
+    """Its process has no ledger and is announced, to a collector that does not answer."""
+    receiver.go.clear()
+    code = """
+    waits = []
+    def watch(frame, event, called):
+        if event == 'c_call' and called.__name__ in ('sleep', 'connect', 'sendall', 'recv_into', 'poll', 'select'):
+            waits.append(called.__name__)
+        elif event == 'call' and frame.f_code.co_qualname in ('Condition.wait', 'Thread.join'):
+            callers = []
+            while frame := frame.f_back: callers.append(frame.f_code.co_qualname)
+            if 'Thread.start' not in callers: waits.append(callers)  # which waits for the new thread
+    sys.setprofile(watch)
+    span = tracer.start_span('work')
+    sys.setprofile(None)
+    print(waits, flush=True)
+    span.end()
+    """
+    with agent.start(code) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        receiver.go.set()
+        assert (said, process.wait(300)) == ("[]\n", 0)
+    (work,) = receiver.ours()
+    assert [seal.marker for seal in receiver.spans(conventions.SPAN_SEAL) if conventions.SEAL_SPANS not in seal.attributes] == [work.marker]
+    assert sealed_completely(receiver)
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_is_lost_however_the_process_ends(receiver: OtlpReceiver, agent: Agent, end: str) -> None:
     code, expected = ENDS[end]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from agl_otel.runner.__main__ import event_line
 from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
 from agl_otel.types import LLM, Answered, Attempt, Rollout
 from agl_otel_hook import conventions
+from agl_otel_hook.records import CONTAINER_ROOT, folder_of
 from tests.contract.runner.conftest import Stack
 
 
@@ -192,7 +194,7 @@ async def test_cancelling_a_rollout_drops_the_request(stack: Stack, service: Ser
 
 _SERVICE = """
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-import os, signal
+import os, signal, threading
 from opentelemetry import context, propagate, trace
 from opentelemetry.instrumentation.propagators import get_global_response_propagator
 
@@ -203,6 +205,8 @@ class Service(BaseHTTPRequestHandler):
         token = context.attach(propagate.extract(dict(self.headers)))  # what the instrumentation of a web framework does
         with trace.get_tracer("service").start_as_current_span("solve"):
             get_global_response_propagator().inject(answer)
+            if b"hang" in task:
+                threading.Event().wait()
         context.detach(token)
         self.send_response(200)
         for name, value in (answer if b"silent" not in task else {}).items():
@@ -222,8 +226,8 @@ server.serve_forever()
 
 
 @contextlib.asynccontextmanager
-async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
-    """Run a service under the hook; yield its address."""
+async def hooked_service(stack: Stack) -> AsyncGenerator[tuple[str, asyncio.subprocess.Process]]:
+    """Run a service under the hook; yield its address and its process."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != conventions.ENV_LEDGER},  # without a ledger, as on another machine
         "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.receiver.grpc_address}",
@@ -237,7 +241,7 @@ async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
     try:
         async with asyncio.timeout(300):
             port = int(await process.stdout.readline())
-        yield f"http://127.0.0.1:{port}/"
+        yield f"http://127.0.0.1:{port}/", process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -249,7 +253,7 @@ async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
 async def test_the_verdict_of_a_hooked_endpoint_follows_its_seal(stack: Stack, task: str) -> None:
     """The silent service reports no span count in its answer, so only its later seal proves that all spans arrived."""
     stack.proxy.spans = 0  # the service asks no model
-    async with hooked_service(stack) as url:
+    async with hooked_service(stack) as (url, _):
         [rollout] = await stack.enqueue(task)
         await stack.run(HttpAgent(url, hooked=True, grader=lambda task, answer: float(answer == "done")), max_rollouts=1)
         [attempt] = await stack.finished(rollout)
@@ -265,7 +269,7 @@ async def test_the_verdict_of_a_hooked_endpoint_follows_its_seal(stack: Stack, t
 @pytest.mark.full
 async def test_an_endpoint_that_dies_after_its_answer_makes_the_attempt_incomplete(stack: Stack) -> None:
     stack.proxy.spans = 0
-    async with hooked_service(stack) as url:
+    async with hooked_service(stack) as (url, _):
         [rollout] = await stack.enqueue("die")
         await stack.run(HttpAgent(url, hooked=True, grader=lambda task, answer: float(answer == "done")), max_rollouts=1)
         [attempt] = await stack.finished(rollout)
@@ -274,6 +278,22 @@ async def test_an_endpoint_that_dies_after_its_answer_makes_the_attempt_incomple
     verdict = stack.verdict(attempt)
     assert (attempt.status, answered.begun, verdict.kind) == ("succeeded", 1, "incomplete")
     assert any(marker in reason for reason in verdict.reasons), verdict.reasons
+
+
+@pytest.mark.full
+async def test_a_process_without_a_ledger_is_known_while_its_first_span_is_open(stack: Stack) -> None:
+    """It announces itself, and so its attempt is incomplete if it is killed there."""
+    stack.proxy.spans = 0
+    async with hooked_service(stack) as (url, process):
+        [rollout] = await stack.enqueue("hang")
+        async with stack.running(HttpAgent(url, hooked=True), max_rollouts=1):
+            await stack.until(lambda: stack.spans(rollout, conventions.SPAN_SEAL))
+            process.kill()
+            [attempt] = await stack.finished(rollout)
+    (announced,) = stack.spans(rollout, conventions.SPAN_SEAL)
+    verdict = stack.verdict(attempt)
+    assert (attempt.status, verdict.kind, conventions.SEAL_SPANS in announced.attributes) == ("failed", "incomplete", False)
+    assert any(announced.marker in reason for reason in verdict.reasons), verdict.reasons
 
 
 def test_a_malformed_http_address_is_refused() -> None:
@@ -297,6 +317,14 @@ def test_a_containers_command_line_has_variable_names_and_mounts_but_no_values()
     mounts = "--volume /data:/in:ro --volume /t/task:/t/task:ro"
     assert argv == f"/bin/docker run {options} {names} {mounts} team/agent:1 --q 2+2".split()
     assert given.items() >= env.items()
+
+
+def test_a_container_gets_no_ledger_but_its_attempts(tmp_path: Path) -> None:
+    ids = {conventions.ENV_ROLLOUT_ID: "ro-1", conventions.ENV_ATTEMPT_ID: "at-1"}
+    argv, given = ContainerAgent("team/agent:1", engine="sh").launch(["docker"], {**ids, conventions.ENV_LEDGER: str(tmp_path)})
+    folder = folder_of(tmp_path, "ro-1", "at-1")
+    assert [value for name, value in pairwise(argv) if name == "--volume"] == [f"{folder}:{folder_of(CONTAINER_ROOT, 'ro-1', 'at-1')}"]
+    assert given[conventions.ENV_LEDGER] == CONTAINER_ROOT and str(tmp_path) not in given.values()
 
 
 @pytest.mark.parametrize(
