@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,42 @@ async def test_a_detached_process_that_names_the_attempt_is_ended(stack: Stack) 
     _, attempt = await one(stack, python(code, str(path)))
     assert attempt.status == "succeeded"
     await stack.until(lambda: not running(int(path.read_text())))
+
+
+DAEMON = """
+import ctypes, os, sys, time
+from opentelemetry import trace
+tracer = trace.get_tracer("daemon")
+said, says = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        begin, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
+        ctypes.memset(begin, 0, end - begin)  # the environment, as /proc shows it; setting a process's title does that
+        for number in range(3): os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        for _ in range(100): tracer.start_span("ended").end()
+        with tracer.start_as_current_span("open"):
+            os.write(says, b".")
+            time.sleep(600)
+    os._exit(0)
+os.read(said, 1)
+"""
+
+
+async def test_a_detached_process_that_only_the_ledger_names_ends_by_sigterm(stack: Stack) -> None:
+    """So it exports what it has ended, and closes its ledger."""
+    path, stack.proxy.spans = stack.directory / "pid", 0
+    try:
+        rollout, attempt = await one(stack, CommandAgent([sys.executable, "-c", DAEMON, str(path)], grace_seconds=300.0))
+        assert not running(int(path.read_text()))
+    finally:
+        with contextlib.suppress(OSError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
+    assert attempt.ledger is not None and stack.verdict(attempt).kind == "complete", stack.verdict(attempt).reasons
+    (daemon,) = [process for process in attempt.ledger.processes if process.pid == int(path.read_text())]
+    assert (daemon.begun, daemon.ended, daemon.abandoned, daemon.closed) == (101, 100, 1, True)
+    assert len(stack.spans(rollout, "ended")) == 100
 
 
 async def test_output_is_stored_while_the_agent_runs(stack: Stack) -> None:
