@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.matrix.frameworks import BY_NAME
-from tests.proof.campaign import entries, played, shares
+from tests.proof.campaign import ATTEMPTS, entries, played, shares
 from tests.proof.frameworks import HERE, verdicts
 from tests.proof.judge import Case, Row, table
 from tests.proof.plans import SCENARIOS, missing
@@ -72,7 +72,7 @@ def is_free_threaded(python: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
-    parser.add_argument("--attempts", type=int, default=2000, help="of all scenarios together (default: 2000)")
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help=f"of all scenarios together (default: {ATTEMPTS})")
     parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="only this one; may be repeated")
     parser.add_argument("--index", type=int, help="only the attempt of this number, of each scenario")
     parser.add_argument(

@@ -16,6 +16,8 @@ from tests.proof.ground import Ground, asked, ground
 from tests.proof.judge import Case, Loss, Process, Stored, Truth, loss, processes
 from tests.proof.plans import SCENARIOS, Fault, Plan, Start
 
+ATTEMPTS: Final = 2000
+"""Of a campaign, unless told otherwise: 500 of them by baggage, in one process."""
 ROUND: Final = 64
 """Attempts that are in the queue together."""
 ROUND_SECONDS: Final = 600.0

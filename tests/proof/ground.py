@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -45,6 +46,7 @@ PLACES: Final[Mapping[Start, int]] = {
     "elsewhere": 4,
 }
 PATIENCE_SECONDS: Final = 120.0
+STRIKES: Final[int | None] = None  # of a fault in a round; None: as many as fall into it
 START_SECONDS: Final = 0.9  # within which an agent is killed that starts
 SERVICE_PAUSE_SECONDS: Final = (1.0, 6.0)  # between two kills of services
 RUNNER_PAUSE_SECONDS: Final = (3.0, 9.0)
@@ -249,7 +251,7 @@ class Ground:
             await self.settled()
 
     async def _kill_services(self, names: Sequence[str]) -> None:
-        while True:
+        for _ in islice(count(), STRIKES):
             await asyncio.sleep(self.chance.uniform(*SERVICE_PAUSE_SECONDS))
             name = self.chance.choice(names)
             if name in self._restarting:
@@ -265,7 +267,7 @@ class Ground:
                 self.restart(name)
 
     async def _kill_runners(self) -> None:
-        while True:
+        for _ in islice(count(), STRIKES):
             await asyncio.sleep(self.chance.uniform(*RUNNER_PAUSE_SECONDS))
             starts: list[Start] = [*self.runners]
             start = self.chance.choice(starts)
@@ -276,7 +278,7 @@ class Ground:
 
     async def _kill_service(self) -> None:
         """kill -9 the agents' HTTP service, and start it again at once on its port."""
-        while True:
+        for _ in islice(count(), STRIKES):
             await asyncio.sleep(self.chance.uniform(*SERVICE_PAUSE_SECONDS))
             if (service := self.services.get("http")) is not None and (born := started(service.pid)):
                 self._kill(service.pid, born, KILL)

@@ -418,7 +418,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "has-pools": Scenario(has_pools, healthy=True),
     "has-threads": Scenario(has_threads, healthy=True),
     "bursts": Scenario(bursts, healthy=True),
-    "by-baggage": Scenario(is_a_function, ("function",), share=18, healthy=True),
+    "by-baggage": Scenario(is_a_function, ("function",), share=20, healthy=True),
     "by-http": Scenario(is_a_function, ("http",), share=2, healthy=True),
     "serves": Scenario(serves, ("http",), healthy=True),
 }

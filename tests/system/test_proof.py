@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from tests.proof import ground
 from tests.proof.campaign import entries, played
 from tests.proof.judge import table
+from tests.proof.plans import missing
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
-HEALTHY = ("works", "leaks", "cuts-streams", "leaves-generators", "has-children", "has-threads", "by-baggage", "by-http")
+HEALTHY = (
+    *("works", "leaks", "cuts-streams", "leaves-generators", "leaves-a-daemon", "has-children", "has-threads"),
+    *("by-baggage", "by-http", "elsewhere"),
+)
 KILLED = (
     *("agent-killed", "killed-at-its-start", "child-killed", "only-child-killed", "grandchild-killed", "pool-worker-killed"),
-    *("ended-by-another-signal", "killed-in-a-burst", "terminated", "execs", "exec-killed"),
+    *("ended-by-another-signal", "killed-in-a-burst", "terminated", "execs", "exec-killed", "container-killed"),
     *("exceeds-limits", "leaves-its-folder"),
 )
+FAULTS = ("proxies-killed", "collectors-killed", "queues-killed", "runners-killed", "service-killed")
 
 
-async def test_exactly_the_attempts_without_loss_are_complete(tmp_path: Path) -> None:
-    cases = await played(tmp_path / "run", 2, entries(2, dict.fromkeys(KILLED, 3)))
+def here(names: Iterable[str], attempts: int) -> dict[str, int]:
+    """So many attempts of each scenario that can be played here: those of containers need root."""
+    return {name: attempts for name in names if not missing(name)}
+
+
+async def test_exactly_the_attempts_without_loss_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground, "STRIKES", 2)
+    monkeypatch.setattr(ground, "SERVICE_PAUSE_SECONDS", (0.5, 1.5))
+    monkeypatch.setattr(ground, "RUNNER_PAUSE_SECONDS", (0.5, 1.5))
+    monkeypatch.setattr(ground, "AWAY_SECONDS", 2.0)
+    cases = await played(tmp_path / "run", 2, entries(2, here(KILLED, 3) | here(FAULTS, 3)))
     row = table(cases)["all"]
-    wrong = [line for case in cases if case.lied or case.refused for line in case.story(2)]
+    refused = [case for case in cases if case.refused and case.scenario != "collectors-killed"]  # what is stored may not be acknowledged
+    wrong = [line for case in [*(case for case in cases if case.lied), *refused] for line in case.story(2)]
     assert not wrong, "\n".join(wrong)
-    assert row.lost and row.complete == row.whole > 0
+    assert row.lost and row.complete > 0
 
 
 async def test_an_attempt_that_lost_nothing_is_complete(tmp_path: Path) -> None:
-    cases = await played(tmp_path / "run", 1, entries(1, dict.fromkeys(HEALTHY, 2)))
-    row = table(cases)["all"]
-    assert (row.attempts, row.whole, row.complete) == (16, 16, 16), "\n".join(line for case in cases for line in case.story(1))
+    counts = here(HEALTHY, 2)
+    cases = await played(tmp_path / "run", 1, entries(1, counts))
+    row, attempts = table(cases)["all"], sum(counts.values())
+    assert (row.attempts, row.whole, row.complete) == (attempts,) * 3, "\n".join(line for case in cases for line in case.story(1))

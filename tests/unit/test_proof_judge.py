@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.proof.campaign import entries, rounds, shares
+from tests.proof.campaign import ATTEMPTS, entries, rounds, shares
 from tests.proof.judge import Case, Kill, Loss, Process, Sampled, Stored, Truth, is_lie, is_refusal, loss, processes, table
 from tests.proof.plans import SCENARIOS
 
@@ -102,3 +102,7 @@ def test_the_same_seed_draws_the_same_plans_and_every_round_has_one_fault() -> N
     assert all(len({entry.fault for entry in some}) == 1 for some in played)
     random.seed(0)
     assert drawn == entries(7, counts)
+
+
+def test_a_campaign_has_500_attempts_by_baggage() -> None:
+    assert shares(ATTEMPTS, list(SCENARIOS))["by-baggage"] >= 500

@@ -20,7 +20,7 @@ from agl_otel.proxy.inheritance import read_journal
 from agl_otel.proxy.journal import FOLDER, SETTLED, unpacked
 from agl_otel.queue.client import QueueClient
 from agl_otel.service.framed import Frame, read
-from agl_otel.settings import Settings
+from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.types import AttemptedRollout
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key
@@ -224,6 +224,23 @@ async def test_without_the_disk_those_attempts_and_only_those_are_incomplete(lif
     for key in (lost, later):
         await life.close(key)
     assert "has no last seal" in await life.proves(lost) and await life.proves(later) == "complete"
+
+
+async def test_what_is_older_than_the_retention_is_removed_unsent(life: Life, model: ModelServer) -> None:
+    key = key_of(await rollout(life.queue, model.url, "m"))
+    life.receiver.refuse = True
+    await life.begin()
+    async with aiohttp.ClientSession() as session:
+        await life.ask(session, key, "old")
+    await life.kill()
+    (folder,) = life.folder.iterdir()
+    for path in folder.iterdir():
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 2 * DAY_SECONDS))
+    life.receiver.refuse = False
+    await life.begin(AGL_RETENTION_DAYS="1")
+    assert not folder.exists()
+    await life.close(key)
+    assert "has no last seal" in await life.proves(key) and not life.stored(key)
 
 
 async def test_a_full_disk_stops_no_call_but_makes_attempts_incomplete(life: Life, model: ModelServer) -> None:
