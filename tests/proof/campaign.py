@@ -98,11 +98,11 @@ class Campaign:
         starts: list[Start] = [entry.start for entry in some]
         for start in dict.fromkeys(starts):
             await self.on.runner(start)
-        for entry, rollout in zip(some, await asked(lambda: self.on.store.enqueue([_request(entry) for entry in some])), strict=True):
-            entry.rollout_id = rollout.rollout_id
-        waiting = {entry.rollout_id for entry in some}
-        deadline = time.monotonic() + ROUND_SECONDS
         async with self.on.faults(fault):
+            for entry, rollout in zip(some, await asked(lambda: self.on.store.enqueue([_request(entry) for entry in some])), strict=True):
+                entry.rollout_id = rollout.rollout_id
+            waiting = {entry.rollout_id for entry in some}
+            deadline = time.monotonic() + ROUND_SECONDS
             while waiting:
                 for start in dict.fromkeys(starts):  # plans kill what plays them, too
                     await self.on.runner(start)

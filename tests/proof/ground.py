@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -228,7 +228,7 @@ class Ground:
 
     @asynccontextmanager
     async def faults(self, fault: Fault) -> AsyncGenerator[None]:
-        """Kill for as long as the block runs; then all is well again."""
+        """Kill from the block's first agent to its end; then all is well again."""
         kinds: Mapping[Fault, Sequence[Callable[[], Awaitable[None]]]] = {
             "": (),
             "starts": (self._kill_starts,),
@@ -239,7 +239,8 @@ class Ground:
             "service": (self._kill_service,),
             "everything": (lambda: self._kill_services(("proxy", "collector", "queue")), self._kill_runners),
         }
-        tasks = [asyncio.ensure_future(kill()) for kill in kinds[fault]]
+        before = {*self.notes.iterdir()}
+        tasks = [asyncio.ensure_future(kill() if fault == "starts" else self._once_agents_work(before, kill)) for kill in kinds[fault]]
         try:
             yield
         finally:
@@ -249,6 +250,11 @@ class Ground:
                 if isinstance(result, Exception):
                     raise result
             await self.settled()
+
+    async def _once_agents_work(self, before: Collection[Path], kill: Callable[[], Awaitable[None]]) -> None:
+        while {*self.notes.iterdir()} <= {*before}:  # noqa: ASYNC110  # agents are other processes
+            await asyncio.sleep(0.05)
+        await kill()
 
     async def _kill_services(self, names: Sequence[str]) -> None:
         for _ in islice(count(), STRIKES):

@@ -32,8 +32,8 @@ def here(names: Iterable[str], attempts: int) -> dict[str, int]:
 
 async def test_exactly_the_attempts_without_loss_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ground, "STRIKES", 2)
-    monkeypatch.setattr(ground, "SERVICE_PAUSE_SECONDS", (0.5, 1.5))
-    monkeypatch.setattr(ground, "RUNNER_PAUSE_SECONDS", (0.5, 1.5))
+    monkeypatch.setattr(ground, "SERVICE_PAUSE_SECONDS", (0.1, 1.0))
+    monkeypatch.setattr(ground, "RUNNER_PAUSE_SECONDS", (0.1, 1.0))
     monkeypatch.setattr(ground, "AWAY_SECONDS", 2.0)
     cases = await played(tmp_path / "run", 2, entries(2, here(KILLED, 3) | here(FAULTS, 3)))
     row = table(cases)["all"]
