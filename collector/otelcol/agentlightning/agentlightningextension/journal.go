@@ -6,11 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 const (
@@ -18,7 +21,7 @@ const (
 	journalSuffix = ".resends"
 )
 
-// answered is a line of the journal: a request that was answered.
+// answered is a line of the journal, after the line's checksum: a request that was answered.
 type answered struct {
 	key     requestKey
 	at      time.Time
@@ -60,9 +63,9 @@ type journal struct {
 	began   time.Time
 }
 
-// openJournal gives a journal, and the answers that were given before, the oldest first. It goes on in a new file: the end of an old one may
-// be torn.
-func openJournal(folder string, now func() time.Time) (*journal, []answered, error) {
+// openJournal gives a journal, and the answers that were given before, the oldest first. It goes on in a new file, without the lines that
+// cannot be read: the end of an old one may be torn, and a bad disk flips bits.
+func openJournal(folder string, now func() time.Time, logger *zap.Logger) (*journal, []answered, error) {
 	j := &journal{folder: folder, now: now}
 	fail := func(err error) (*journal, []answered, error) {
 		return nil, nil, fmt.Errorf("cannot use the journal of resends in %s: %w", folder, err)
@@ -76,12 +79,18 @@ func openJournal(folder string, now func() time.Time) (*journal, []answered, err
 	}
 	slices.Sort(before)
 	var known []answered
+	unreadable := 0
 	for _, path := range before {
-		found, err := readJournal(path, now().Add(-resendTime))
+		found, bad, err := readJournal(path, now().Add(-resendTime))
 		if err != nil {
 			return fail(err)
 		}
 		known = append(known, found...)
+		unreadable += bad
+	}
+	if unreadable > 0 {
+		logger.Warn("lines of the journal of resends cannot be read and are skipped: a resend of their requests is stored again",
+			zap.String("folder", folder), zap.Int("lines", unreadable))
 	}
 	slices.SortStableFunc(known, func(a, b answered) int { return a.at.Compare(b.at) })
 	known = known[max(0, len(known)-maxRemembered):]
@@ -100,27 +109,36 @@ func openJournal(folder string, now func() time.Time) (*journal, []answered, err
 	return j, known, nil
 }
 
-func readJournal(path string, since time.Time) ([]answered, error) {
+// readJournal gives the answers since then, and how many lines cannot be read.
+func readJournal(path string, since time.Time) ([]answered, int, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	var found []answered
+	unreadable := 0
 	for line := range bytes.Lines(raw) {
 		var one answered
-		if json.Unmarshal(line, &one) == nil && one.at.After(since) { // the last line may be torn
+		_, entry, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
+		if !bytes.Equal(line, journalLine(entry)) || json.Unmarshal(entry, &one) != nil {
+			unreadable++
+		} else if one.at.After(since) {
 			found = append(found, one)
 		}
 	}
-	return found, nil
+	return found, unreadable, nil
+}
+
+func journalLine(entry []byte) []byte {
+	return fmt.Appendf(nil, "%08x %s\n", crc32.ChecksumIEEE(entry), entry)
 }
 
 // add keeps answers.
 func (j *journal) add(all ...answered) error {
 	var raw []byte
 	for _, one := range all {
-		line, _ := json.Marshal(one) // texts and numbers always encode
-		raw = append(append(raw, line...), '\n')
+		entry, _ := json.Marshal(one) // texts and numbers always encode
+		raw = append(raw, journalLine(entry)...)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -73,7 +73,7 @@ func openResends(folder string, now func() time.Time, logger *zap.Logger) (*rese
 	if folder == "" {
 		return r, nil
 	}
-	journal, before, err := openJournal(folder, now)
+	journal, before, err := openJournal(folder, now, logger)
 	if err != nil {
 		return nil, err
 	}

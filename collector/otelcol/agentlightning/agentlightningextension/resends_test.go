@@ -1,6 +1,7 @@
 package agentlightningextension
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -74,6 +76,40 @@ func TestAResendGetsTheFirstOnesOutcomeAfterARestartToo(t *testing.T) {
 	info, err := os.Stat(files[0])
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+}
+
+func TestAFlippedBitOfTheJournalCostsALineAndIsSaidOnce(t *testing.T) {
+	sent := map[requestKey]outcome{{1}: {2, "2 × why"}, {2}: {}}
+	folder := t.TempDir()
+	first := opened(t, folder, time.Now)
+	for key, answer := range sent {
+		_, err := first.once(t.Context(), key, gives(answer))
+		require.NoError(t, err)
+	}
+	raw, err := os.ReadFile(filepath.Join(folder, "00000001.resends"))
+	require.NoError(t, err)
+	folder = t.TempDir()
+	for bit := range 8 * len(raw) {
+		flipped := bytes.Clone(raw)
+		flipped[bit/8] ^= 1 << (bit % 8)
+		require.NoError(t, os.WriteFile(filepath.Join(folder, "00000001.resends"), flipped, 0o600))
+		core, said := observer.New(zap.WarnLevel)
+		for range 2 { // the second start finds no trace of it
+			made, err := openResends(folder, time.Now, zap.New(core))
+			require.NoError(t, err)
+			for key, one := range made.known {
+				require.Equal(t, sent[key], one.outcome, "bit %d", bit)
+			}
+			if raw[bit/8] != '\n' { // without its newline a line takes the next with it
+				require.Len(t, made.known, 1, "bit %d", bit)
+			}
+			made.close()
+		}
+		require.Equal(t, 1, said.Len(), "bit %d", bit)
+		files, err := filepath.Glob(filepath.Join(folder, "*"))
+		require.NoError(t, err)
+		require.NoError(t, os.Remove(files[0]))
+	}
 }
 
 func TestAfterTenMinutesARequestIsNew(t *testing.T) {
