@@ -209,8 +209,9 @@ async def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path) ->
         kept: list[str] = []
         ballast = await asyncio.to_thread(fill, queue.pid, disk, leave=2 << 20)
         with pytest.raises(DiskFullError, match=rf"^the queue's database {disk}/queue.db cannot be written, its disk is full .*make room"):
-            while True:  # fails at once; a retryable error would take this client five minutes
-                kept += [r.rollout_id for r in await client.enqueue([EnqueueRolloutRequest(input="x" * 100_000)])]
+            async with asyncio.timeout(60):  # fails at once; a retryable error would take this client five minutes
+                while True:
+                    kept += [r.rollout_id for r in await client.enqueue([EnqueueRolloutRequest(input="x" * 100_000)])]
         assert kept
         assert {r.rollout_id for r in await client.query_rollouts()} == {*kept}
         await asyncio.to_thread(ballast.unlink)
@@ -254,9 +255,10 @@ async def test_a_full_disk_of_postgres_refuses_writes_until_there_is_room(tmp_pa
         await asyncio.to_thread(ballast.write_bytes, b"x" * (free - (4 << 20)))
         kept: list[str] = []
         with pytest.raises(DiskFullError, match=r"cannot be written, its disk is full .*make room"):
-            while len(kept) < 200:
-                task = EnqueueRolloutRequest(input=chance.randbytes(50_000).hex())  # PostgreSQL cannot compress it
-                kept += [r.rollout_id for r in await client.enqueue([task])]
+            async with asyncio.timeout(60):  # fails at once; a retryable error would take this client five minutes
+                while len(kept) < 200:
+                    task = EnqueueRolloutRequest(input=chance.randbytes(50_000).hex())  # PostgreSQL cannot compress it
+                    kept += [r.rollout_id for r in await client.enqueue([task])]
         assert kept
         assert {r.rollout_id for r in await client.query_rollouts()} == {*kept}
         await asyncio.to_thread(ballast.unlink)

@@ -24,7 +24,7 @@ def reading(at: float, *, finished: int = 0, spans: int = 0, **other: Any) -> Re
     }
     metrics = {"agl.collector.accepted": [{"attributes": {"signal": "traces"}, "value": spans}]}
     collectors = [{"address": "http://c:1", "disk": {"level": "ok", "message": ""}, "metrics": metrics}]
-    return Reading(at, statistics, other.get("workers", []), other.get("ended", []), other.get("collectors", collectors))
+    return Reading(at, statistics, other.get("workers", []), other.get("ended", []), other.get("collectors", collectors), other.get("down", {}))
 
 
 def shown(now: Reading, before: Reading | None) -> str:
@@ -56,3 +56,9 @@ def test_agents_and_workers_cannot_control_the_terminal() -> None:
 def test_an_unresponsive_collector_is_named() -> None:
     text = shown(reading(1.0, collectors=[{"address": "http://gone:1", "error": "refused"}]), None)
     assert "collector http://gone:1: refused" in text
+
+
+def test_a_service_that_is_down_is_named_with_the_reason() -> None:
+    text = shown(reading(1.0, down={"proxy": "ended with code 1 (killed\x1b[2J), starts again in 4 s"}), None)
+    assert "proxy ended with code 1" in text and "starts again in 4 s" in text and "\x1b" not in text
+    assert "proxy" not in shown(reading(1.0), None)
