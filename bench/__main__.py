@@ -1,4 +1,7 @@
-"""`make bench`: run every benchmark, one JSON object a line. `ARGS="ingest"` runs one of them; each has its own options."""
+"""`make bench`: run every benchmark, one JSON object a line. `ARGS="ingest"` runs one of them; each has its own options.
+
+It ends with code 1 if a figure misses its bar, after it has run all of them.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from agl_otel.types import Attempt, AttemptedRollout
 from agl_otel.types.columns import Ragged
 from agl_otel_hook import conventions
 from bench.agentlightning_triplets import as_03
-from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
+from bench.harness import Contest, Turn, report, report_absent, report_against_bar, run_bench, take_turns
 from bench.otlp import request_of
 from bench.peers import agentlightning_python, ours
 from tests.environments import AbsentError
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--single-call", action="store_true", help="attempts of one call")
-    asyncio.run(compare(parser.parse_args()))
+    run_bench(compare(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any, Final
 from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.traces.opened import open_store
-from bench.harness import report_absent, report_against_bar, store_command
+from bench.harness import report_absent, report_against_bar, run_bench, store_command
 from bench.read_data import fill
 from tests.environments import AbsentError, installed
 
@@ -120,4 +120,4 @@ if __name__ == "__main__":
     parser.add_argument("--spans", type=int, default=5_000_000, help="stored spans")
     parser.add_argument("--rounds", type=int, default=5, help="measured repetitions")
     parser.add_argument("--data", default="", help="data directory to keep and reuse; default: a temporary one")
-    asyncio.run(main(parser.parse_args()))
+    run_bench(main(parser.parse_args()))

@@ -1,7 +1,8 @@
 """Comparative benchmarks: ours and a baseline take turns in one run, and the result is the ratio.
 
 On shared cores, absolute figures vary by half between runs; the ratio of adjacent turns does not. Each result is one line of JSON:
-{"bench", "metric", "value", "unit", "baseline", "ratio", "against"}, where "against" describes the baseline.
+{"bench", "metric", "value", "unit", "baseline", "ratio", "against"}, where "against" describes the baseline. A bench ends with code 1 if a
+figure with a bar misses it (`run_bench`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import aiohttp
 
@@ -51,8 +52,11 @@ async def take_turns(ours: Turn, baseline: Turn, *, rounds: int) -> Contest:
     return contest
 
 
-def report(bench: str, metric: str, unit: str, contest: Contest, *, against: str, **more: object) -> None:
-    """Print the medians, their ratio and the fields of `more` as one line of JSON."""
+_missed: Final[list[str]] = []
+
+
+def report(bench: str, metric: str, unit: str, contest: Contest, *, against: str, bar: float | None = None, **more: object) -> None:
+    """Print the medians, their ratio and the fields of `more` as one line of JSON. The ratio should be at least `bar`."""
     result = {
         "bench": bench,
         "metric": metric,
@@ -61,21 +65,34 @@ def report(bench: str, metric: str, unit: str, contest: Contest, *, against: str
         "baseline": round(statistics.median(contest.baseline), 3),
         "ratio": round(contest.ratio, 3),
         "against": against,
+        **({} if bar is None else {"bar": bar}),
         **more,
     }
     print(json.dumps(result), flush=True)
+    if bar is not None and contest.ratio < bar:
+        _missed.append(metric)
 
 
 def report_against_bar(bench: str, metric: str, value: float, unit: str, bar: float, **more: object) -> None:
     """Print a figure with its fixed bar; the ratio should be at most 1."""
     line = {"bench": bench, "metric": metric, "value": round(value, 3), "unit": unit, "baseline": bar, "ratio": round(value / bar, 3)}
     print(json.dumps({**line, "against": "the bar", **more}), flush=True)
+    if value > bar:
+        _missed.append(metric)
 
 
 def report_absent(bench: str, metric: str, unit: str, reason: str) -> None:
     """Print that a baseline is unavailable, and why."""
     line = {"bench": bench, "metric": metric, "value": None, "unit": unit, "baseline": None, "ratio": None, "against": f"absent: {reason}"}
     print(json.dumps(line), flush=True)
+
+
+def run_bench(main: Coroutine[object, object, None]) -> None:
+    """Run a bench. Raises SystemExit with code 1 if a figure missed its bar."""
+    asyncio.run(main)
+    if _missed:
+        print(f"missed the bar: {'; '.join(_missed)}", file=sys.stderr)
+        raise SystemExit(1)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

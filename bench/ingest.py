@@ -23,7 +23,7 @@ from uuid import uuid4
 import aiohttp
 
 from bench import peers
-from bench.harness import Turn, cpu_seconds, report, report_absent, report_against_bar, resident_bytes, take_turns
+from bench.harness import Turn, cpu_seconds, report, report_absent, report_against_bar, resident_bytes, run_bench, take_turns
 from bench.load import Address, drive
 from bench.otlp import requests
 from bench.peers import Peer
@@ -197,4 +197,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3, help="turns of each")
     parser.add_argument("--spans", type=int, default=100_000, help="spans over which memory is measured (for the bar: 5000000)")
     parser.add_argument("--only", default="", help="only contests with this text in their name")
-    asyncio.run(main(parser.parse_args()))
+    run_bench(main(parser.parse_args()))

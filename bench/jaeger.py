@@ -31,7 +31,7 @@ from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.service import READER
 from agl_otel_hook import conventions
 from bench.dashboard import known_rollouts
-from bench.harness import report_against_bar, store_command
+from bench.harness import report_against_bar, run_bench, store_command
 from bench.read_data import fill
 
 BARS_MS: Final = {"trace": 50.0, "search": 500.0}
@@ -157,4 +157,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=10, help="measured requests of each kind")
     parser.add_argument("--only", default="", help="only requests with this text in their name")
     parser.add_argument("--data", default="", help="data directory to keep and reuse; default: a temporary one")
-    asyncio.run(main(parser.parse_args()))
+    run_bench(main(parser.parse_args()))

@@ -6,7 +6,6 @@ Both get the attempt's ids and a marker, and neither is exported. The difference
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ from agl_otel_hook.context import Key
 from agl_otel_hook.ledger import Ledger, Place, Started
 from agl_otel_hook.processor import AttemptProcessor
 from agl_otel_hook.records import Records, folder_of, key_of, read
-from bench.harness import Turn, report, report_against_bar, take_turns
+from bench.harness import Turn, report, report_against_bar, run_bench, take_turns
 
 KEY: Final = ("ro-1", "at-1")
 BAR_MICROSECONDS: Final = 3.0
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--spans", type=int, default=20_000, help="in one turn")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    asyncio.run(compare(options.spans, options.rounds))
+    run_bench(compare(options.spans, options.rounds))
 
 
 if __name__ == "__main__":

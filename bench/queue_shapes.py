@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.types import EnqueueRolloutRequest
-from bench.harness import percentile, report, report_against_bar, services, take_turns
+from bench.harness import percentile, report, report_against_bar, run_bench, services, take_turns
 
 START_BAR_MS: Final = 25.0
 STATUS_BAR_MS: Final = 10.0
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=300, help="rollouts to start, or queries to send")
     parser.add_argument("--held", type=int, default=1_000_000, help="rollouts in the queue during status queries")
     parser.add_argument("--rounds", type=int, default=5)
-    asyncio.run(run(parser.parse_args()))
+    run_bench(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from agl_otel.store import LightningStore
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 from agl_otel_hook import conventions
 from bench import peers
-from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
+from bench.harness import Contest, Turn, report, report_absent, report_against_bar, run_bench, take_turns
 from bench.load import Address, drive
 from bench.otlp import SPANS_PER_ATTEMPT, requests
 from bench.read_data import SPANS_PER_ROLLOUT, fill
@@ -229,4 +229,4 @@ if __name__ == "__main__":
     parser.add_argument("--spans", type=int, default=5_000_000, help="stored spans")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each")
     parser.add_argument("--data", default="", help="data directory to keep and reuse; default: a temporary one")
-    asyncio.run(main(parser.parse_args()))
+    run_bench(main(parser.parse_args()))

@@ -25,7 +25,7 @@ import grpc.aio
 
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.service import READER
-from bench.harness import report, store_command, take_turns
+from bench.harness import report, report_against_bar, run_bench, store_command, take_turns
 from bench.load import Address, drive
 from bench.otlp import request_of, requests
 
@@ -100,8 +100,10 @@ async def main(options: argparse.Namespace) -> None:
                 return await p99()
 
         contest = await take_turns(beside_viewers, p99, rounds=options.rounds)
-        more = {"bar": BAR, "viewers": 3 * options.viewers, "requests_a_second": options.requests_per_second}
-        report("viewers", "p99 of the ack beside stalled viewers", "ms", contest, against="the same without viewers", **more)
+        metric = "p99 of the ack beside stalled viewers"
+        more = {"viewers": 3 * options.viewers, "requests_a_second": options.requests_per_second}
+        report("viewers", metric, "ms", contest, against="the same without viewers", **more)
+        report_against_bar("viewers", f"{metric} against that without", contest.ratio, "ratio", BAR, **more)
 
 
 if __name__ == "__main__":
@@ -110,4 +112,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--viewers", type=int, default=2, help="viewers of each of the three kinds")
     parser.add_argument("--requests-per-second", type=float, default=200.0, help="requests of six spans each")
-    asyncio.run(main(parser.parse_args()))
+    run_bench(main(parser.parse_args()))

@@ -24,7 +24,9 @@ def reading(at: float, *, finished: int = 0, spans: int = 0, **other: Any) -> Re
     }
     metrics = {"agl.collector.accepted": [{"attributes": {"signal": "traces"}, "value": spans}]}
     collectors = [{"address": "http://c:1", "disk": {"level": "ok", "message": ""}, "metrics": metrics}]
-    return Reading(at, statistics, other.get("workers", []), other.get("ended", []), other.get("collectors", collectors), other.get("down", {}))
+    return Reading(
+        at, statistics, other.get("workers", []), other.get("ended", []), other.get("collectors", collectors), other.get("down", {})
+    )
 
 
 def shown(now: Reading, before: Reading | None) -> str:
