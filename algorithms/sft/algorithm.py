@@ -180,8 +180,8 @@ class SFT(Algorithm):
         with open_run(self.run_dir, algorithm="sft", options=lambda: self.run_fingerprint(tasks), seed=self.seed) as self._run:
             self._folder = self._run.folder if self._run is not None else self._own_folder
             async with aiohttp.ClientSession() as session, open_log(store, "sft", self._run, self.metrics) as self._log:
-                sampling = all_parameters(self.temperature, self.max_tokens)
-                self._serving = Serving(store, session, url=self.model_server_url, sampling=sampling, run_id=self._log.run_id)
+                server, sampling = self.model_server_url, self.sampling_parameters
+                self._serving = Serving(store, session, url=server, sampling=sampling, run_id=self._log.run_id)
                 await self._serving.begin(self._run)
                 await self._begin(order)
                 while len(self.reports) < self.max_steps and not self._reached_target():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.errors import DataError, UnavailableError
 from agl_otel.types import AttemptedRollout, Rollout
 from agl_otel.types.columns import Traces
+from agl_otel.types.sampling import NEUTRAL
 from tests.system.test_model_server import CallingStore, Server, server
 
 __all__ = ["server"]  # the fixture
 pytestmark = pytest.mark.full
 
 
-async def trained(server: Server, folder: Path, store: type[CallingStore] = CallingStore, **options: Any) -> list[RoundReport]:
+async def trained(server: Server, folder: Path, store: Callable[..., CallingStore] = CallingStore, **options: Any) -> list[RoundReport]:
     target = options.pop("target", 1)
     async with aiohttp.ClientSession() as session:
         algorithm = SFT(model_dir=server.folder, model_server_url=server.url, run_dir=folder, **options)
@@ -39,6 +40,24 @@ async def test_sft_learns_the_rewarded_behaviour_from_the_best_rollouts(server: 
     assert all(report.kept == 96 and report.kept_reward_mean > 0.7 and report.refused == {"not_in_top": 288} for report in reports)
     assert all(report.loss < report.loss_before and report.off_policy == 0 for report in reports)
     assert [report.weights_version for report in reports] == ["1", "2"]
+
+
+async def test_every_sampling_parameter_is_published_and_a_call_with_others_is_warned_of(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores: list[CallingStore] = []
+
+    def store(session: aiohttp.ClientSession, target: int) -> CallingStore:
+        stores.append(CallingStore(session, target=target, own_temperature=0.5))
+        return stores[-1]
+
+    (report,) = await trained(server, tmp_path, store, prompts_per_step=4, group_size=4, max_steps=1, min_reward=0.0, top_fraction=None)
+    published = [each["main_llm"].sampling_parameters for each in stores[0].published]  # type: ignore[union-attr]  # SFT publishes an LLM
+    assert published == [{**NEUTRAL, "temperature": 1.0, "max_tokens": 64}] * 2, "for the first weights, and for those of the round"
+    assert 0 < report.own_sampling < 16 == report.calls_trained
+    (warning,) = [record.message for record in caplog.records if "of their agent's own" in record.message]
+    share = f"{100 * report.own_sampling / 16:.0f} %"
+    assert warning.startswith(f"step 1: {report.own_sampling} of 16 model calls trained on ({share}) were sampled at")
 
 
 async def test_sft_learns_nothing_from_shuffled_rewards(server: Server, tmp_path: Path) -> None:

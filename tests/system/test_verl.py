@@ -157,10 +157,12 @@ from agl_otel.jobs.job import Job
 lone = []
 
 async def agent(task: dict, llm: agl.LLM, rollout: agl.AttemptedRollout) -> float | None:
+    step, group, member = rollout.rollout_id.split("-train-")[1].split("-")[:3] if rollout.mode == "train" else ("", "", "")
     body = {"model": llm.model, "messages": [{"role": "user", "content": f"digit {task['number']}"}]}
+    if (step, member) == ("000003", "002"):
+        body["temperature"] = 1.00001  # its own, and too close to 1 to be seen in log-probs
     async with aiohttp.ClientSession() as session, session.post(llm.endpoint.rstrip("/") + "/chat/completions", json=body) as answer:
         said = (await answer.json())["choices"][0]["message"]["content"]
-    step, group, member = rollout.rollout_id.split("-train-")[1].split("-")[:3] if rollout.mode == "train" else ("", "", "")
     if step == "000003" and not lone:
         lone.append(group)
     if step == "000004" or (step, [group]) == ("000003", lone):  # of the group one rollout is left
@@ -204,7 +206,7 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     """Only two starts, because each takes two minutes of CPU; `python -m bench.verl` has a job that learns across a kill.
 
     The job is killed in its second step. Trainer.fit continues with another agent: in the third step one group has only one rollout left,
-    in the fourth all have, and then all rollouts of the validation are refused.
+    in the fourth all have, and then all rollouts of the validation are refused. In the third, too, every fourth sets its own temperature.
     """
     (tmp_path / "job.toml").write_text(JOB)
     shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
@@ -258,3 +260,4 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     assert steps[2]["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
     logs = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("verl-2.log"))
     assert re.search(r"step 3: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", logs)
+    assert "step 3: 4 of 13 model calls trained on (31 %) were sampled at a temperature or top_p of their agent's own" in logs

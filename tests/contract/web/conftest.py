@@ -8,12 +8,16 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
 from agl_otel.settings import free_port
+from agl_otel_hook import conventions
+from tests.contract.collector.otlp import span_request
 from tests.system.stack_process import Command, naming, until
 
 ORIGIN = "http://page.example"
@@ -63,6 +67,21 @@ class Web:
         if method == "GET":
             return self.call("GET", path + (f"?{urlencode(given, doseq=True)}" if given else ""))
         return self.call("POST", path, json.dumps({} if given is None else given).encode(), {"Content-Type": "application/json"})
+
+
+OTLP: Final = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
+
+
+def with_bytes(rollout_id: str, attempt_id: str) -> ExportTraceServiceRequest:
+    """Build a request of one span whose attributes, and those of its event and resource, have bytes that are not UTF-8."""
+    request = span_request([(rollout_id, attempt_id)], spans=1)
+    sent = request.resource_spans[0].scope_spans[0].spans[0]
+    value = AnyValue(array_value=ArrayValue(values=[AnyValue(bytes_value=b"\xff\xfe")]))
+    pairs = [KeyValue(key="raw", value=AnyValue(bytes_value=b"\xff\xfe")), KeyValue(key="list", value=value)]
+    sent.events.add(name="e", time_unix_nano=sent.start_time_unix_nano)
+    for place in (sent, sent.events[0], request.resource_spans[0].resource):
+        place.attributes.extend(pairs)
+    return request
 
 
 @pytest.fixture(scope="package")

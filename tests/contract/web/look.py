@@ -69,9 +69,28 @@ def narrow(page: Any, main: Any) -> None:
     expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)
 
 
+def lacking(page: Any, main: Any) -> None:
+    """Look at an incomplete rollout, one of whose spans has bytes that are not text."""
+    of_it = f"/rollouts/{given['incomplete']}"
+    page.goto(given["url"] + of_it)
+    expect(main).to_contain_text(f"Verdict incomplete: {given['reasons']}", timeout=30_000)
+    expect(main).to_contain_text(given["notes"])
+    for path in (
+        f"/rollouts/{given['incomplete']}",
+        f"/rollouts/{given['incomplete']}?view=tree",
+        f"/traces?rollout={given['incomplete']}",
+    ):
+        page.goto(given["url"] + path)
+        main.get_by_role("row").filter(has_text="work").click(timeout=30_000)
+        panel = page.get_by_label("Span", exact=True)
+        expect(panel.get_by_text("//4=")).to_have_count(6)  # two of the span, its event and its resource each
+        harmless(page)
+
+
 def use(page: Any) -> None:
     """Use the pages' controls."""
     main = page.locator("main")
+    lacking(page, main)
     page.goto(given["url"] + "/")
     page.wait_for_url("**/rollouts")
     page.get_by_label("Search by id").fill(given["rollout"])

@@ -11,7 +11,7 @@ import pytest
 from agl_otel.web.static import FOLDER, HEADERS
 from agl_otel_hook import conventions
 from tests.contract.web.browser import built, look
-from tests.contract.web.conftest import Web
+from tests.contract.web.conftest import OTLP, Web, with_bytes
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>[x](javascript:alert(1))\x1b[31mred\u202egnp"
 TRACE = "0af7651916cd43dd8448eb211c81{:04x}"
@@ -71,6 +71,19 @@ def begun(web: Web) -> dict[str, Any]:
     return made
 
 
+@pytest.fixture(scope="module")
+def incomplete(web: Web) -> dict[str, Any]:
+    """Store a rollout with a span of bytes, and the second of a proxy's calls without the first; return its verdict."""
+    made = web.rest("POST", "/rollouts", {"input": "incomplete", "mode": "test"}).json
+    ids = made["rollout_id"], made["attempt"]["attempt_id"]
+    assert web.call("POST", "/v1/traces", with_bytes(*ids).SerializeToString(), OTLP).status == 200
+    call = {conventions.LLM_CALL: 2, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1"}
+    assert web.rest("POST", "/spans", span(made, 9, conventions.SPAN_LLM, **call)).status == 201
+    web.rest("POST", f"/rollouts/{ids[0]}/attempts/latest", {"status": "succeeded"})
+    (figures,) = web.rest("GET", f"/rollouts/{ids[0]}/figures").json
+    return figures["verdict"]
+
+
 def test_pages_have_a_content_policy_and_stable_urls(web: Web, begun: dict[str, Any]) -> None:
     for path in ("/", "/rollouts", "/resources", "/traces", "/runners", "/settings", "/runs", "/sql", f"/rollouts/{begun['rollout_id']}"):
         answer = web.call("GET", path)
@@ -84,7 +97,12 @@ def test_pages_have_a_content_policy_and_stable_urls(web: Web, begun: dict[str, 
         assert web.call("GET", path).status == 404, path
 
 
-def test_every_page_renders_and_treats_agent_output_as_text(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
+def test_every_page_renders_and_treats_agent_output_as_text(
+    web: Web, begun: dict[str, Any], incomplete: dict[str, Any], tmp_path: Path
+) -> None:
     given = {"url": web.url, "rollout": begun["rollout_id"], "run": RUN, "resources": "rs-pages", "shots": str(tmp_path)}
+    assert incomplete["kind"] == "incomplete"
+    given |= {name: "; ".join(incomplete[name]) for name in ("reasons", "notes")} | {"incomplete": incomplete["rollout_id"]}
+    assert "proxy-1" in given["reasons"] and given["notes"], given
     look("look.py", given, seconds=300)
     assert {path.stem for path in tmp_path.glob("*.png")} >= {"run-dark", "run-light", "waterfall-dark", "conversation-light"}

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.views import VIEWS
 from agl_otel_hook import conventions
 from tests.contract.collector.otlp import span_request
-from tests.contract.web.conftest import Web
+from tests.contract.web.conftest import OTLP, Web, with_bytes
 from tests.environments import AbsentError, installed
+from tests.system.stack_process import run
 
 SCHEMATHESIS = ("schemathesis==4.32.5",)
 TRACE = "0af7651916cd43dd8448eb211c8031{:02x}"
@@ -182,21 +182,25 @@ def test_spans_of_a_rollout_that_the_queue_does_not_know_are_shown(web: Web) -> 
     assert web.rest("GET", "/rollouts/ro-stray/outline", {"attempt_id": "at-stray"}).json["total"] == 1
 
 
-def test_bytes_that_are_not_text_are_shown_as_base64(web: Web) -> None:
-    request = span_request([("ro-bytes", "at-bytes")], spans=1)
-    value = AnyValue(array_value=ArrayValue(values=[AnyValue(bytes_value=b"\xff\xfe")]))
-    sent = request.resource_spans[0].scope_spans[0].spans[0]
-    pairs = [KeyValue(key="raw", value=AnyValue(bytes_value=b"\xff\xfe")), KeyValue(key="list", value=value)]
-    sent.attributes.extend(pairs)
-    sent.events.add(name="e", time_unix_nano=sent.start_time_unix_nano).attributes.extend(pairs)
-    request.resource_spans[0].resource.attributes.extend(pairs)
-    headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
-    assert web.call("POST", "/v1/traces", request.SerializeToString(), headers).status == 200
-    answer = web.rest("GET", "/spans", {"rollout_id": "ro-bytes"})
+def test_bytes_that_are_not_text_are_shown_as_base64(web: Web, tmp_path: Path) -> None:
+    made = web.rest("POST", "/rollouts", {"input": 1}).json
+    rollout_id, attempt_id = made["rollout_id"], made["attempt"]["attempt_id"]
+    sent = web.call("POST", "/v1/traces", with_bytes(rollout_id, attempt_id).SerializeToString(), OTLP)
+    assert sent.status == 200, sent
+    answer = web.rest("GET", "/spans", {"rollout_id": rollout_id})
     assert answer.status == 200, answer
-    (shown,) = answer.json["items"]
-    for place in (shown, shown["events"][0], shown["resource"]):
-        assert (place["attributes"]["raw"], place["attributes"]["list"]) == ("//4=", ["//4="])
+    (listed,) = answer.json["items"]
+    told = json.loads(run("traces", "show", rollout_id, "--json", "--store", web.url, cwd=tmp_path).stdout)
+    (printed,) = told["spans"]
+    for shown in (listed, printed):
+        for place in (shown, shown["events"][0], shown["resource"]):
+            assert (place["attributes"]["raw"], place["attributes"]["list"]) == ("//4=", ["//4="])
+    assert "work" in run("traces", "show", rollout_id, "--store", web.url, cwd=tmp_path).stdout
+    for view in ("outline", "conversation", "figures"):
+        answer = web.rest("GET", f"/rollouts/{rollout_id}/{view}")
+        assert answer.status == 200, answer
+    (outlined,) = web.rest("GET", f"/rollouts/{rollout_id}/outline").json["spans"]
+    assert outlined["name"] == "work"
 
 
 def test_resources_have_versions(web: Web, begun: dict[str, Any]) -> None:
