@@ -21,7 +21,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"agl-otel.internal/agentlightning/internal/identify"
-	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/refusals"
 	"agl-otel.internal/agentlightning/internal/wire"
 )
@@ -65,7 +64,7 @@ func (p *presence) intercept(ctx context.Context, request any, info *grpc.UnaryS
 		return ""
 	}
 	headers := identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
-	this := keyOf("grpc", of.name, parsed.hash[:], headers, key.BoundTo(client.FromContext(ctx)))
+	this := keyOf("grpc", of.name, parsed.hash[:], headers, client.FromContext(ctx))
 	found, err := p.resends.once(ctx, this, func(ctx context.Context) (outcome, error) {
 		ctx, refused := refusals.Within(ctx)
 		if _, err := handler(ctx, request); err != nil {

@@ -24,7 +24,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"agl-otel.internal/agentlightning/internal/identify"
-	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/refusals"
 	"agl-otel.internal/agentlightning/internal/wire"
 )
@@ -102,7 +101,7 @@ func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, b
 	}
 	info := client.FromContext(r.Context())
 	headers := identify.Headers{RolloutID: r.Header.Get(identify.HeaderRolloutID), AttemptID: r.Header.Get(identify.HeaderAttemptID)}
-	this := keyOf("http "+media, of.name, body, headers, key.BoundTo(info))
+	this := keyOf("http "+media, of.name, body, headers, info)
 	found, err := p.resends.once(r.Context(), this, func(ctx context.Context) (outcome, error) {
 		clean, err := cleaned(of.request, media, body, mine.grow)
 		if err != nil {

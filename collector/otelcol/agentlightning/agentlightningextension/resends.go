@@ -8,9 +8,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/collector/client"
 	"go.uber.org/zap"
 
 	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/key"
 )
 
 // A sender that got no answer sends the same bytes again. For ten minutes such a resend gets the first one's outcome and is not stored again,
@@ -25,14 +27,17 @@ var errUnfinished = errors.New("the request came to no end")
 // requestKey is what tells a resend.
 type requestKey [16]byte
 
-// keyOf hashes the bytes of a request, the ids in its metadata, and the attempt that its sender's key is bound to: what one may not send,
-// another may.
-func keyOf(road, signal string, body []byte, headers identify.Headers, bound *identify.IDs) requestKey {
+// keyOf hashes the bytes of a request, the ids in its metadata, and whether its sender showed an agent's key and of which attempt: what one
+// may not send, another may.
+func keyOf(road, signal string, body []byte, headers identify.Headers, sender client.Info) requestKey {
 	hash := sha256.New()
 	for _, text := range []string{road, signal, headers.RolloutID, headers.AttemptID} {
 		hash.Write([]byte(text + "\x00"))
 	}
-	if bound != nil {
+	if key.OfAgent(sender) {
+		hash.Write([]byte("agent"))
+	}
+	if bound := key.BoundTo(sender); bound != nil {
 		hash.Write([]byte(bound.Rollout + "/" + bound.Attempt))
 	}
 	hash.Write([]byte{0})

@@ -282,6 +282,8 @@ func TestOverHTTPARequestIsTakenOnceAndTheSenderToldWhatWasRefused(t *testing.T)
 	_ = send(raw, &identify.IDs{Rollout: "ro", Attempt: "at"}, "Content-Type", protobufType)
 	_ = send(raw, nil, "Content-Type", protobufType, identify.HeaderRolloutID, "ro")
 	require.Equal(t, 5, times, "other ids make another request")
+	_ = send(raw, &identify.IDs{}, "Content-Type", protobufType)
+	require.Equal(t, 6, times, "and so does a key that is bound to no attempt, in the token's place")
 }
 
 type takes struct {
