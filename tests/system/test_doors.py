@@ -38,7 +38,7 @@ OURS: Final = ("ro-1", "at-1")
 FAR: Final = 4e9  # Unix seconds
 CALL_SECONDS: Final = 300.0
 ANSWERS: Final = Path(__file__).with_name("doors.json")
-PORTS: Final = ("queue", "otlp_grpc", "otlp_http", "clickhouse", "proxy", "web", "jaeger", "queue_metrics")
+PORTS: Final = ("queue", "otlp_grpc", "otlp_http", "clickhouse", "proxy", "web", "jaeger", "queue_metrics", "runner_metrics")
 Headers = Sequence[tuple[str, str]]
 
 
@@ -172,6 +172,10 @@ DOORS: Final[dict[str, Door]] = {
     "proxy: a call of a broken id": Door("proxy", "POST", "/rollout/a%20b/attempt/c/v1/chat/completions", b"{}", JSON),
     "proxy: close an attempt": Door("proxy", "POST", f"{ATTEMPT}/close"),
     "proxy: resume": Door("proxy", "POST", "/resume", b"[]", JSON),
+    "proxy: pause": Door("proxy", "POST", "/pause", b"[]", JSON),
+    "proxy: replace the models": Door("proxy", "POST", "/model_list", b"[]", JSON),
+    "proxy: models": Door("proxy", "GET", "/v1/models"),
+    "proxy: models of an attempt": Door("proxy", "GET", f"{ATTEMPT}/v1/models"),
     "proxy: delete": Door("proxy", "POST", "/delete", b"[]", JSON),
     "proxy: metrics": Door("proxy", "GET", "/metrics"),
     "proxy: health": Door("proxy", "GET", "/health"),
@@ -189,16 +193,22 @@ DOORS: Final[dict[str, Door]] = {
     "web: Jaeger, version 3": Door("web", "GET", "/api/v3/operations?service=none"),
     "web: page": Door("web", "GET", PAGE),
     "web: no such path": Door("web", "GET", "/v1/nothing"),
-    "metrics port: metrics": Door("queue_metrics", "GET", "/metrics"),
-    "metrics port: health": Door("queue_metrics", "GET", "/health"),
-    "metrics port: change": Door("queue_metrics", "POST", "/health"),
-    "metrics port: no such path": Door("queue_metrics", "GET", "/nothing"),
+    **{
+        f"{whose} metrics port: {what}": Door(port, method, path)
+        for whose, port in (("queue's", "queue_metrics"), ("runner's", "runner_metrics"))
+        for what, method, path in (
+            ("metrics", "GET", "/metrics"),
+            ("health", "GET", "/health"),
+            ("change", "POST", "/health"),
+            ("no such path", "GET", "/nothing"),
+        )
+    },
 }
 
 
 @contextmanager
 def stack(folder: Path, **env: str) -> Generator[dict[str, int]]:
-    """Run `agl-otel up` with one resource that has a provider's key; yield {name of a port: its number}."""
+    """Run `agl-otel up` with one resource that has a provider's key, and a runner; yield {name of a port: its number}."""
     ports: dict[str, int] = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     env = {**{f"AGL_{name.upper()}_PORT": str(port) for name, port in ports.items()}, **env}
     env |= {"AGL_ALLOWED_HOSTS": "stack.test", "AGL_CORS_ORIGINS": "http://page.example"}
@@ -213,8 +223,17 @@ def stack(folder: Path, **env: str) -> Generator[dict[str, int]]:
         with grpc.insecure_channel(f"127.0.0.1:{ports['queue']}") as channel:
             call = channel.unary_unary("/agl.queue.v1.Queue/PutResources", None, None)
             call(given.SerializeToString(), metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=CALL_SECONDS)
-        yield ports
+        runner = ("runner", "--store", f"127.0.0.1:{ports['queue']}", "--", "true")
+        with Command(*runner, log=folder / "runner.log", cwd=folder, env=env) as other:
+            until(lambda: listens(ports["runner_metrics"]) or other.process.poll() is not None, "the runner serves its metrics")
+            assert other.process.poll() is None, other.output
+            yield ports
     until(lambda: naming(data) == [], "nothing is left")
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as made:
+        return made.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -279,12 +298,12 @@ class _Socket:
 
 
 def _words(body: bytes) -> str:
-    text = body.decode()
+    text = body.decode(errors="replace")  # that of the Go collector is protobuf
     try:
         found = json.loads(text)
     except ValueError:
         return text.strip()
-    return found["detail"] if "detail" in found else found["error"]["message"]
+    return found.get("detail") or found.get("message") or found["error"]["message"]
 
 
 def _told(door: Door, body: bytes) -> str:
@@ -295,7 +314,7 @@ def _told(door: Door, body: bytes) -> str:
         return ExportMetricsServiceResponse.FromString(body).partial_success.error_message
     if door.path.endswith("StreamResources"):
         return "with the key" if b"sk-secret" in body else "without the key"
-    if door.path.endswith("/health") and door.method == "GET" and door.port != "queue_metrics":
+    if door.path.endswith("/health") and door.method == "GET" and not door.port.endswith("_metrics"):
         return "all of it" if set(json.loads(body)) - {"status"} else "the status"
     return ""
 

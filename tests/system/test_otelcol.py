@@ -43,6 +43,7 @@ from tests.clickhouse_server import ClickHouseServer
 from tests.contract.collector.otlp import request_of, span, span_request
 from tests.contract.collector.stack import until
 from tests.system.otelcol_process import CONFIGS, Otelcol, World, binary, post
+from tests.system.test_doors import ANSWERS, DOORS, PLACES, SHOWING, TOKEN, VISITORS, found_at
 
 pytestmark = pytest.mark.full
 KILLED_AFTER_SPANS = 1500
@@ -369,6 +370,40 @@ async def test_compressed_bodies_are_limited_and_other_origins_refused(world: Wo
         assert (await post(session, collector, request_of([span()]), Origin="http://evil.example")).status == 403
 
 
+OTHERWISE = {"the token without a scheme": "401", "a token for collector": "401", "first a wrong token, then the right one": "200"}
+"""Visitors who are answered otherwise than by the Python collector where a token is asked for."""
+
+
+def by_visitor(answers: Mapping[str, str]) -> dict[str, str]:
+    """Turn {response: visitors} of doors.json into {visitor: response}, and of a refusal only its status: the words differ."""
+    each = [(name, answer) for answer, visitors in answers.items() for name in visitors.split("; ")]
+    return {name: answer if answer.startswith("200") else answer[:3] for name, answer in each}
+
+
+@pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "token"])
+async def test_visitors_over_http_are_answered_like_by_the_python_collector(token: str, world: World) -> None:
+    world.token = token
+    await world.end_queue()
+    await world.start_queue()
+    collector = await world.collector(AGL_ALLOWED_HOSTS="stack.test")
+    what, ports = "with a token" if token else "without a token", {"otlp_http": collector.ports[1]}
+    wanted = json.loads(ANSWERS.read_text())
+    for part, visitors, names in (
+        (what, VISITORS, ("a span of an attempt", "a figure of training")),
+        (
+            f"whence, {what}",
+            SHOWING if token else PLACES,
+            ("a span of an attempt", "a figure of training", "barrier", "health", "no such path"),
+        ),
+    ):
+        doors = {f"OTLP HTTP: {name}": DOORS[f"OTLP HTTP: {name}"] for name in names}
+        found = await asyncio.to_thread(found_at, ports, doors, visitors)
+        for name in doors:
+            known = by_visitor(wanted[part][name])
+            known |= {each: answer for each, answer in OTHERWISE.items() if token and each in known}
+            assert {each: answer for each, answer in by_visitor(found[name]).items() if each in known} == known, (part, name)
+
+
 async def test_idle_connections_and_those_without_a_complete_head_are_closed(tmp_path: Path) -> None:
     binary()
     collector = Otelcol("agent", tmp_path / "log", {"AGL_OTELCOL_IDLE": "1s"})
@@ -468,13 +503,14 @@ async def test_no_acked_span_is_lost_by_kill_9_under_load(
     assert not acked - found.keys(), "acked spans were lost"
 
 
-@pytest.mark.parametrize("config", ["all-in-one", "gateway-durable"])
+@pytest.mark.parametrize("config", ["all-in-one", "gateway", "agent", "gateway-durable"])
 async def test_a_resend_is_known_after_kill_9(config: str, world: World) -> None:
     world.token = "secret"
     await world.end_queue()
     await world.start_queue()
     spool = world.directory / "spool"
-    collector = await world.collector(config, AGL_OTELCOL_SPOOL=str(spool))
+    gateway = (await world.collector("gateway", AGL_OTELCOL_RESENDS="")).grpc if config == "agent" else ""
+    collector = await world.collector(config, AGL_OTELCOL_SPOOL=str(spool), AGL_OTELCOL_GATEWAY=gateway)
     authorization = "Bearer secret"
     over_http, over_grpc = (span_request([("ro-1", "at-1")], spans=2).SerializeToString() for _ in range(2))
 
@@ -497,9 +533,11 @@ async def test_a_resend_is_known_after_kill_9(config: str, world: World) -> None
     async with aiohttp.ClientSession() as session:
         assert (await post(session, collector, span_request([("ro-2", "at-1")], spans=1), authorization=authorization)).status == 200
     found = await until(lambda: stored(world), lambda found: len(found) == 5)
-    if config == "all-in-one":  # the other's log may store a batch twice that it was about to delete
+    if config != "gateway-durable":  # whose log may store a batch twice that it was about to delete
         assert set(found.values()) == {1}
-    journal = world.directory / "collector" / "otelcol" if config == "all-in-one" else spool / "resends"
+    data = world.directory / "collector"
+    journals = {"all-in-one": data / "otelcol", "gateway-durable": spool / "resends"}
+    journal = journals.get(config, data / f"otelcol-{collector.ports[0]}")
     (kept,) = journal.iterdir()
     assert (journal.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
     assert "secret" not in kept.read_text() and len(kept.read_text().splitlines()) == 3
