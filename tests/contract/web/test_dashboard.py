@@ -77,7 +77,7 @@ def incomplete(web: Web) -> dict[str, Any]:
     made = web.rest("POST", "/rollouts", {"input": "incomplete", "mode": "test"}).json
     ids = made["rollout_id"], made["attempt"]["attempt_id"]
     assert web.call("POST", "/v1/traces", with_bytes(*ids).SerializeToString(), OTLP).status == 200
-    call = {conventions.LLM_CALL: 2, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1"}
+    call: dict[str, Any] = {conventions.LLM_CALL: 2, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1"}
     assert web.rest("POST", "/spans", span(made, 9, conventions.SPAN_LLM, **call)).status == 201
     web.rest("POST", f"/rollouts/{ids[0]}/attempts/latest", {"status": "succeeded"})
     (figures,) = web.rest("GET", f"/rollouts/{ids[0]}/figures").json
