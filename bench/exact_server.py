@@ -266,7 +266,12 @@ def _message(name: str, reply: Reply, **more: Any) -> Json:
         else {"type": "text", "text": reply.text}
     )
     head = {"id": name, "type": "message", "role": "assistant", "model": "m", "content": [block], "stop_sequence": None}
-    return {**head, "stop_reason": "tool_use" if tool else "end_turn", "usage": {"input_tokens": 1, "output_tokens": 1}, **more}
+    return {
+        **head,
+        "stop_reason": "tool_use" if tool else "end_turn",
+        "usage": {"input_tokens": 1, "output_tokens": len(reply.ids)},
+        **more,
+    }
 
 
 def _sampled(reply: Reply, prompt: list[int] | None) -> Json:
@@ -290,7 +295,7 @@ def _message_stream(name: str, prompt: list[int] | None, replies: list[Reply]) -
         delta = {"type": kind, name_of: text[at : at + 7]}
         yield _event({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
     yield _event({"type": "content_block_stop", "index": 0}, "content_block_stop")
-    end = {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}, "usage": {"output_tokens": 1}}
+    end = {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}, "usage": {"output_tokens": len(reply.ids)}}
     yield _event({**end, **_sampled(reply, prompt)}, "message_delta")
     yield _event({"type": "message_stop"}, "message_stop")
 

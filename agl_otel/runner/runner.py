@@ -47,6 +47,7 @@ GRACE_SECONDS: Final = 30.0  # for running attempts, after a stop
 COMPLETE_SECONDS: Final = 30.0  # after that, for the end of those that still run and all results; then for ledgers of dead runners
 START_RETRY_SECONDS: Final = 60.0  # collector or queue outage after which claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
+ORPHAN_LAST_POLL_SECONDS: Final = 0.5  # while this runner waits for the processes of dead ones at its end
 ORPHAN_POLL_SECONDS: Final = 5.0  # between polls for ledgers of dead runners, after the start
 ORPHAN_FAST_POLLS: Final = 12  # number of those polls
 ORPHAN_SLOW_POLL_SECONDS: Final = 60.0  # between later polls
@@ -190,33 +191,48 @@ class Runner:
 
     async def _report_orphaned(self, ledgers: Ledgers, completion: Completion, ending: asyncio.Event) -> None:
         """Report the ledgers of dead runners, once the processes of their attempts are gone; the last time when this runner ends."""
+        waits = False
         for poll in itertools.count(1):
-            last = ending.is_set()
+            last, running = ending.is_set(), list[str]()
             try:
                 if orphans := await asyncio.to_thread(ledgers.orphaned):
-                    await self._report_ledgers(ledgers, orphans, completion)
+                    running = await self._report_ledgers(ledgers, orphans, completion)
             except Exception:  # noqa: BLE001 - boundary: ledgers of other runners must never stop this one
                 self.counts["ledger_errors"] += 1
                 _log.exception("ledgers of dead runners could not be reported")
             finally:
                 ledgers.close()
             if last:
-                return
+                if not running:
+                    return
+                if not waits:
+                    _log.warning("waiting up to %g s for processes that a killed runner left of %s", COMPLETE_SECONDS, ", ".join(running))
+                waits = True
+                await asyncio.sleep(ORPHAN_LAST_POLL_SECONDS)
+                continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ORPHAN_POLL_SECONDS if poll < ORPHAN_FAST_POLLS else ORPHAN_SLOW_POLL_SECONDS):
                     await ending.wait()
 
-    async def _report_ledgers(self, ledgers: Ledgers, orphans: Sequence[OrphanedLedger], completion: Completion) -> None:
-        """Close the attempts that the queue knows at the proxies, and report their ledgers unless their runner has reported one."""
+    async def _report_ledgers(self, ledgers: Ledgers, orphans: Sequence[OrphanedLedger], completion: Completion) -> list[str]:
+        """Close the attempts that the queue knows at the proxies, and report their ledgers unless their runner has reported one.
+
+        Return the attempts of which a process still runs.
+        """
         attempts = await retry_unavailable(lambda: self._queue.query_attempts(sorted({each.rollout_id for each in orphans})))
         known = {(attempt.rollout_id, attempt.attempt_id): attempt.ledger is not None for attempt in attempts}
         found: dict[tuple[str, str], AttemptLedger] = {}
         over: list[OrphanedLedger] = []
+        running: list[str] = []
         for orphan in orphans:
             key = orphan.rollout_id, orphan.attempt_id
-            if key in known and (ledger := await asyncio.to_thread(ledgers.read_orphaned, orphan)) is not None:
-                over.append(orphan)
-                found |= {} if known[key] else {key: ledger}
+            if key not in known:
+                continue
+            if (ledger := await asyncio.to_thread(ledgers.read_orphaned, orphan)) is None:
+                running.append(orphan.attempt_id)
+                continue
+            over.append(orphan)
+            found |= {} if known[key] else {key: ledger}
         if found:
             async with proxy_session() as session:
                 seals = await completion.close(session, [*found])
@@ -226,6 +242,7 @@ class Runner:
                     _log.warning("the queue refused the ledger of attempt %s: %s", update.attempt_id, error)
         for orphan in over:
             await asyncio.to_thread(ledgers.remove_orphaned, orphan)
+        return running
 
     # --- claiming
 

@@ -147,10 +147,10 @@ class ChdbEngine:
 
     def _need_room(self) -> None:
         """Raise DiskFullError if the disk is full. Merges go on where it no longer is."""
+        if (free := shutil.disk_usage(self.directory).free) < ROOM_BYTES:
+            self._full = self._no_room(f"{free} bytes are free")
+            raise self._full
         if self._full is None:
-            if (free := shutil.disk_usage(self.directory).free) < ROOM_BYTES:
-                self._full = self._no_room(f"{free} bytes are free")
-                raise self._full
             return
         try:
             try_disk(self.directory, ROOM_BYTES)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from tests.system.test_run import environment, stack, store  # noqa: F401  # pyr
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture(autouse=True)
-def own_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def own_ledgers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the ledgers from other runners of this machine, which would hand them in."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path / "tmp"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path_factory.mktemp("ledgers")))
+        yield
 
 
 WAITS = """

@@ -260,4 +260,4 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     assert steps[2]["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
     logs = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("verl-2.log"))
     assert re.search(r"step 3: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", logs)
-    assert "step 3: 4 of 13 model calls trained on (31 %) were sampled at a temperature or top_p of their agent's own" in logs
+    assert "step 3: 4 of 13 model calls read for training (31 %) were sampled at a temperature or top_p of their agent's own" in logs
