@@ -22,6 +22,9 @@ KILLED = (
     *("ended-by-another-signal", "killed-in-a-burst", "terminated", "execs", "exec-killed", "container-killed"),
     *("exceeds-limits", "leaves-its-folder"),
 )
+UNSEEN = ("collectors-killed", "runners-killed")
+"""May be incomplete for what the judge does not see: spans that are stored and not acknowledged; an agent whose seal takes longer than the
+grace period of a dead runner's zygote, which then kills it."""
 FAULTS = ("proxies-killed", "collectors-killed", "queues-killed", "runners-killed", "service-killed")
 
 
@@ -37,7 +40,7 @@ async def test_exactly_the_attempts_without_loss_are_complete(tmp_path: Path, mo
     monkeypatch.setattr(ground, "AWAY_SECONDS", 2.0)
     cases = await played(tmp_path / "run", 2, entries(2, here(KILLED, 3) | here(FAULTS, 3)))
     row = table(cases)["all"]
-    refused = [case for case in cases if case.refused and case.scenario != "collectors-killed"]  # what is stored may not be acknowledged
+    refused = [case for case in cases if case.refused and case.scenario not in UNSEEN]
     wrong = [line for case in [*(case for case in cases if case.lied), *refused] for line in case.story(2)]
     assert not wrong, "\n".join(wrong)
     assert row.lost and row.complete > 0
