@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.model_server import ModelServer
+from tests.otlp_receiver import OtlpReceiver
+from tests.system.hooked_agent import Agent
 
 
 @pytest.fixture
@@ -24,3 +27,15 @@ def model_server() -> Iterator[ModelServer]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def agent(receiver: OtlpReceiver, tmp_path: Path) -> Agent:
+    return Agent(receiver, tmp_path)
