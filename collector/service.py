@@ -133,11 +133,7 @@ class Collector:
         resends.known.clear()  # the intake has copied them, into less memory
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(writer, heartbeats, forwarder, server)
-        ping = server.ping if server is not None else ""
-        self._sql = SqlEndpoint(
-            engine, token=self._token, shared=server is not None, ping=ping, in_flight_bytes=settings.max_in_flight_bytes
-        )
-        self._closers.callback(self._sql.close)
+        self._open_sql(server)
         parts = Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker, self._store_watch)
         watch(telemetry, parts)
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
@@ -145,6 +141,13 @@ class Collector:
         await self._listen(receiver)
         if settings.metrics_otlp:
             await self._pushing.enter_async_context(pushing(self._own_metrics, settings))
+
+    def _open_sql(self, server: ServerAddress | None) -> None:
+        """Create the endpoint for SQL; `server`: that of the store; None if it is embedded."""
+        ping = server.ping if server is not None else ""
+        budget = self._settings.max_in_flight_bytes
+        self._sql = SqlEndpoint(self._engine, token=self._token, shared=server is not None, ping=ping, in_flight_bytes=budget)
+        self._closers.callback(self._sql.close)
 
     def _begin_tasks(self, writer: Writer, heartbeats: Heartbeats, forwarder: Forwarder | None, server: ServerAddress | None) -> None:
         """Start the tasks that run beside the ports until `stop`."""

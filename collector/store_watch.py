@@ -1,4 +1,4 @@
-"""Looks regularly at what the disk of the store does to its tables, because ClickHouse merges them without telling anybody of an error."""
+"""Periodic check of the store's disk and tables: ClickHouse reports no error of a merge in the background."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from agl_otel.errors import UnavailableError
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import TraceStore
 
-EMBEDDED_SECONDS: Final = 1.0  # between two looks; each costs about 1 ms of CPU
+EMBEDDED_SECONDS: Final = 1.0  # between two checks; each costs about 1 ms of CPU
 SERVER_SECONDS: Final = 60.0  # a server finds damaged parts only when it starts
 
 
 class StoreWatch:
-    """Looks at `store` while `run` runs."""
+    """Checks `store` periodically. Start it with `run()` as a task."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
@@ -22,7 +22,7 @@ class StoreWatch:
         """What is wrong: a full disk, or damaged parts whose rows may be lost."""
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             try:
                 self.problems = await asyncio.to_thread(self._store.look)

@@ -24,6 +24,7 @@ from agl_otel.telemetry.setup import uninstrument_all
 from agl_otel_hook import waiting
 from agl_otel_hook.unwrapping import unwrap_leftovers
 from tests.one_certificate import read_one_certificate
+from tests.otlp_receiver import OtlpReceiver
 from tests.service_logs import pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]  # a hook
@@ -48,6 +49,14 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """The last search, at the interpreter's end: without it triton's bindings print what they miss."""
     gc.unfreeze()
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    """Receive what a test's processes export."""
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.close()
 
 
 @pytest.fixture(autouse=True, scope="module")

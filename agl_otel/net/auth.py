@@ -208,7 +208,7 @@ METRICS: Final = Door(("metrics",), NEEDED)
 
 
 def not_admitted(what: str, token: str, said: str) -> SettingsError:
-    """Return the error of a client that `what` refuses: it had no token, or what it had is none, or a limited one, as `said` explains."""
+    """Return the error for a client that `what` refused. `said` is the server's reason, shown if it explains more than a wrong token."""
     if not token:
         return SettingsError(f"{what} wants a token, and none was given: {_SET}")
     generic = said in (NEEDED, QUEUE.wanted)

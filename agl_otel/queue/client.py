@@ -277,7 +277,7 @@ class QueueClient:
     async def put_resources(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
         """Store a new set of resources, or a new version of `resources_id` (created if unknown).
 
-        With `aside` it does not become the latest set.
+        It becomes the default for rollouts that name no resources, unless `aside` is set.
         """
         text = _RESOURCES.dump_json(resources).decode()
         request = pb.PutResourcesRequest(resources_id=resources_id, resources_json=text, request_id=new_request_id(), aside=aside)

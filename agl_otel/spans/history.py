@@ -2,9 +2,9 @@
 
 Messages: `agentlightning.llm.messages_call` refers to an earlier call of the same attempt and process, `.messages_before` is how many of
 its messages come first, and `gen_ai.input.messages` has the messages after them. Tools: `.tools_call` refers to the call that has the
-same `gen_ai.tool.definitions`. Token ids: `agentlightning.llm.prefix_call` and
-`.prefix_choice` refer to the call whose prompt and response come first. A chain of references ends at a call that is stored in full. If a
-call of the chain is missing or unreadable, the result is empty: half a conversation could be mistaken for a whole one.
+same `gen_ai.tool.definitions`. Token ids: `agentlightning.llm.prefix_call` and `.prefix_choice` refer to the call whose prompt and
+response come first. A chain of references ends at a call that is stored in full. If a call of the chain is missing or unreadable, the
+result is empty: half a conversation could be mistaken for a whole one.
 
 A few bytes can refer to megabytes repeatedly, so the expanded size of an attempt is computed first, and nothing of it is expanded beyond
 MAX_TOKENS or MAX_CHARACTERS.

@@ -367,7 +367,7 @@ def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
 def running_address(settings: Settings) -> str:
     """Return the queue's address of the settings' stack, else of the stack running on the data directory; empty if there is none.
 
-    Services that outlive their killed supervisor are about to end, and are no stack: whoever opens the data directory waits for them.
+    Services whose supervisor was killed are not counted as a stack: they end by themselves, and `claim_data_dir` waits for that.
     """
     if settings.store:
         return settings.store

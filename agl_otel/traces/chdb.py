@@ -6,10 +6,10 @@ connection wait for inserts. Reading connections are limited and read-only; guar
 A connection is discarded after a failed query: chdb keeps the rows that were ready before the error and prepends them to the answer of the
 next query.
 
-chdb ignores a failed write (its WriteBufferFromFileDescriptor breaks off without an error) and only counts it, so that on a full disk an
-insert or a merge succeeds with files that are cut off. Therefore the count is looked at after each statement that writes, and regularly for
-merges. When it has grown, every table is loaded anew: ClickHouse then compares the sizes of all files, sets damaged parts aside and takes
-the sources of merges again (set_aside.py), which chdb.xml makes it keep. Until the disk takes ROOM_BYTES nothing is merged or written.
+chdb ignores failed writes and only counts them (WriteBufferFromFileDescriptor), so on a full disk an insert or a merge succeeds with
+truncated files. The engine therefore checks the counter after each writing statement, and periodically for merges. If it has grown, the
+engine reloads all tables: on loading, ClickHouse compares the sizes of all files, detaches damaged parts and uses the sources of their
+merges instead (set_aside.py), which chdb.xml makes it keep. Merges and writes stop until the disk takes ROOM_BYTES again.
 """
 
 from __future__ import annotations

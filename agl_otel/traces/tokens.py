@@ -159,9 +159,10 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
     instructions, asked, answered, tools = ([column[row] for row in rows] for column in read)
     numbers = [np.append(_numbers(table, name, np.int64), 0)[rows].tolist() for name in ("MessagesCall", "MessagesBefore", "ToolsCall")]
     messages_call, messages_before, tools_call = numbers
-    if any(messages_call) or any(tools_call):
-        places = list(zip(calls.rollout_id, calls.attempt_id, calls.process, calls.call.tolist(), strict=True))
+    places = list(zip(calls.rollout_id, calls.attempt_id, calls.process, calls.call.tolist(), strict=True))
+    if any(messages_call):
         asked = expand_texts(places, asked, messages_call, messages_before)
+    if any(tools_call):
         tools = expand_tools(places, tools, tools_call)
     return CallTexts(instructions, asked, answered, tools)
 

@@ -30,12 +30,5 @@ def model_server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def receiver() -> Iterator[OtlpReceiver]:
-    receiver = OtlpReceiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
 def agent(receiver: OtlpReceiver, tmp_path: Path) -> Agent:
     return Agent(receiver, tmp_path)

@@ -80,7 +80,8 @@ def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.H
         latest = rollout.latest_attempt_id == attempt.attempt_id
         if not lifecycle.must_end(attempt.status, rollout.status, latest=latest):
             alive.add(attempt.attempt_id)
-    tx.run("attempts_alive", {"attempt_ids": json.dumps([*alive]), "now": now})
+    if alive:
+        tx.run("attempts_alive", {"attempt_ids": json.dumps([*alive]), "now": now})
     return pb.HeartbeatResponse(cancelled=[attempt_id for attempt_id in request.attempt_ids if attempt_id not in alive])
 
 

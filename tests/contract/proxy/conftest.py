@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,6 @@ from tests.contract.proxy.processes import start, stop
 from tests.contract.proxy.stand import Stand, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
-
-
-@pytest.fixture
-def receiver() -> Iterator[OtlpReceiver]:
-    receiver = OtlpReceiver()
-    yield receiver
-    receiver.close()
 
 
 @pytest.fixture

@@ -256,6 +256,21 @@ def in_a_process(root: Path, code: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+def with_a_killed_fork(known: str, fork: str, change: str) -> str:
+    """Return code of a process whose fork is killed within two spans of KEY, which it begins after `change`."""
+    return f"""
+KEY = {KEY!r}
+{known}
+{fork}
+    {change}
+    for span in (2, 3):
+        ledger.started(KEY, span, (1, 2))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.parametrize("why", NO_RECORD)
 @pytest.mark.parametrize("fork", ["if os.fork() == 0:", "import ctypes\nif ctypes.PyDLL(None).fork() == 0:", "if True:"])
 def test_a_process_that_cannot_make_a_record_is_known_once_it_begins_a_span(root: Path, why: str, fork: str) -> None:
@@ -289,20 +304,8 @@ def test_a_process_without_a_record_and_without_spans_is_not_reported(root: Path
 def test_a_fork_without_access_to_the_folder_is_known_from_its_parent(root: Path, known: str, between: str) -> None:
     """Also with a fork between the two that has no record yet."""
     root.chmod(0o700)
-    code = f"""
-KEY = {KEY!r}
-{known}
-ledger.started({OTHER!r}, 1, (1, 2))
-if os.fork() == 0:
-    {between or "pass"}
-    {DROPS}
-    for span in (2, 3):
-        ledger.started(KEY, span, (1, 2))
-    os.kill(os.getpid(), signal.SIGKILL)
-os.wait()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    in_a_process(root, code)
+    known_twice = f"{known}\nledger.started({OTHER!r}, 1, (1, 2))"
+    in_a_process(root, with_a_killed_fork(known_twice, "if os.fork() == 0:", f"{between or 'pass'}\n    {DROPS}"))
     (process,) = processes(root)
     assert (process.fork_errno, process.no_record) == (errno.EACCES, None)
     assert [counts(slot) for slot in slots(root)] == ([(1, 0, 0, 0, False)] if "started" in known else [])
@@ -339,18 +342,7 @@ def leaving(root: Path, how: str) -> str:
 @pytest.mark.parametrize("how", LEAVES)
 def test_a_fork_that_has_left_the_folder_is_known_from_its_parent(root: Path, how: str, fork: str, known: str) -> None:
     """Its path leads nowhere there, or to a folder that nobody reads."""
-    code = f"""{LEAVE}
-KEY = {KEY!r}
-{known}
-{fork}
-    {leaving(root, how)}
-    for span in (2, 3):
-        ledger.started(KEY, span, (1, 2))
-    os.kill(os.getpid(), signal.SIGKILL)
-os.wait()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    in_a_process(root, code)
+    in_a_process(root, LEAVE + with_a_killed_fork(known, fork, leaving(root, how)))
     (process,) = processes(root)
     assert (process.fork_errno, process.no_record) == (errno.ENOENT, None)
     assert [counts(slot) for slot in slots(root)] == ([(1, 0, 0, 0, False)] if "started" in known else [])

@@ -23,13 +23,6 @@ KEY = ("ro-1", "at-1")
 
 
 @pytest.fixture
-def receiver() -> Iterator[OtlpReceiver]:
-    receiver = OtlpReceiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
 def telemetry(receiver: OtlpReceiver) -> Iterator[Telemetry]:
     telemetry = Telemetry(otlp_endpoint=receiver.grpc_address, token="secret", service_name="test")
     yield telemetry
