@@ -101,6 +101,7 @@ class Writer:
         self._last_batch_at = float("-inf")
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._again = asyncio.Event()
         self._closing = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -111,7 +112,7 @@ class Writer:
         self.stored = -1
         """Every request up to this log position is visible to queries, or lost."""
         self.batches = 0
-        self._full = ""
+        self._full = False
         self.trouble = ""
         """Why nothing is being written; empty if there is no problem."""
         for position, request in leftover.unwritten:
@@ -149,15 +150,15 @@ class Writer:
     async def wait(self, position: int) -> None:
         """Return when every request up to `position` is visible to queries, or lost.
 
-        Raises UnavailableError if the collector stops before, or if a disk is full: nobody knows until when.
+        Raises UnavailableError if the collector stops before, or if a disk is full at the next try: nobody knows until when.
         """
         if position <= self.stored:
             return
-        if self._full:
-            raise UnavailableError(self._full)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((position, future))
         self._hurry.set()
+        if self._full:
+            self._again.set()
         await future
 
     async def barrier(self) -> int:
@@ -215,6 +216,7 @@ class Writer:
         self._closing.set()
         self._wake.set()
         self._hurry.set()
+        self._again.set()
 
     async def _settle(self, members: Sequence[Member]) -> None:
         """Insert the rows that are not stored, of requests that a lost batch may have contained."""
@@ -359,18 +361,19 @@ class Writer:
                 result = await attempt()
             except (UnavailableError, ClickHouseError) as error:
                 self.trouble = f"{what} does not take a batch: {error}"
-                if isinstance(error, DiskFullError) or self._commit.trouble:
-                    self._full = self.trouble
-                    self._refuse_waiters(self._full)
+                self._full = isinstance(error, DiskFullError) or bool(self._commit.trouble)
+                if self._full:
+                    self._refuse_waiters(self.trouble)
                 if self._closing.is_set():
                     raise _StoppedError from None
                 failures += 1
                 if failures in (1, 11) or failures % 100 == 1:
                     _logger.warning("%s does not take a batch (%d rows wait in the log); trying again: %s", what, self.backlog, error)
+                self._again.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), BACKOFF.jittered(failures))
+                    await asyncio.wait_for(self._again.wait(), BACKOFF.jittered(failures))
                 continue
-            self.trouble = self._full = ""
+            self.trouble, self._full = "", False
             if failures:
                 _logger.warning("%s is back after %d tries", what, failures)
             return result

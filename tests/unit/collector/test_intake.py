@@ -18,10 +18,11 @@ from agl_otel.collector.resends import RESEND_SECONDS, ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.wal import Log
 from agl_otel.collector.write import Writer
-from agl_otel.errors import DataError, UnavailableError
+from agl_otel.errors import DataError, DiskFullError, UnavailableError
 from agl_otel.net.in_flight import InFlight
 from agl_otel.queue.updates import Observation
 from agl_otel.service.framed import HEADER_BYTES, Frame, read
+from agl_otel.service.retry import Backoff
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.schema import create_schema
 from agl_otel_hook import conventions
@@ -153,6 +154,22 @@ async def test_recovery_from_a_full_disk_needs_no_request(parts: Parts, monkeypa
         while parts.commit.trouble:
             await parts.commit.turn_over()
     await parts.intake.take("traces", body(1), IDS)
+
+
+async def test_a_barrier_tries_a_full_disk_again_instead_of_remembering_it(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agl_otel.collector.write.BACKOFF", Backoff(3600.0, 3600.0))
+
+    def no_space(*_: object, **__: object) -> None:
+        raise DiskFullError("it is full: make room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.engine, "insert", no_space)
+        await parts.intake.take("traces", body(1), IDS)
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="make room"):
+                await parts.writer.barrier()
+    await parts.writer.barrier()
+    assert parts.engine.select("SELECT count() FROM otel.otel_traces") == [[1]]
 
 
 async def test_a_request_is_stored_even_if_its_client_disconnects(parts: Parts) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +23,6 @@ def tasks(wrong=False): return [{"question": "?"}] if not wrong else nobody
 @agl.algo
 def own(train_dataset): pass
 """
-
-
-@pytest.fixture(autouse=True)
-def modules() -> Iterator[None]:
-    """Unload modules: jobs load modules of the same names from different folders."""
-    before, path = dict(sys.modules), list(sys.path)
-    yield
-    for name in set(sys.modules) - set(before):
-        if name.startswith("agl_user_") or not (getattr(sys.modules[name], "__file__", "") or "").startswith(sys.prefix):
-            del sys.modules[name]
-    sys.path[:] = path
 
 
 async def checked(folder: Path, job: str, store: str = "") -> Checked:

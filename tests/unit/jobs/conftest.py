@@ -1,0 +1,19 @@
+"""Each test of jobs loads its modules anew."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def modules() -> Iterator[None]:
+    """Unload modules: jobs load modules of the same names from different folders."""
+    before, path = dict(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - set(before):
+        if name.startswith("agl_user_") or not (getattr(sys.modules[name], "__file__", "") or "").startswith(sys.prefix):
+            del sys.modules[name]
+    sys.path[:] = path
