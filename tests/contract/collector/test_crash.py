@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from agl_otel.collector import faults
 from .otlp import post_on, post_spans, span_request
 from .stack import Stack, new_stack
 
+pytestmark = pytest.mark.full
 CLIENTS = 6
 
 # The collector's own main, killed with kill -9 when it reaches `point` for the nth time.
@@ -79,8 +81,10 @@ async def check_every_acked_span_is_there_once(stack: Stack, acked: set[str]) ->
     assert all(row["SequenceId"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("nth", [1, 4])
-@pytest.mark.parametrize("point", faults.POINTS)
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [pytest.param(*each, marks=pytest.mark.smoke if each == ("logged", 1) else ()) for each in itertools.product(faults.POINTS, (1, 4))],
+)
 async def test_acked_spans_survive_kill_9(point: str, nth: int, killed_stack: Stack) -> None:
     await killed_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + 2))
     acked = await sent_before(killed_stack)

@@ -23,6 +23,7 @@ from .otlp import any_value, post_on, span_request
 from .stack import Stack
 from .test_crash import KILLED_AT
 
+pytestmark = pytest.mark.full
 REQUESTS = 30
 SPANS = 2
 

@@ -255,6 +255,7 @@ async def test_nothing_is_deleted_while_the_collector_is_unavailable(own_stack: 
     assert await rows(own_stack, "ro-1") == (0, 0)
 
 
+@pytest.mark.full
 async def test_with_a_server_the_command_deletes_by_itself(own_stack: Stack, tmp_path: Path) -> None:
     with ClickHouseServer(tmp_path / "server") as server:
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})

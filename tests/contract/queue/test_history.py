@@ -353,6 +353,7 @@ def history_server(postgres: Postgres) -> None:
     PostgresHistories.server = postgres
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("history_server")
 class TestPostgresHistories(PostgresHistories.TestCase):
     settings = settings(max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
