@@ -268,7 +268,7 @@ class SqliteEngine(Instrumented):
 
 def _unavailable(error: sqlite3.Error, path: Path) -> AglError:
     code = getattr(error, "sqlite_errorcode", 0)
-    if code == sqlite3.SQLITE_ERROR and "no " in str(error):  # no such table, no such column, has no column
+    if code == sqlite3.SQLITE_ERROR:  # a statement that does not fit the tables: disks, locks and damage have codes of their own
         return ConflictError(
             f"the queue's database {path} has other tables than this release of agl-otel ({error}): "
             "install the release that wrote it, or point AGL_QUEUE_URL or AGL_DATA_DIR elsewhere"
