@@ -185,7 +185,7 @@ class QueueClient:
             return PaginatedResult([], query.limit, query.offset, 0)
         applied: set[str] = set()
         found, total = await self._query(
-            "Rollouts", request, pb.Rollouts, convert.rollout_from_pb, lambda part: applied.update(part.filters)
+            "StreamRollouts", request, pb.Rollouts, convert.rollout_from_pb, lambda part: applied.update(part.filters)
         )
         if ignored := sorted({field.name for field, _ in request.filter.ListFields()} - applied):
             raise UsageError(
@@ -207,7 +207,7 @@ class QueueClient:
         """Query the attempts of these rollouts, ordered by number unless `sort_by` names a field; unknown rollouts have none."""
         page = convert.page_to_pb(sort_by, sort_order, limit, offset)
         request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
-        found, total = await self._query("Attempts", request, pb.Attempts, convert.attempt_from_pb)
+        found, total = await self._query("StreamAttempts", request, pb.Attempts, convert.attempt_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
     async def query_runs(self, run: str | None = None) -> list[Run]:
@@ -287,7 +287,7 @@ class QueueClient:
         """Return one version of a set (None: the current one), or without an id the set written last; None if there is none."""
         ids = pb.Filter() if resources_id is None else pb.Filter(id_in=[resources_id], has_id_in=True)
         request = pb.QueryResourcesRequest(filter=ids, latest_only=resources_id is None, version=version)
-        found, _ = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
+        found, _ = await self._query("StreamResources", request, pb.ResourcesList, convert.resources_from_pb)
         return found[0] if found else None
 
     async def query_resources(
@@ -308,7 +308,7 @@ class QueueClient:
             return PaginatedResult([], limit, offset, 0)
         page = convert.page_to_pb(sort_by, sort_order, limit, offset)
         request = pb.QueryResourcesRequest(filter=asked, page=page, all_versions=all_versions)
-        found, total = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
+        found, total = await self._query("StreamResources", request, pb.ResourcesList, convert.resources_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
     # --- workers
@@ -336,7 +336,7 @@ class QueueClient:
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
         request = pb.QueryWorkersRequest(filter=asked, page=convert.page_to_pb(sort_by, sort_order, limit, offset))
-        found, total = await self._query("Workers", request, pb.Workers, convert.worker_from_pb)
+        found, total = await self._query("StreamWorkers", request, pb.Workers, convert.worker_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
     # --- the stack
@@ -383,15 +383,15 @@ class QueueClient:
     # --- helpers
 
     async def _query(
-        self, what: str, request: object, answer: type[Any], converted: Callable[[Any], T], seen: Callable[[Any], object] = bool
+        self, method: str, request: object, answer: type[Any], converted: Callable[[Any], T], seen: Callable[[Any], object] = bool
     ) -> tuple[list[T], int]:
         """Run a query of any size: its items, and how many match regardless of the page; `seen` is called with each part of the answer."""
 
         def take(part: Any) -> tuple[list[T], int]:
             seen(part)
-            return [converted(item) for item in getattr(part, what.lower())], part.total
+            return [converted(item) for item in getattr(part, convert.ITEMS[answer])], part.total
 
-        taken = await self._calls.collect(f"Stream{what}", request, answer, take)
+        taken = await self._calls.collect(method, request, answer, take)
         return [item for items, _ in taken for item in items], taken[0][1]
 
     def _described(self, answer: pb.DescribeResponse) -> Describe:

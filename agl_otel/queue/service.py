@@ -21,7 +21,7 @@ from agl_otel.errors import AglError, UnavailableError, grpc_status
 from agl_otel.net.auth import authorization_of, shows
 from agl_otel.queue import lifecycle
 from agl_otel.queue.batcher import RequestBatcher
-from agl_otel.queue.convert import rollouts_pb
+from agl_otel.queue.convert import ITEMS, rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
 from agl_otel.queue.operations import admin, claim, complete, enqueue, observe, query
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -48,17 +48,17 @@ WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
 }
 """Calls that run one writing operation."""
 READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
-    "Rollouts": query.query_rollouts,
-    "Attempts": query.query_attempts,
-    "Resources": query.query_resources,
-    "Workers": query.query_workers,
-}
-"""{field of the answer with the items: reading operation} of the queries that are streamed in parts (Stream…)."""
-COLUMNS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
     "QueryRuns": query.query_runs,
     "QueryRunMembers": query.query_run_members,
 }
 """Calls that run one reading operation and return one message."""
+STREAMS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
+    "StreamRollouts": query.query_rollouts,
+    "StreamAttempts": query.query_attempts,
+    "StreamResources": query.query_resources,
+    "StreamWorkers": query.query_workers,
+}
+"""Calls that run one reading operation and return its answer in parts."""
 _log = logging.getLogger(__name__)
 
 
@@ -96,10 +96,10 @@ class QueueService:
         self.address = ""
         for name, operation in WRITES.items():
             setattr(self, name, partial(self._write, operation))
-        for name, operation in COLUMNS.items():
-            setattr(self, name, partial(self._read, operation))
         for name, operation in READS.items():
-            setattr(self, f"Stream{name}", partial(self._read_in_parts, operation, name.lower()))
+            setattr(self, name, partial(self._read, operation))
+        for name, operation in STREAMS.items():
+            setattr(self, name, partial(self._read_in_parts, operation))
         engine.subscribe(self._waiters.on_signals)
 
     @property
@@ -216,8 +216,9 @@ class QueueService:
         """Whether the caller sent the stack's token itself, as runners and trainers do, and not a token derived from it."""
         return not self._token or shows(authorization_of(context.invocation_metadata()), self._token)
 
-    async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
+    async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], request: object, context: Context) -> Any:
         answer = await self._read(operation, request, context)
+        field = ITEMS[type(answer)]
         others = {each.name: value for each, value in answer.ListFields() if each.name != field}
         for chunk in _chunks(getattr(answer, field)):
             yield type(answer)(**{field: chunk}, **others)
@@ -256,7 +257,10 @@ class QueueService:
     async def _wait_for_work(self, waiter: ClaimWaiter, patience: float) -> bool:
         waiter.idle = True
         try:
-            return await _happens(waiter.event, patience)
+            async with asyncio.timeout(patience):
+                await waiter.event.wait()
+        except TimeoutError:
+            return False
         except asyncio.CancelledError:
             if waiter.handed is not None:
                 self._take_back(waiter.handed, waiter.request.request_id)
@@ -264,6 +268,7 @@ class QueueService:
         finally:
             waiter.idle = False
             waiter.event.clear()
+        return True
 
     async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
         return await self._claimed(self._claims.write(request, request.request_id, claim.weight(request)), request)
@@ -340,15 +345,6 @@ def _hand_off(waiters: Sequence[ClaimWaiter], writing: asyncio.Future[tuple[pb.R
         if waiter.handed is not None:
             waiter.handed.set_result(found)
         waiter.event.set()
-
-
-async def _happens(event: asyncio.Event, patience: float) -> bool:
-    try:
-        async with asyncio.timeout(patience):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 def _rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:
