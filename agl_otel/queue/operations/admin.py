@@ -6,7 +6,7 @@ Changes of attempts are in complete.py.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,8 +15,9 @@ from agl_otel.queue import lifecycle
 from agl_otel.queue.answers import purge, recall, remember, rollouts_by_id
 from agl_otel.queue.convert import resources_from_pb, resources_pb, split
 from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.checks import ROLLOUT_STATUSES, checked_config, checked_json, checked_mode, checked_object
 from agl_otel.queue.operations.claim import promote
-from agl_otel.queue.operations.enqueue import checked_config, checked_json, checked_mode, checked_object, current_version
+from agl_otel.queue.operations.enqueue import current_version
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, ResourcesRow, RolloutRow
 from agl_otel.queue.transitions import (
@@ -35,7 +36,6 @@ from agl_otel.queue.transitions import (
 from agl_otel.text import LEFT_OUT
 from agl_otel.types import NamedResources, RolloutStatus, check_id, new_id
 
-ROLLOUT_STATUSES: Final = frozenset(get_args(RolloutStatus))
 _CLEARABLE: Final = {
     "input": {},
     "mode": {"mode": None},

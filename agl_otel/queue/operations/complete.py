@@ -18,7 +18,7 @@ from agl_otel.queue.answers import recall_all, remember_all
 from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import attempt_fields, split
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations.enqueue import ATTEMPT_STATUSES, checked_object
+from agl_otel.queue.operations.checks import ATTEMPT_STATUSES, checked_object
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.queue.transitions import propagated, save_statuses, sync_workers
