@@ -62,8 +62,8 @@ class Intake:
         max_span_attributes: a span with more is refused.
         max_expanded_bytes: a request with larger rows is refused (expansion.py).
         unidentified: policy for spans and records without ids (policy.py).
-        accepted: called once with every request that is on disk; must not block (forward.py).
-        masker: masks secrets (masking.py), before the log and `accepted`.
+        forward: called once with every request that is on disk; must not block (forward.py).
+        masker: masks secrets (masking.py), before the log and `forward`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Intake:
         max_span_attributes: int = 1 << 30,
         max_expanded_bytes: int = 1 << 40,
         unidentified: Policy = "keep",
-        accepted: Callable[[Signal, bytes], None] | None = None,
+        forward: Callable[[Signal, bytes], None] | None = None,
         masker: Masker | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -91,7 +91,7 @@ class Intake:
         self._max_span_attributes = max_span_attributes
         self._max_expanded_bytes = max_expanded_bytes
         self._unidentified: Policy = unidentified
-        self._accepted = accepted
+        self._forward = forward
         self._masker = masker
         self._clock = clock
         self.memory = TraceMemory()
@@ -121,7 +121,7 @@ class Intake:
         if known is None or (isinstance(known, Outcome) and known.position in self._writer.lost):
             known = asyncio.ensure_future(self._accept(signal, raw, metadata, sender, key))
             self._recent.put(key, now, known)
-            known.add_done_callback(functools.partial(self._accepted_one, key))
+            known.add_done_callback(functools.partial(self._keep_outcome, key))
         else:
             self.counts["resent"] += 1
         # a disconnected client does not cancel the write
@@ -135,9 +135,9 @@ class Intake:
     async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         self._disk.check(0 if self._writer.idle else self._commit.bytes_held)  # stored data counts as none: it must not block new requests
         with self._in_flight.hold(len(raw)):
-            return await self._log(signal, raw, metadata, sender, key)
+            return await self._write_to_log(signal, raw, metadata, sender, key)
 
-    async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
+    async def _write_to_log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         now = self._clock()
         try:
             parsed, raw, unreadable, expanded = self._parse(signal, raw)
@@ -150,24 +150,17 @@ class Intake:
         if self._masker is not None:
             raw = self._masker.masked(signal, raw)
         reasons = rejections(identities, unreadable)
-        rejected = sum(reasons.values())
-        for reason, count in reasons.items():
-            self.rejected[signal, reason] += count
-        self.counts["requests"] += 1
-        self.counts["bytes"] += len(raw)
-        self.counts[signal] += len(identities) + unreadable - rejected
-        self.counts["rejected"] += rejected
-        dropped = 0
+        rejected, dropped = reasons.total(), 0
         if signal != "metrics":
             self.counts["unidentified"] += sum(not i.rollout_id and not i.reason for i in identities)
             identities = apply_policy(identities, self._unidentified)
             dropped = sum(identity.reason == DROPPED for identity in identities)
-            self.counts["dropped"] += dropped
-            self.counts[signal] -= dropped
+        kept = len(identities) + unreadable - rejected - dropped
+        self._count(signal, raw, reasons, dropped, kept)
         message = reason_text(reasons)
-        if rejected + dropped == len(identities) + unreadable:
-            if dropped and self._accepted is not None:  # not stored here, but the forwarding target may want it
-                self._accepted(signal, raw)
+        if not kept:
+            if dropped and self._forward is not None:  # not stored here, but the forwarding target may want it
+                self._forward(signal, raw)
             return Outcome(rejected, message)
         request = Request(signal, int(now * 1000), identities, raw, key, unreadable, expanded)
         future = self._commit.append(REQUEST, pack_request(request))
@@ -231,14 +224,23 @@ class Intake:
             start = end
         return identities, heard
 
+    def _count(self, signal: Signal, raw: bytes, reasons: Counter[str], dropped: int, kept: int) -> None:
+        self.counts["requests"] += 1
+        self.counts["bytes"] += len(raw)
+        self.counts[signal] += kept
+        self.counts["dropped"] += dropped
+        self.counts["rejected"] += reasons.total()
+        for reason, count in reasons.items():
+            self.rejected[signal, reason] += count
+
     def _logged(self, request: Request, future: asyncio.Future[Place]) -> None:
         if not future.cancelled() and future.exception() is None:
             self.counts["logged"] += 1
             self._writer.add(future.result(), request)
-            if self._accepted is not None:
-                self._accepted(request.signal, request.raw)
+            if self._forward is not None:
+                self._forward(request.signal, request.raw)
 
-    def _accepted_one(self, key: str, task: asyncio.Future[Outcome]) -> None:
+    def _keep_outcome(self, key: str, task: asyncio.Future[Outcome]) -> None:
         """Keep the outcome; a failed request counts as new if it is sent again."""
         if task.cancelled() or task.exception() is not None:
             self._recent.forget(key)

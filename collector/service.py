@@ -127,7 +127,7 @@ class Collector:
             max_span_attributes=settings.max_span_attributes,
             max_expanded_bytes=settings.max_expanded_bytes,
             unidentified=settings.unidentified,
-            accepted=forwarder.offer if forwarder is not None else None,
+            forward=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
         )
         resends.known.clear()  # the intake has copied them, into less memory

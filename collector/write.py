@@ -177,20 +177,17 @@ class Writer:
         A crash in between loses nothing: as after any batch, segments are deleted oldest first, and only if everything in them is stored.
         Raises UnavailableError, OSError; the call may then be repeated.
         """
-        await self._turn_over()
+        position = await self._commit.turn_over()
+        await self.barrier()  # everything before `position` has been added: records are delivered in order
+        await self._commit.release(position)
 
     async def expire(self, before: float) -> int:
         """Remove stored data from the log, and dead letters written before a time (Unix seconds); return the number of dead letter files.
 
         Raises UnavailableError, OSError; the call may then be repeated.
         """
-        await self._turn_over()
+        await self.purge()
         return await asyncio.to_thread(self._store.expire_dead_letters, self._commit.directory, before)
-
-    async def _turn_over(self) -> None:
-        position = await self._commit.turn_over()
-        await self.barrier()  # everything before `position` has been added: records are delivered in order
-        await self._commit.release(position)
 
     async def run(self) -> None:
         """Write until `close`."""
@@ -401,12 +398,13 @@ class _Room:
 def _in_batches(members: Sequence[Member]) -> Iterator[list[Member]]:
     some: list[Member] = []
     room = _Room()
-    for member in members:
-        if not room.takes(member[1].rows, len(member[1].raw), member[1].expanded):
+    for position, request in members:
+        size = request.rows, len(request.raw), request.expanded
+        if not room.takes(*size):
             yield some
             some, room = [], _Room()
-            room.takes(member[1].rows, len(member[1].raw), member[1].expanded)
-        some.append(member)
+            room.takes(*size)
+        some.append((position, request))
     yield some
 
 
