@@ -12,7 +12,7 @@ from google.rpc.status_pb2 import Status
 
 from agl_otel.collector import otlpjson
 from agl_otel.collector.intake import METADATA
-from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Receiver, status_of
+from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
 from agl_otel.net.auth import NO_CERTIFICATE, Admission, Visitors, admission
@@ -78,8 +78,7 @@ class HttpPort:
 
     def _export(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.Response:
-            if not self._receiver.takes(protocol):
-                return _refusal(request, 501, Status(code=GRPC_NUMBER["UNIMPLEMENTED"], message=METRICS_OFF))
+            self._receiver.check(protocol)
             if request.content_type not in (PROTOBUF, JSON):
                 text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, not {request.content_type}"
                 return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")

@@ -6,12 +6,12 @@ import asyncio
 import gzip
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from agl_otel.collector.http_port import PROTOBUF, HttpPort
+from agl_otel.collector.receive import Receiver
 from agl_otel.errors import UnavailableError
 from agl_otel.net import bodies
 from agl_otel.net.http_server import listen, make_runner
@@ -33,7 +33,7 @@ async def test_unpacking_ends_when_its_client_disconnects(monkeypatch: pytest.Mo
         raise UnavailableError("the client went away")
 
     monkeypatch.setattr(bodies, "decompress", endless)
-    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 20, takes=lambda _: True, token=""))
+    receiver = Receiver(cast("Any", None), cast("Any", None), max_message_bytes=1 << 20)
     in_flight = InFlight(1 << 20)
     runner = make_runner(HttpPort(receiver, in_flight, dict).app())
     await runner.setup()
@@ -55,7 +55,7 @@ async def test_unpacking_ends_when_its_client_disconnects(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
 async def test_a_stalled_body_is_given_up_and_its_memory_released(drip: bytes) -> None:
-    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 30, takes=lambda _: True, token=""))
+    receiver = Receiver(cast("Any", None), cast("Any", None), max_message_bytes=1 << 30)
     in_flight = InFlight(1 << 30)
     app = HttpPort(receiver, in_flight, dict, body_seconds=SHORT_SECONDS).app()
     runner = make_runner(app, lingering_time=SHORT_SECONDS)
