@@ -96,12 +96,12 @@ class Writer:
         self._in_doubt = leftover.in_doubt
         self._batch_id = leftover.batch_id
         self._waiting: deque[_Waiting] = deque()
-        self._held = 0
-        self._rows = 0
+        self._held = 0  # bytes of waiting requests in memory
+        self._rows = 0  # of waiting requests
         self._last_batch_at = float("-inf")
-        self._wake = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._again = asyncio.Event()
+        self._wake = asyncio.Event()  # a request waits
+        self._hurry = asyncio.Event()  # do not linger: somebody waits for the insert, or a batch is full
+        self._again = asyncio.Event()  # repeat a failed try now, without the rest of its pause
         self._closing = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []

@@ -120,7 +120,7 @@ class Runner:
         self._roots: RootSpans | None = None
         self._runs: dict[str, Run] = {}  # by attempt id, from claim until the agent has ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # an agent has ended, so a slot is free, or an attempt was completed
         self._resources: dict[tuple[str, int | None], NamedResources] = {}
         self._description: Describe | None = None
         self._certificates: Certificates | None = None
