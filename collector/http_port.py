@@ -65,7 +65,7 @@ class HttpPort:
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""
-        app = web.Application(middlewares=[self._visitors, readable, self._errors(), self._bodies.held])
+        app = web.Application(middlewares=[self._visitors, readable, self._errors, self._bodies.held])
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -121,24 +121,22 @@ class HttpPort:
             raise UnavailableError(f"dead letters cannot be removed: {error.strerror or error}; ask again") from None
         return web.json_response({"position": position})
 
-    def _errors(self) -> Any:
-        @web.middleware
-        async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.path not in OPEN and (refusal := self._not_allowed(request)):
-                return refusal
-            try:
-                return await handler(request)
-            except AglError as error:
-                headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
-                return _refusal(request, http_status(error), status_of(error), headers)
-            except web.HTTPNotFound:
-                return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
-            except web.HTTPMethodNotAllowed as error:
-                allowed = ", ".join(sorted(error.allowed_methods))
-                text = f"{request.path} takes {allowed}, not {request.method}\n"
-                return web.Response(status=405, text=text, headers={"Allow": allowed})
-
-        return errors
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware: admit the caller, and answer errors with a google.rpc.Status."""
+        if request.path not in OPEN and (refusal := self._not_allowed(request)):
+            return refusal
+        try:
+            return await handler(request)
+        except AglError as error:
+            headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
+            return _refusal(request, http_status(error), status_of(error), headers)
+        except web.HTTPNotFound:
+            return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            text = f"{request.path} takes {allowed}, not {request.method}\n"
+            return web.Response(status=405, text=text, headers={"Allow": allowed})
 
     def _not_allowed(self, request: web.Request) -> web.Response | None:
         if self._client_certificate and not peer_has_certificate(request.transport):
