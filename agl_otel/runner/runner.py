@@ -81,6 +81,12 @@ class Runner:
         timeout_seconds: time limit of an attempt, where its rollout has no shorter one; None: the rollout's alone.
     """
 
+    _ledgers: Ledgers
+    _logs: LogExporter
+    _roots: RootSpans
+    _completion: Completion
+    """These four are opened by `run`."""
+
     def __init__(
         self,
         queue: QueueClient,
@@ -116,8 +122,6 @@ class Runner:
         self._grace_seconds = grace_seconds
         self._on_event, self._token, self._claim_with = on_event, token, claim or self._claim_next
         self._output_seconds, self._timeout_seconds = output_seconds, timeout_seconds
-        self._logs: LogExporter | None = None
-        self._roots: RootSpans | None = None
         self._runs: dict[str, Run] = {}  # by attempt id, from claim until the agent has ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # an agent has ended, so a slot is free, or an attempt was completed
@@ -125,8 +129,6 @@ class Runner:
         self._description: Describe | None = None
         self._certificates: Certificates | None = None
         self._addresses: Addresses | None = None
-        self._completion: Completion | None = None
-        self._ledgers: Ledgers | None = None
 
     async def run(self, stop: asyncio.Event) -> Counter[str]:
         """Run until `max_rollouts` are done, or until `stop` is set and running attempts finished or used up the grace period.
@@ -135,14 +137,13 @@ class Runner:
         """
         addresses = await retry_unavailable(self._find_stack, seconds=FIND_STACK_SECONDS)
         self._prepare(addresses)
-        ledgers = self._ledgers = self._open_ledgers()
-        logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
-        roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
-        completion = Completion(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
-        self._completion = completion
+        self._ledgers = self._open_ledgers()
+        self._logs = LogExporter(addresses.collector_grpc, token=self._token)
+        self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
+        self._completion = Completion(self._queue, self._telemetry, self._logs, self._proxies, self.counts, self._ended, token=self._token)
         ending = asyncio.Event()
-        orphans = asyncio.create_task(report_orphaned(ledgers, completion, ending, last_seconds=COMPLETE_SECONDS))
-        background = [asyncio.create_task(completion.run()), orphans]
+        orphans = asyncio.create_task(report_orphaned(self._ledgers, self._completion, ending, last_seconds=COMPLETE_SECONDS))
+        background = [asyncio.create_task(self._completion.run()), orphans]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
@@ -157,11 +158,11 @@ class Runner:
             for task in [*background, *self._tasks]:
                 task.cancel()
             await asyncio.gather(*background, *self._tasks, return_exceptions=True)
-            ledgers.close()
+            self._ledgers.close()
             if isinstance(self._agent, ClosingAgent):
                 await self._agent.close()
-            await logs.close()
-            await roots.close()
+            await self._logs.close()
+            await self._roots.close()
         return self.counts
 
     # --- claiming
@@ -218,16 +219,13 @@ class Runner:
 
     async def _start(self, claimed: Sequence[AttemptedRollout]) -> None:
         """Fetch the resources and export the root span of each claimed attempt, then start its agent. Errors fail the attempts."""
-        assert self._roots is not None
         keys = [(r.rollout_id, r.attempt.attempt_id) for r in claimed]
-        ledgers = self._ledgers
         hooked = isinstance(self._agent, HookedAgent) and self._agent.hooked
         try:
             addresses = await retry_unavailable(self._find_stack, seconds=START_RETRY_SECONDS)
             self._prepare(addresses)
             resources = await self._resources_of_all(claimed)
-            if ledgers is not None:
-                ledgers = await self._create_ledgers(ledgers, keys)
+            ledgers = await self._create_ledgers(keys)
             parents = await self._roots.export(keys, hooked=hooked, seconds=START_RETRY_SECONDS)
         except Exception as error:  # noqa: BLE001 - boundary: a failed start must never stop the runner
             if not isinstance(error, AglError):
@@ -259,15 +257,15 @@ class Runner:
             os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # for processes that the agent starts from this one
         return ledgers
 
-    async def _create_ledgers(self, ledgers: Ledgers, keys: Sequence[tuple[str, str]]) -> Ledgers | None:
+    async def _create_ledgers(self, keys: Sequence[tuple[str, str]]) -> Ledgers | None:
         """Create the ledgers of these attempts; None where that fails, which leaves the attempts without span counts."""
         try:
-            await asyncio.to_thread(ledgers.create, keys)
+            await asyncio.to_thread(self._ledgers.create, keys)
         except OSError as error:
             self.counts["ledger_errors"] += 1
             _log.error("the spans of %d attempts are not counted, so their verdicts cannot be complete: %s", len(keys), error)
             return None
-        return ledgers
+        return self._ledgers
 
     def _not_started(self, job: Job, error: BaseException) -> None:
         self._end(Ended(job, "failed", f"the attempt could not be started: {error}"))
@@ -300,7 +298,6 @@ class Runner:
 
     async def _store_output(self, job: Job, over: asyncio.Event) -> None:
         """Store the agent's output while it runs; completion stores the rest."""
-        assert self._logs is not None
         while self._output_seconds > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._output_seconds):
@@ -314,7 +311,6 @@ class Runner:
                 _log.warning("the output of attempt %s is stored later: %s", job.attempt_id, error)
 
     def _end(self, ended: Ended) -> None:
-        assert self._completion is not None
         self._runs.pop(ended.job.attempt_id, None)
         self._changed.set()
         self._completion.put(ended)
@@ -360,8 +356,7 @@ class Runner:
     async def _heartbeat(self) -> None:
         system = await asyncio.to_thread(self._snapshot.take) if self._snapshot_in_thread else self._snapshot.take()
         stats = {**system, **self.counts, "running": len(self._runs), "concurrency": self._concurrency}
-        pending = self._completion.pending if self._completion else {}
-        ended = await self._queue.heartbeat(self.worker_id, stats=stats, attempt_ids=[*self._runs, *pending])
+        ended = await self._queue.heartbeat(self.worker_id, stats=stats, attempt_ids=[*self._runs, *self._completion.pending])
         for attempt_id in ended:
             if attempt_id in self._runs:
                 self._runs[attempt_id].end("cancelled")
@@ -395,7 +390,6 @@ class Runner:
 
     async def _finish(self) -> None:
         """Give running attempts the grace period, end the rest, and wait, at most COMPLETE_SECONDS, until all are completed."""
-        assert self._completion is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_seconds):
                 await self._all_ended()
