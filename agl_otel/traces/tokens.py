@@ -145,10 +145,10 @@ def rollouts_to_read(calls: CallColumns) -> list[str]:
     if not len(calls):
         return []
     keys = list(zip(calls.rollout_id, calls.attempt_id, calls.process, strict=True))
-    wanted = (calls.prefix_call == 0) & np.array([False, *(a == b for a, b in itertools.pairwise(keys))])
+    needed = (calls.prefix_call == 0) & np.array([False, *(a == b for a, b in itertools.pairwise(keys))])
     if calls.has_images is not None:
-        wanted |= calls.has_images
-    return list(dict.fromkeys(calls.rollout_id[row] for row in np.flatnonzero(wanted).tolist()))
+        needed |= calls.has_images
+    return list(dict.fromkeys(calls.rollout_id[row] for row in np.flatnonzero(needed).tolist()))
 
 
 def call_texts(table: Table, calls: CallColumns) -> CallTexts:

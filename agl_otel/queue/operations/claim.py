@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, cast
 
-from agl_otel.queue.answers import claimed_again, recall, recall_all, remember, remember_all
+from agl_otel.queue.answers import claims_of, recall, recall_all, remember, remember_all
 from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import rollout_fields, split
 from agl_otel.queue.engine import Transaction, first
@@ -34,17 +34,17 @@ def claim_all(tx: Transaction, requests: Sequence[pb.ClaimRequest], now: float) 
     A claim with a filter must be the only one (see `weight`).
     """
     known = recall_all(tx, (request.request_id for request in requests), "Claim")
-    answers = [claimed_again(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
+    answers = [claims_of(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
     fresh = [(request, answer) for request, answer in zip(requests, answers, strict=True) if request.request_id not in known]
-    wanted = [_limit(request) for request, _ in fresh]
-    if not any(wanted):
+    limits = [_limit(request) for request, _ in fresh]
+    if not any(limits):
         return answers
     choice = fresh[0][0]
-    found = _claimable(tx, choice, sum(wanted))
-    if len(found) < sum(wanted) and promote(tx, now):  # otherwise the watchdog promotes them within a second
-        found = _claimable(tx, choice, sum(wanted))
+    found = _claimable(tx, choice, sum(limits))
+    if len(found) < sum(limits) and promote(tx, now):  # otherwise the watchdog promotes them within a second
+        found = _claimable(tx, choice, sum(limits))
     waiting = deque(found)
-    shares = [_share(waiting, limit) for limit in wanted]
+    shares = [_share(waiting, limit) for limit in limits]
     workers = [request.worker_id if request.HasField("worker_id") else None for request, _ in fresh]
     claimed = [(row, worker) for share, worker in zip(shares, workers, strict=True) for row, _ in share]
     if not claimed:
@@ -88,7 +88,7 @@ def _claimable(tx: Transaction, request: pb.ClaimRequest, limit: int) -> list[tu
     return [(RolloutRow._make(row[:ROLLOUT_WIDTH]), cast("str", row[ROLLOUT_WIDTH])) for row in rows]
 
 
-def found_nothing(tx: Transaction, worker_id: str, now: float) -> None:
+def record_empty_claim(tx: Transaction, worker_id: str, now: float) -> None:
     """Record that a worker's claim ended without a rollout."""
     tx.run("worker_found_nothing", {"worker_id": worker_id, "now": now})
 
