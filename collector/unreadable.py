@@ -64,11 +64,11 @@ def remove_unreadable(signal: Signal, raw: bytes) -> tuple[bytes, int]:
     fields = _fields(raw)
     if fields is None:
         raise DecodeError("its fields cannot be parsed")
-    data, refused = _sift(level, fields, lambda data: data, reads)
+    data, refused = _filter(level, fields, lambda data: data, reads)
     return data or b"", refused
 
 
-def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, reads: Callable[[bytes], bool]) -> tuple[bytes | None, int]:
+def _filter(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, reads: Callable[[bytes], bool]) -> tuple[bytes | None, int]:
     """Return a message without what cannot be parsed (None: nothing is left), and the number of spans removed.
 
     `wrap` makes a request of the message's bytes.
@@ -88,7 +88,7 @@ def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, read
         if inner is None:
             refused += 1
             continue
-        data, removed = _sift(below, inner, lambda data, number=number: wrap(_enclosed(number, data)), reads)
+        data, removed = _filter(below, inner, lambda data, number=number: wrap(_enclosed(number, data)), reads)
         refused += removed
         if data is not None:
             parts.append(_enclosed(number, data))

@@ -100,7 +100,7 @@ class Writer:
         self._rows = 0
         self._last_batch_at = float("-inf")
         self._wake = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._write_now = asyncio.Event()
         self._again = asyncio.Event()
         self._closing = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
@@ -143,7 +143,7 @@ class Writer:
         self._held += item.size if item.request is not None else 0
         self._rows += item.rows
         if self._rows >= MAX_BATCH_ROWS:
-            self._hurry.set()
+            self._write_now.set()
         self.accepted = max(self.accepted, item.position)
         self._wake.set()
 
@@ -156,7 +156,7 @@ class Writer:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((position, future))
-        self._hurry.set()
+        self._write_now.set()
         if self._full:
             self._again.set()
         await future
@@ -177,17 +177,17 @@ class Writer:
         A crash in between loses nothing: as after any batch, segments are deleted oldest first, and only if everything in them is stored.
         Raises UnavailableError, OSError; the call may then be repeated.
         """
-        await self._turn_over()
+        await self._rotate()
 
     async def expire(self, before: float) -> int:
         """Remove stored data from the log, and dead letters written before a time (Unix seconds); return the number of dead letter files.
 
         Raises UnavailableError, OSError; the call may then be repeated.
         """
-        await self._turn_over()
+        await self._rotate()
         return await asyncio.to_thread(self._store.expire_dead_letters, self._commit.directory, before)
 
-    async def _turn_over(self) -> None:
+    async def _rotate(self) -> None:
         position = await self._commit.rotate()
         await self.barrier()  # everything before `position` has been added: records are delivered in order
         await self._commit.release(position)
@@ -215,7 +215,7 @@ class Writer:
         """Write the waiting requests and end; what cannot be written at once stays in the log."""
         self._closing.set()
         self._wake.set()
-        self._hurry.set()
+        self._write_now.set()
         self._again.set()
 
     async def _settle(self, members: Sequence[Member]) -> None:
@@ -293,10 +293,10 @@ class Writer:
             rest = since + seconds - time.monotonic()
             if rest > 0 and not self._waiters and self._rows < rows:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), rest)
-        self._hurry.clear()
+                    await asyncio.wait_for(self._write_now.wait(), rest)
+        self._write_now.clear()
         if self._closing.is_set():
-            self._hurry.set()
+            self._write_now.set()
         self._last_batch_at = time.monotonic()
 
     async def _number(self, members: Sequence[Member]) -> dict[str, int]:

@@ -51,7 +51,7 @@ class GrpcPort:
         self._make = make
         self._setting = setting
         self._server: grpc.aio.Server | None = None
-        self._staying: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Listen on host:port (0: a free port), with `tls` if given; return the port. Raises InUseError if it is taken."""
@@ -62,14 +62,14 @@ class GrpcPort:
             self._server, port = await self._listening(host, port, tls)
         except RuntimeError as error:
             raise InUseError.of_port(host, port, str(error), self._setting) from None
-        self._staying = asyncio.create_task(self._stay(self._server, host, port, tls), name="grpc-port")
+        self._restarting = asyncio.create_task(self._restart_when_ended(self._server, host, port, tls), name="grpc-port")
         return port
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, and let those in flight finish for `grace_seconds`."""
-        if self._staying is not None:
-            self._staying.cancel()
-            await asyncio.wait({self._staying})
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait({self._restarting})
         if self._server is not None:
             await self._server.stop(grace_seconds)
 
@@ -80,7 +80,7 @@ class GrpcPort:
         await server.start()
         return server, port
 
-    async def _stay(self, server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> None:
+    async def _restart_when_ended(self, server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> None:
         while True:
             try:
                 while await server.wait_for_termination(LOOK_SECONDS):

@@ -93,20 +93,20 @@ class _Push:
             timeout=CALL_SECONDS,
             compression=Compression.NoCompression,
         )
-        self._trouble = ""
+        self._problem = ""
         self._reasons = _Reasons(endpoint)
         _EXPORTER_LOG.addFilter(self._reasons)
 
     async def __call__(self) -> None:
-        before, self._trouble = self._trouble, ""
+        before, self._problem = self._problem, ""
         try:
             if await asyncio.to_thread(self._exporter.export, await self._read()) is not MetricExportResult.SUCCESS:
-                self._trouble = self._reasons.last or "no reason was given"
+                self._problem = self._reasons.last or "no reason was given"
         except AglError as error:  # reading another service's metric failed
-            self._trouble = str(error)
-        if self._trouble and not before:
-            _log.warning("metrics are not pushed to %s (AGL_METRICS_OTLP); trying again: %s", self._given, self._trouble)
-        elif before and not self._trouble:
+            self._problem = str(error)
+        if self._problem and not before:
+            _log.warning("metrics are not pushed to %s (AGL_METRICS_OTLP); trying again: %s", self._given, self._problem)
+        elif before and not self._problem:
             _log.warning("metrics are pushed to %s again", self._given)
 
     def end(self) -> None:

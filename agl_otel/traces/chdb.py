@@ -95,12 +95,12 @@ class ChdbEngine:
             ),
         )
         make_folder(directory)
-        self._well_at = time.time()
+        self._last_ok_at = time.time()
         self._loads = 0
         self._absent: set[str] = set()
         self._full: DiskFullError | None = None
         self._damaged: list[DamagedPart] = []
-        self._gate = _Gate()
+        self._readers_lock = _ReadersWriterLock()
         self._write_lock = threading.Lock()
         self._local = threading.local()
         self._readers: list[_Connection] = []
@@ -170,13 +170,13 @@ class ChdbEngine:
         """Raise DiskFullError if ClickHouse could not write something since the last call; no table has a damaged part afterwards."""
         failed = self._count_failed()
         if failed == self._failed_writes:
-            self._well_at = time.time()
+            self._last_ok_at = time.time()
             return
         self._full = self._no_room(f"{failed - self._failed_writes} writes failed")
         _logger.error("%s", self._full)
         self._failed_writes = failed
-        known = {(str(table), str(part)): int(str(rows)) for table, part, rows in self._ask(_PARTS, {"since": int(self._well_at)})}
-        with self._gate.alone():
+        known = {(str(table), str(part)): int(str(rows)) for table, part, rows in self._ask(_PARTS, {"since": int(self._last_ok_at)})}
+        with self._readers_lock.exclusive():
             for table in self._tables():
                 self._absent.add(table)
                 self._ask(f"DETACH TABLE {DATABASE}.{table} SYNC")
@@ -267,7 +267,7 @@ class ChdbEngine:
         if connection is None:
             connection = self._reader()
         try:
-            with self._gate.shared():
+            with self._readers_lock.shared():
                 return _run(connection, sql, format_name, None, raw=params)
         except ClickHouseError:
             with self._write_lock:
@@ -304,8 +304,8 @@ class ChdbEngine:
         self._lock.close()
 
 
-class _Gate:
-    """A readers-writer lock: `alone` waits for the readers inside, and later readers wait for it."""
+class _ReadersWriterLock:
+    """A readers-writer lock: `exclusive` waits for the readers inside, and later readers wait for it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -325,7 +325,7 @@ class _Gate:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def alone(self) -> Generator[None]:
+    def exclusive(self) -> Generator[None]:
         with self._changed:
             self._shut = True
             self._changed.wait_for(lambda: not self._inside)

@@ -27,7 +27,7 @@ from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
-from agl_otel.traces.tokens import Table, call_columns, call_texts, once_in_order, reward_rows, rollouts_to_read
+from agl_otel.traces.tokens import Table, call_columns, call_texts, distinct_in_order, reward_rows, rollouts_to_read
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
@@ -347,7 +347,7 @@ class TraceReader:
         deadline = began + deadline_seconds
         patience = deadline if deadline > began else began + ONCE_SECONDS
         while True:
-            silent = await self._silent(patience, deadline) if barrier else {}
+            silent = await self._silent_collectors(patience, deadline) if barrier else {}
             table, facts, unread = await self._await_read(lambda: self._observed(ids), patience)
             verdicts = _verdicts(facts, attempts, silent)
             late = (rollout_id for (rollout_id, _), verdict in verdicts.items() if verdict.kind == "incomplete")
@@ -382,7 +382,7 @@ class TraceReader:
             digest=facts.digest,
         )
 
-    async def _silent(self, until: float, deadline: float) -> dict[str, str]:
+    async def _silent_collectors(self, until: float, deadline: float) -> dict[str, str]:
         """Return {collector: reason} of those that do not answer a barrier by `until`.
 
         Raises UnavailableError if ClickHouse, which may be reached through a collector, does not answer by `deadline` either.
@@ -427,7 +427,7 @@ class TraceReader:
     async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts, dict[str, str]]:
         """Return what is stored of these rollouts, and {rollout id: why it cannot be read}."""
         table, unread = await self._in_parts("traces", ids)
-        return (table := once_in_order(table)), ReadFacts.of(table), unread
+        return (table := distinct_in_order(table)), ReadFacts.of(table), unread
 
     async def _in_parts(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
         """Return the rows of a named query, and {rollout id: why it cannot be read}. A query that is too large is split in halves."""

@@ -25,7 +25,7 @@ _ORDER: Final = ["RolloutId", "AttemptId", "Process", "Call", "Choice", "Sequenc
 _REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Rewards"]
 
 
-def once_in_order(table: Table) -> Table:
+def distinct_in_order(table: Table) -> Table:
     """Sort the rows of sql/traces.sql as CallColumns are, keeping for each identity the one with the lowest sequence number."""
     from pyarrow import compute
 
