@@ -15,9 +15,9 @@ from agl_otel.collector.intake import METADATA
 from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
-from agl_otel.net.auth import NO_CERTIFICATE, Admission, Visitors, admission
+from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
-from agl_otel.net.http_server import own_visitors, peer_has_certificate, readable
+from agl_otel.net.http_server import browser_access, peer_has_certificate, readable
 from agl_otel.net.in_flight import InFlight
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -39,7 +39,7 @@ class HttpPort:
         pages: more GET paths, {path: answer}.
         actions: more POST paths, {path: handler}; like all paths but /health they need the token.
         client_certificate: whether clients must present one.
-        names: see `auth.Visitors`.
+        names: see `auth.BrowserAccess`.
         body_seconds: time limit for receiving a body.
     """
 
@@ -61,7 +61,7 @@ class HttpPort:
         self._pages = pages or {}
         self._actions = actions or {}
         self._client_certificate = client_certificate
-        self._visitors = own_visitors(Visitors(names))
+        self._visitors = browser_access(BrowserAccess(names))
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""

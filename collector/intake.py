@@ -26,16 +26,16 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.decode import TOKEN_COLUMNS
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.expansion import MESSAGES, Parsed
-from agl_otel.collector.heads import Heads
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn, refuse_forged
-from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
+from agl_otel.collector.journal import REQUEST, RecoveryState, Request, Signal, pack_request
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
 from agl_otel.collector.remembered import Remembered
 from agl_otel.collector.resends import Answered, Outcome, reason_text, rejections
-from agl_otel.collector.unreadable import take_out
+from agl_otel.collector.span_columns import SpanColumns
+from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
@@ -55,8 +55,8 @@ class Intake:
     """Accepts requests. One per collector; lives on the event loop.
 
     Args:
-        leftover: the log's contents at the start.
-        answered: requests answered before the start that are not in `leftover`.
+        recovery_state: the log's contents at the start.
+        answered: requests answered before the start that are not in `recovery_state`.
         disk: refuses requests when the log is full.
         in_flight: bounds the bytes that wait for the disk.
         max_span_attributes: a span with more is refused.
@@ -71,7 +71,7 @@ class Intake:
         commit: GroupCommit,
         writer: Writer,
         heartbeats: Heartbeats,
-        leftover: Leftover,
+        recovery_state: RecoveryState,
         answered: Sequence[Answered] = (),
         *,
         disk: DiskBudget,
@@ -103,7 +103,7 @@ class Intake:
         self.rejected: Counter[tuple[Signal, str]] = Counter()
         """{(signal, reason): number of spans, records or points}."""
         self._recent = Remembered()
-        known = [*answered, *(Answered(r.key, r.received_ms, Outcome.of(r, p)) for p, r in leftover.requests if r.key)]
+        known = [*answered, *(Answered(r.key, r.received_ms, Outcome.of(r, p)) for p, r in recovery_state.requests if r.key)]
         for key, received_ms, outcome in sorted(known, key=lambda each: each.received_ms):
             self._recent.put(key, received_ms / 1000, outcome)
 
@@ -166,7 +166,7 @@ class Intake:
         future = self._commit.append(REQUEST, pack_request(request))
         future.add_done_callback(functools.partial(self._logged, request))  # in log order, even if the client has disconnected
         place = await future
-        faults.reach("logged")
+        faults.failpoint("logged")
         for (rollout_id, attempt_id), count in spans.items():
             self._heartbeats.add(rollout_id, attempt_id, count, now)
         return Outcome(rejected, message, place.position)
@@ -182,7 +182,7 @@ class Intake:
             try:
                 messages, parsed = crowded.check(signal, raw), message.FromString(raw)
             except DecodeError:
-                raw, unreadable = take_out(signal, raw)
+                raw, unreadable = remove_unreadable(signal, raw)
                 messages, parsed = crowded.check(signal, raw), message.FromString(raw)
         except DecodeError as error:
             raise DataError(f"this is no OTLP {signal} request: {error}") from None
@@ -192,37 +192,37 @@ class Intake:
         self, request: Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float
     ) -> tuple[list[Identity], Counter[tuple[str, str]]]:
         """Return the identities, and the number of spans of each attempt (attempt spans and seals count 0)."""
-        heard: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         now_nano = int(now * 10**9)
         known = None if sender.bound else self.memory
         if isinstance(request, ExportLogsServiceRequest):
             found = identify_logs(request, metadata, known, now_unix_nano=now_nano, levels=self.levels)
-            return bind(found, sender.bound, self.levels) if sender.bound else found, heard
+            return bind(found, sender.bound, self.levels) if sender.bound else found, counts
         if isinstance(request, ExportMetricsServiceRequest):
-            return identify_points(request, now_unix_nano=now_nano), heard
-        heads = Heads.of(request, raw)
-        identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
+            return identify_points(request, now_unix_nano=now_nano), counts
+        columns = SpanColumns.of(request, raw)
+        identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, columns=columns)
         if sender.bound:
             identities = bind(identities, sender.bound, self.levels)
         if sender.is_agent:
-            identities = refuse_forged(identities, heads.spans, raw)
+            identities = refuse_forged(identities, columns.spans, raw)
         if len(raw) > 2 * self._max_span_attributes:  # the least size of that many attributes
-            for index, span in enumerate(heads.spans):
+            for index, span in enumerate(columns.spans):
                 if len(span.attributes) > self._max_span_attributes:
                     identities[index] = Identity(reason=TOO_MANY_ATTRIBUTES)
         if len(raw) > 2 * MAX_SPAN_TOKENS:
-            for index, span in enumerate(heads.spans):
+            for index, span in enumerate(columns.spans):
                 if span.ByteSize() > 2 * MAX_SPAN_TOKENS and _longest_list(span) > MAX_SPAN_TOKENS:
                     identities[index] = Identity(reason=TOO_MANY_TOKENS)
-        learn(request, identities, self.memory, now=time.monotonic(), heads=heads, by_key=sender.bound is not None)
+        learn(request, identities, self.memory, now=time.monotonic(), columns=columns, by_key=sender.bound is not None)
         start = 0
         for identity, run in groupby(identities):
             end = start + sum(1 for _ in run)
             if identity.attempt_id and not identity.reason:
-                silent = sum(span.name in _NOT_SPANS for span in heads.spans[start:end]) if heads.may_open else 0
-                heard[identity.rollout_id, identity.attempt_id] += end - start - silent
+                silent = sum(span.name in _NOT_SPANS for span in columns.spans[start:end]) if columns.may_open else 0
+                counts[identity.rollout_id, identity.attempt_id] += end - start - silent
             start = end
-        return identities, heard
+        return identities, counts
 
     def _count(self, signal: Signal, raw: bytes, reasons: Counter[str], dropped: int, kept: int) -> None:
         self.counts["requests"] += 1

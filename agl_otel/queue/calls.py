@@ -16,7 +16,7 @@ import grpc.aio
 
 from agl_otel.errors import AglError, UnavailableError, UsageError, from_grpc
 from agl_otel.net import tls
-from agl_otel.net.auth import not_admitted
+from agl_otel.net.auth import refused_error
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.service.retry import QUICK, Tries
@@ -157,7 +157,7 @@ class Calls:
         """Wait before the next try; raise the AglError for `error` if a retry is useless or time is up."""
         passing = error.code() is grpc.StatusCode.UNAVAILABLE and _HTTP1 not in (error.details() or "")
         if not passing or (seconds := tries.pause()) is None:
-            raise translated(error, self.address, self._token, secure=self.trust.dialled_securely(self.address)) from None
+            raise translated(error, self.address, self._token, secure=self.trust.uses_tls(self.address)) from None
         await asyncio.sleep(seconds)
 
 
@@ -166,7 +166,7 @@ def translated(error: grpc.aio.AioRpcError, address: str, token: str, *, secure:
     details = error.details() or ""
     code = error.code()
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return not_admitted(f"the stack at {address}", token, details)
+        return refused_error(f"the stack at {address}", token, details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return UsageError(f"what answers at {address} is no queue of agl-otel, or one of another version ({details}): give {WHERE}")
     if code is grpc.StatusCode.UNAVAILABLE and _HTTP1 in details:

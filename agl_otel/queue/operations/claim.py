@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, cast
 
-from agl_otel.queue.answers import claimed_again, recall, recall_all, remember, remember_all
+from agl_otel.queue.answers import claims_of, recall, recall_all, remember, remember_all
 from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import rollout_fields, split
 from agl_otel.queue.engine import Transaction, first
@@ -34,18 +34,18 @@ def claim_all(tx: Transaction, requests: Sequence[pb.ClaimRequest], now: float) 
     A claim with a filter must be the only one (see `weight`).
     """
     known = recall_all(tx, (request.request_id for request in requests), "Claim")
-    answers = [claimed_again(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
+    answers = [claims_of(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
     fresh = [(request, answer) for request, answer in zip(requests, answers, strict=True) if request.request_id not in known]
-    wanted = [_limit(request) for request, _ in fresh]
-    if not any(wanted):
+    limits = [_limit(request) for request, _ in fresh]
+    if not any(limits):
         return answers
     choice = fresh[0][0]
-    waiting = deque(_claimable(tx, choice, sum(wanted)))
-    if len(waiting) < sum(wanted) and promote(tx, now):  # otherwise the watchdog promotes them within a second
-        waiting = deque(_claimable(tx, choice, sum(wanted)))
+    waiting = deque(_claimable(tx, choice, sum(limits)))
+    if len(waiting) < sum(limits) and promote(tx, now):  # otherwise the watchdog promotes them within a second
+        waiting = deque(_claimable(tx, choice, sum(limits)))
     if not waiting:
         return answers
-    shares = [_share(waiting, limit) for limit in wanted]
+    shares = [_share(waiting, limit) for limit in limits]
     claimed = [(row, worker_of(request)) for (request, _), share in zip(fresh, shares, strict=True) for row, _ in share]
     pairs = begin_attempts(tx, claimed, now)
     sync_workers(tx, (attempt for _, attempt in pairs), now, dequeued=True)
@@ -87,7 +87,7 @@ def _claimable(tx: Transaction, request: pb.ClaimRequest, limit: int) -> list[tu
     return [(RolloutRow._make(row[:ROLLOUT_WIDTH]), cast("str", row[ROLLOUT_WIDTH])) for row in rows]
 
 
-def found_nothing(tx: Transaction, worker_id: str, now: float) -> None:
+def record_empty_claim(tx: Transaction, worker_id: str, now: float) -> None:
     """Record that a worker's claim ended without a rollout."""
     tx.run("worker_found_nothing", {"worker_id": worker_id, "now": now})
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from agl_otel.errors import ConflictError, NotFoundError, UsageError
-from agl_otel.queue.answers import claimed_again, recall, remember, rollouts_by_id
+from agl_otel.queue.answers import claims_of, recall, remember, rollouts_by_id
 from agl_otel.queue.convert import joined_fields, rollout_fields
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.checks import checked_config, checked_json, checked_mode, checked_object, worker_of
@@ -69,7 +69,7 @@ def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
 
 
 def _started_again(tx: Transaction, begun: Sequence[tuple[str, str | None]]) -> pb.Rollouts:
-    claims = {r.rollout_id: r for r in claimed_again(tx, [attempt_id for _, attempt_id in begun if attempt_id]).rollouts}
+    claims = {r.rollout_id: r for r in claims_of(tx, [attempt_id for _, attempt_id in begun if attempt_id]).rollouts}
     rollouts = rollouts_by_id(tx, [rollout_id for rollout_id, _ in begun]).rollouts
     return pb.Rollouts(rollouts=[claims.get(rollout.rollout_id, rollout) for rollout in rollouts])
 
@@ -78,9 +78,9 @@ def start_attempt(tx: Transaction, request: pb.StartAttemptRequest, now: float) 
     """Begin a further attempt of each rollout, regardless of its status and max_attempts. Raises NotFoundError."""
     remembered = recall(tx, request.request_id, "StartAttempt")
     if remembered is not None:
-        return claimed_again(tx, remembered)
+        return claims_of(tx, remembered)
     attempt_ids: list[str] = []
-    tx.hold(request.rollout_ids)
+    tx.lock_rollouts(request.rollout_ids)
     for rollout_id in request.rollout_ids:
         rollout = find_rollout(tx, rollout_id)
         if rollout is None:
@@ -89,7 +89,7 @@ def start_attempt(tx: Transaction, request: pb.StartAttemptRequest, now: float) 
         sync_workers(tx, [attempt], now)
         attempt_ids.append(attempt.attempt_id)
     remember(tx, request.request_id, "StartAttempt", attempt_ids, now)
-    return claimed_again(tx, attempt_ids)
+    return claims_of(tx, attempt_ids)
 
 
 def _insert_new(tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, queued: bool) -> tuple[pb.Rollouts, list[RolloutRow]]:

@@ -25,9 +25,9 @@ BODY = gzip.compress(b"hello")
 async def test_unpacking_ends_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def endless(_: str, __: bytes, ___: int, *, hold: Hold, gone: Callable[[], bool]) -> bytes:
+    def endless(_: str, __: bytes, ___: int, *, hold: Hold, disconnected: Callable[[], bool]) -> bytes:
         began.set()
-        while not gone():
+        while not disconnected():
             threading.Event().wait(0.01)
         ended.set()
         raise UnavailableError("the client went away")
@@ -65,9 +65,9 @@ async def test_a_stalled_body_is_given_up_and_its_memory_released(drip: bytes) -
             request = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {1 << 30}\r\n\r\n"
             writer.write(request.encode() + b"begin")
             answer = await until_closed(reader, writer, drip)
-        head, _, said = answer.partition(b"\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head
-        assert b"the body did not come within" in said and b"send less at once" in said
+        assert b"the body did not come within" in body and b"send less at once" in body
         assert in_flight.bytes == 0
     finally:
         await runner.cleanup()

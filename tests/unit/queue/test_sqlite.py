@@ -58,12 +58,12 @@ async def test_a_row_that_the_database_refuses_fails_its_own_operation(engine: S
 
 
 async def test_signals_of_a_commit_precede_its_answer(engine: SqliteEngine) -> None:
-    heard: list[int] = []
-    engine.subscribe(lambda signals: heard.append(signals.claimable))
+    received: list[int] = []
+    engine.subscribe(lambda signals: received.append(signals.claimable))
     await asyncio.gather(engine.write(lambda tx: add(tx, "ro-1")), engine.write(refuse), return_exceptions=True)
-    assert sum(heard) == 1
+    assert sum(received) == 1
     await engine.write(lambda tx: None)
-    assert sum(heard) == 1
+    assert sum(received) == 1
     assert not Signals()
 
 
