@@ -28,13 +28,13 @@ def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float = 
     return other
 
 
-def own_of(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:
+def own_parameters(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:
     """Return {parameter: value} of a call that differ from its resource's sampling_parameters (`asked`)."""
-    said = {name: attributes.get(key) for name, key in REQUESTED.items()}
-    return {name: value for name, value in said.items() if isinstance(value, int | float) and value != asked.get(name)}
+    given = {name: attributes.get(key) for name, key in REQUESTED.items()}
+    return {name: value for name, value in given.items() if isinstance(value, int | float) and value != asked.get(name)}
 
 
-def several_choices_words(several: int, calls: int) -> str:
+def several_choices_warning(several: int, calls: int) -> str:
     """Return the warning that `several` of the calls read for training are one of several choices."""
     return (
         f"{several} of {calls} sampled replies ({100 * several / calls:.0f} %) are choices beside others of the same request (n > 1): "

@@ -19,7 +19,7 @@ from agl_otel.net.auth import is_loopback
 from agl_otel.runner.groups import kill_all as kill_agents
 from agl_otel.service import logs as logformat
 from agl_otel.service.main import on_stop_signals
-from agl_otel.service.private import closed_to_us
+from agl_otel.service.private import access_problem
 from agl_otel.service.processes import kill_all
 from agl_otel.settings import PORTS, Settings
 from agl_otel.text import json_text
@@ -42,7 +42,7 @@ class Folder(click.Path):
             self.fail("the path is empty: name a folder", param, ctx)
         if Path(value).is_file():
             self.fail(f"{value} is a file: name a folder, or a path where one can be made", param, ctx)
-        if why := closed_to_us(Path(value)):
+        if why := access_problem(Path(value)):
             self.fail(why, param, ctx)
         return super().convert(value, param, ctx)
 

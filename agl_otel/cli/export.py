@@ -12,7 +12,7 @@ import click
 from agl_otel.adapters.bias import NO_REWARD, bias_of_attempts
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
-from agl_otel.adapters.own_sampling import several_choices_words
+from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.adapters.pins import Pin, differences
 from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
@@ -216,7 +216,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         return [
             f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
             f"refused: {refused}",
-            *([several_choices_words(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
+            *([several_choices_warning(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
             *(_share(_with_reward(name), shares) for name, shares in sorted(report["refused_share"]["reward"].items())),
             *(_share(f"at task {name}", shares) for name, shares in _most_refused(report["refused_share"]["task"])),
         ]

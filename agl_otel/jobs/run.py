@@ -125,7 +125,7 @@ class JobRun:
         code = await process.wait()
         if not self.failed.done():
             self.failed.set_exception(
-                self._ended(process)(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.last_words()}")
+                self._ended(process)(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
             )
 
     def runners(self, *, command: bool = False, mode: RolloutMode | None = None) -> Runners:

@@ -21,7 +21,7 @@ from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsErro
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need
 from agl_otel.jobs.run import Evaluation, JobRun
-from agl_otel.net.http_server import is_well
+from agl_otel.net.http_server import is_healthy
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import Settings, free_port
@@ -149,7 +149,7 @@ class ServedRun(JobRun):
         await self._server.ready(self._server_is_well, timeout_seconds=seconds)
 
     async def _server_is_well(self) -> bool:
-        return await is_well(f"{self.server_url}/health")
+        return await is_healthy(f"{self.server_url}/health")
 
     def _ended(self, process: Process) -> type[AglError]:
         return ModelServerError if process is self._server else super()._ended(process)

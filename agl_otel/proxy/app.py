@@ -19,7 +19,7 @@ from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
 from agl_otel.net import auth
 from agl_otel.net.bodies import Bodies, body_of
-from agl_otel.net.http_server import own_visitors, readable
+from agl_otel.net.http_server import browser_access, readable
 from agl_otel.net.in_flight import InFlight
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
@@ -86,7 +86,8 @@ class Proxy:
     ) -> None:
         """`own_keys`: whether calls of no attempt may bring a provider's key in place of the token.
 
-        `names`: see `auth.Visitors`; `queue`: gets an announcement, before an attempt's first call, that the proxy at `address` serves it.
+        `names`: see `auth.BrowserAccess`; `queue`: gets an announcement, before an attempt's first call, that the proxy at `address`
+        serves it.
         """
         self._upstreams = upstreams
         self._telemetry = telemetry
@@ -97,7 +98,7 @@ class Proxy:
         self._models = models if models is not None else ModelList()
         self._gate = gate or Gate()
         self._litellm = litellm
-        self._visitors = own_visitors(auth.Visitors(names))
+        self._visitors = browser_access(auth.BrowserAccess(names))
         self._attempts = Attempts(self._forget, idle=upstreams.forget)
         self._journal = journal
         self._inheritance = inheritance
@@ -333,7 +334,7 @@ class Proxy:
         return web.json_response({"deleted": len(gone)})
 
     def _refusal(self, request: web.Request, *scopes: str) -> str | None:
-        return auth.PROXY.opens(self._token, [auth.shown_to_proxy(request.headers)], *scopes)
+        return auth.PROXY.refusal_of_all(self._token, [auth.shown_to_proxy(request.headers)], *scopes)
 
     def _authorise(self, request: web.Request, *scopes: str) -> None:
         if (why := self._refusal(request, *scopes)) is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from agl_otel.errors import InUseError, RefusedError, SettingsError, UnavailableError
-from agl_otel.net.http_server import is_well
+from agl_otel.net.http_server import is_healthy
 from agl_otel.service.processes import Process
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import free_port
@@ -143,7 +143,7 @@ class Litellm:
         environment = {**_ENVIRONMENT, "LITELLM_MASTER_KEY": self._key}
         self._process = Process("litellm", argv, log=self._folder / "logs" / "litellm.log", env=environment)
         await self._process.start()
-        await self._process.ready(lambda: is_well(f"http://127.0.0.1:{port}/health/liveliness"), timeout_seconds=READY_SECONDS)
+        await self._process.ready(lambda: is_healthy(f"http://127.0.0.1:{port}/health/liveliness"), timeout_seconds=READY_SECONDS)
         self._url = f"http://127.0.0.1:{port}/v1"
 
     def _is(self, state: State, why: str = "") -> None:

@@ -20,9 +20,9 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import AglError, RefusedError, http_status
-from agl_otel.net.auth import Visitors
+from agl_otel.net.auth import BrowserAccess
 from agl_otel.net.bodies import Bodies, body_of
-from agl_otel.net.http_server import make_runner, own_visitors
+from agl_otel.net.http_server import browser_access, make_runner
 from agl_otel.net.in_flight import InFlight
 from agl_otel.proxy.answer import error_response, pass_on
 from agl_otel.proxy.dialects import CHAT, as_sampled
@@ -90,7 +90,7 @@ class Translation:
     async def start(self) -> None:
         """Listen, and start litellm."""
         bodies = Bodies(InFlight(self._held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)  # own budget: no self-wait
-        app = web.Application(middlewares=[own_visitors(Visitors(names=())), bodies.held])
+        app = web.Application(middlewares=[browser_access(BrowserAccess(names=())), bodies.held])
         app.router.add_post("/v1/chat/completions", self._capture)
         self._runner = make_runner(app, handler_cancellation=True)
         await self._runner.setup()

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from agl_otel.errors import AglError, SettingsError, UnavailableError
-from agl_otel.net.http_server import is_well, listens
+from agl_otel.net.http_server import is_healthy, listens
 from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.ports import check_free
-from agl_otel.service.private import closed_to_us, open_file, open_to_others
+from agl_otel.service.private import access_problem, exposure_problem, open_file
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, environment_of, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
@@ -205,7 +205,7 @@ class Stack:
                     await asyncio.sleep(HEALTH_POLL_SECONDS)
         except TimeoutError:
             silent = [self._running[ANNOUNCED[name]].process for name in missing]
-            words = "; ".join(f"{process.name} (its log is {process.log}): {process.last_words()}" for process in silent)
+            words = "; ".join(f"{process.name} (its log is {process.log}): {process.log_end()}" for process in silent)
             raise UnavailableError(
                 f"not announced to the queue within {START_TIMEOUT_SECONDS:.0f} s, though the service answers: {words}"
             ) from None
@@ -223,7 +223,7 @@ class Stack:
 
         async def http_is_well() -> bool:
             assert self._http is not None
-            return await is_well(self._at(service.port, "http://") + "/health", self._http)
+            return await is_healthy(self._at(service.port, "http://") + "/health", self._http)
 
         return queue_is_well if service.name == "queue" else http_is_well if service.port else runs
 
@@ -246,7 +246,7 @@ class Stack:
         pause = restart_pause(running.failures)
         often = f" ({running.failures} times in a row)" if running.failures > 1 else ""
         why = f"{how}{often}; it is started again {f'in {pause:.0f} s' if pause else 'now'}, and the others go on. Its log is {log}"
-        LOG.warning("%s %s. %s", name, why, running.process.last_words())
+        LOG.warning("%s %s. %s", name, why, running.process.log_end())
         await self._tell(name, why, seconds=pause + START_TIMEOUT_SECONDS + TELL_SECONDS)
         await asyncio.sleep(pause)
         try:
@@ -347,7 +347,7 @@ def claim_data_dir(path: Path) -> FileLock:
         )
     with open_file(version_file, "w") as file:
         file.write(f"{LAYOUT_VERSION}\n")
-    if warning := open_to_others(path):
+    if warning := exposure_problem(path):
         LOG.warning("%s", warning)
     return lock
 
@@ -401,7 +401,7 @@ def must_have_data(settings: Settings) -> None:
     """Raise SettingsError if the settings name no stack, and their data directory holds no data or is closed to this user."""
     if settings.store:
         return
-    if why := closed_to_us(settings.data_dir):
+    if why := access_problem(settings.data_dir):
         raise SettingsError(why)
     if not (settings.data_dir / "VERSION").exists():
         raise SettingsError(

@@ -37,7 +37,7 @@ from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_roll
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.report import Clock, singleton_warning
 from agl_otel.algorithms.run_folder import RunFolder, open_run, run_fingerprint
-from agl_otel.algorithms.run_log import RunLog, open_log, training_step
+from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
@@ -158,7 +158,7 @@ class GRPO(Algorithm):
             open_run(self.run_dir, algorithm="grpo", options=lambda: self.run_fingerprint(tasks), seed=self.schedule.seed) as self._run,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):
-            async with aiohttp.ClientSession() as session, self._logged(store) as self._log:
+            async with aiohttp.ClientSession() as session, open_log(store, "grpo", self._run, self.metrics) as self._log:
                 self._worker = worker
                 self._in_flight = InFlight(store)
                 self._serving = Serving(
@@ -178,51 +178,6 @@ class GRPO(Algorithm):
                         self.on_step(report)
                 await self._in_flight.cancel()
         return self.reports
-
-    # --- a run with a folder
-
-    def _logged(self, store: RolloutStore) -> RunLog:
-        return open_log(store, "grpo", self._run, self.metrics)
-
-    async def _resume(self, order: TaskOrder) -> None:
-        """Continue the run from its last checkpoint."""
-        if self._run is None:
-            return
-        self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints)
-        place = self._checkpoints.latest()
-        if place is None:
-            self._run.metrics(0)
-            return
-        state: State = await self._in_worker(self._checkpoints.load, place, self._run.run_id, self.policy.model, self._learner.optimizer)
-        self._serving.resume(state.version, self._run.folder)
-        self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
-        order.restore(state.tasks)
-        self._shuffle.setstate(as_random_state(state.shuffle))
-        await self._in_flight.restore(state.next_group, state.groups)
-        _logger.info("run %s resumes after step %d", self._run.run_id, state.step)
-
-    async def _keep(self, report: StepReport, order: TaskOrder) -> None:
-        """Save the step: its line, then its checkpoint. A line without its checkpoint is removed when the run is resumed."""
-        if self._run is None:
-            return
-        self._run.metric(asdict(report))
-        if report.step % self.schedule.checkpoint_every_steps and report.step < self.schedule.max_steps and not self._reached_target():
-            return
-        groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._in_flight.groups]
-        state = State(
-            run_id=self._run.run_id,
-            step=report.step,
-            resources_id=self._serving.published.resources_id,
-            version=self._serving.published.version,
-            tasks=order.state,
-            next_group=self._in_flight.count,
-            shuffle=list(self._shuffle.getstate()),
-            groups=groups,
-        )
-        await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
-
-    def _training_step(self, report: StepReport) -> TrainingStep:
-        return training_step(report, self._log, resources_id=self._serving.published.resources_id)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
         """Do one training step. README.md quotes these four lines; a test keeps both equal."""
@@ -421,6 +376,48 @@ class GRPO(Algorithm):
             carried=len(self._in_flight.groups),
             oldest=max(self._number - group.step for group in groups),
         )
+
+    # --- a run with a folder
+
+    async def _resume(self, order: TaskOrder) -> None:
+        """Continue the run from its last checkpoint."""
+        if self._run is None:
+            return
+        self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints)
+        place = self._checkpoints.latest()
+        if place is None:
+            self._run.metrics(0)
+            return
+        state: State = await self._in_worker(self._checkpoints.load, place, self._run.run_id, self.policy.model, self._learner.optimizer)
+        self._serving.resume(state.version, self._run.folder)
+        self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
+        order.restore(state.tasks)
+        self._shuffle.setstate(as_random_state(state.shuffle))
+        await self._in_flight.restore(state.next_group, state.groups)
+        _logger.info("run %s resumes after step %d", self._run.run_id, state.step)
+
+    async def _keep(self, report: StepReport, order: TaskOrder) -> None:
+        """Save the step: its line, then its checkpoint. A line without its checkpoint is removed when the run is resumed."""
+        if self._run is None:
+            return
+        self._run.metric(asdict(report))
+        if report.step % self.schedule.checkpoint_every_steps and report.step < self.schedule.max_steps and not self._reached_target():
+            return
+        groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._in_flight.groups]
+        state = State(
+            run_id=self._run.run_id,
+            step=report.step,
+            resources_id=self._serving.published.resources_id,
+            version=self._serving.published.version,
+            tasks=order.state,
+            next_group=self._in_flight.count,
+            shuffle=list(self._shuffle.getstate()),
+            groups=groups,
+        )
+        await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
+
+    def _training_step(self, report: StepReport) -> TrainingStep:
+        return training_step(report, self._log, resources_id=self._serving.published.resources_id)
 
 
 def _finished(groups: Sequence[Group]) -> list[Rollout | AttemptedRollout]:

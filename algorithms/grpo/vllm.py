@@ -31,7 +31,7 @@ from aiohttp import web
 from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, json_body, make_parser
 from agl_otel.errors import AglError, DataError, ModelServerError, SettingsError, UnavailableError, UsageError, http_status
 from agl_otel.net.bodies import body_of
-from agl_otel.net.http_server import is_well, listen, make_runner
+from agl_otel.net.http_server import is_healthy, listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
@@ -164,7 +164,7 @@ class Front:
                 raise UsageError(f"vLLM refused {path}: HTTP {answer.status} {(await answer.text())[:500]}")
 
     async def _well(self) -> bool:
-        return await is_well(f"{self.url}/health", self._session, seconds=5)
+        return await is_healthy(f"{self.url}/health", self._session, seconds=5)
 
 
 @web.middleware
@@ -184,7 +184,7 @@ async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Servi
 
     async def failed() -> None:
         await front.process.wait()
-        raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.last_words()}")
+        raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.log_end()}")
 
     async with front:
         runner = make_runner(front.app(host), shutdown_timeout=5.0)

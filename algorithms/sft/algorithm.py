@@ -324,7 +324,7 @@ class SFT(Algorithm):
         finally:
             await process.stop(grace_seconds=STOP_SECONDS)
         if code:
-            raise UnavailableError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.last_words()}")
+            raise UnavailableError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
         self._weights = Path(spec.out)
         if self._number > KEPT_WEIGHTS:
             shutil.rmtree(self._folder / "weights" / str(self._number - KEPT_WEIGHTS), ignore_errors=True)

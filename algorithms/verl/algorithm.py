@@ -305,4 +305,4 @@ def _failure(outcome: Path, code: int, process: Process) -> AglError:
         result = json.loads(outcome.read_text())
         if result["error"]:
             return getattr(errors, result["error"], DataError)(result["message"])
-    return DataError(f"verl ended with exit code {code}; its log is {process.log}. {process.last_words()}")
+    return DataError(f"verl ended with exit code {code}; its log is {process.log}. {process.log_end()}")

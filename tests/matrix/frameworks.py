@@ -28,7 +28,7 @@ class Play:
     trajectories: int = 1
     """That they make."""
     breaks: tuple[str, ...] = ()
-    """Why there are more than one (keys of adapters' BREAKS)."""
+    """Why there are more than one (keys of adapters' SPLIT_REASONS)."""
     joined: bool = True
     """Whether the calls come below a span of the agent's own."""
 

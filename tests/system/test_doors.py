@@ -332,10 +332,10 @@ def found_at(ports: Mapping[str, int], doors: Mapping[str, Door], visitors: Mapp
 
 def as_written(what: str, found: Mapping[str, Mapping[str, str]]) -> None:
     """Compare the responses with doors.json."""
-    wanted = json.loads(ANSWERS.read_text())[what]
-    assert {*found} == {*wanted}
+    expected = json.loads(ANSWERS.read_text())[what]
+    assert {*found} == {*expected}
     for door, answers in found.items():
-        assert answers == wanted[door], door
+        assert answers == expected[door], door
 
 
 OVER_HTTP: Final = {name: door for name, door in DOORS.items() if door.method != "gRPC"}
