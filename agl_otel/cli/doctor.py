@@ -30,7 +30,7 @@ from agl_otel.types.columns import CallColumns
 from agl_otel.types.options import Finite
 from agl_otel_hook import conventions
 
-FOUND_SOMETHING_MISSING: Final = 3
+MISSING_EXIT_CODE: Final = 3
 
 
 def examine(once: FinishedAttempt) -> list[Finding]:
@@ -39,7 +39,7 @@ def examine(once: FinishedAttempt) -> list[Finding]:
     return [*(replace(finding, remedy="") if finding.good else finding for finding in found), *_own_sampling(once), *_choices(once)]
 
 
-def _ended_well(once: FinishedAttempt) -> Finding:
+def _command_succeeded(once: FinishedAttempt) -> Finding:
     detail = once.rollout.attempt.error or "exit code 0"
     return Finding("the command ended well", once.rollout.status == "succeeded", detail, "run it by hand and mend it first")
 
@@ -138,7 +138,7 @@ def _choices(once: FinishedAttempt) -> list[Finding]:
     return [Finding("each call asks for one choice", True, "not all", several_choices_words(several, len(calls)))] if several else []
 
 
-_CHECKS: Sequence[Callable[[FinishedAttempt], Finding]] = (_ended_well, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
+_CHECKS: Sequence[Callable[[FinishedAttempt], Finding]] = (_command_succeeded, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
 
 
 @click.command()
@@ -187,7 +187,7 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
         print_json({"good": all(f.good for f in findings), "findings": [vars(f) for f in findings]})
     else:
         _print(findings, command)
-    return 0 if all(finding.good for finding in findings) else FOUND_SOMETHING_MISSING
+    return 0 if all(finding.good for finding in findings) else MISSING_EXIT_CODE
 
 
 async def _statuses(opened: Store, settings: Settings) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from agl_otel.text import error_text
 TIMEOUT_SECONDS: Final = 30.0
 
 
-async def hand_over(proxy: str, models: Sequence[Mapping[str, Any]], *, token: str = "") -> None:
+async def replace_models(proxy: str, models: Sequence[Mapping[str, Any]], *, token: str = "") -> None:
     """Replace the model list of the proxy at `proxy` (its base URL); models.py describes the form.
 
     Raises ModelServerError if the proxy rejects it, UnavailableError if it cannot be reached.

@@ -45,11 +45,13 @@ async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: 
     """Yield the answer to a request; `options` are aiohttp's. Raises RedirectedError, RefusedAnswerError, aiohttp.ClientError, OSError."""
     async with session.request(method, url, allow_redirects=False, **options) as response:
         if 300 <= response.status < 400:
-            raise RedirectedError(_told(url, response.status, response.headers.get("location", "")))
+            raise RedirectedError(_redirect_message(url, response.status, response.headers.get("location", "")))
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
-            told = f"answers with Content-Encoding: {printable(encoding[:_MOST_SHOWN])}, and was asked for none (Accept-Encoding: identity)"
-            raise RefusedAnswerError(told, PACKED)
+            message = (
+                f"answers with Content-Encoding: {printable(encoding[:_MOST_SHOWN])}, and was asked for none (Accept-Encoding: identity)"
+            )
+            raise RefusedAnswerError(message, PACKED)
         yield response
 
 
@@ -66,7 +68,7 @@ async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(body)
 
 
-def _told(url: str, status: int, location: str) -> str:
+def _redirect_message(url: str, status: int, location: str) -> str:
     server, own = without_secrets(url), _origin(url)
     try:
         named = _origin(urljoin(url, location)) if location else ""

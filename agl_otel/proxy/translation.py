@@ -164,7 +164,7 @@ class Translation:
         try:
             return await self._send(request, held.pool, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
-            if not call.handed:
+            if not call.delivered:
                 call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
@@ -174,7 +174,7 @@ class Translation:
 
 def _merge(call: Call, above: Call, *, taken: bool) -> None:
     """Copy to the sampled call what the agent saw of it."""
-    call.handed = above.handed
+    call.delivered = above.delivered
     if not taken:
         call.status, call.first_byte, call.incomplete, call.reply = above.status, above.first_byte, above.incomplete, above.reply
         return

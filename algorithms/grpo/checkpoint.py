@@ -23,6 +23,7 @@ from agl_otel.algorithms.grpo.lora import adapter, has_lora, load_adapter
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
 from agl_otel.algorithms.run_folder import file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
 from agl_otel.errors import DataError, UsageError
+from agl_otel.text import error_text
 
 FOLDER: Final = "checkpoints"
 TRAINER_FILE: Final = "trainer.pt"
@@ -123,7 +124,7 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, UsageError):
                 raise
-            raise DataError(f"the checkpoint {place} is damaged ({error!r}): {remedy}") from error
+            raise DataError(f"the checkpoint {place} is damaged ({error_text(error)}): {remedy}") from error
         if changed:
             raise DataError(f"the checkpoint {place} is damaged ({', '.join(changed)} is not what was written): {remedy}")
         if state.run_id != run_id:

@@ -35,14 +35,14 @@ class Publisher:
         """
         await self.store.open()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()) as session:
-            key = model_server_key(self.store.token) if self.spec.says_version else ""  # verl's servers require none
+            key = model_server_key(self.store.token) if self.spec.reports_version else ""  # verl's servers require none
             model = await _served_model(session, addresses[0], key)
             versions: dict[RolloutMode, int] = {}
             for mode, sampling in self.sampling.items():
                 served, own_id = resources(addresses, model, sampling, key), self.spec.resources_id(mode)
                 update = await self.store.publish(served, resources_id=own_id, aside=True)
                 versions[mode] = update.version
-            if not self.spec.says_version:
+            if not self.spec.reports_version:
                 known = self.store.description
                 for proxy in known.proxies or ([known.proxy] if known.proxy else []):
                     await set_proxy_version(session, proxy, str(step), self.store.token)

@@ -18,7 +18,7 @@ from rooms import choose, train
 import agl_otel as agl
 
 
-class Told(agl.Hook):
+class PrintRollout(agl.Hook):
     """A hook says what a rollout did, as soon as it has ended."""
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: agl.AttemptedRollout, spans: Sequence[Any]) -> None:
@@ -28,7 +28,7 @@ class Told(agl.Hook):
 async def one_rollout(resources: agl.NamedResources, store: agl.LightningStore) -> None:
     """`runner.step` raises what the agent raises, and returns the rollout when it is done."""
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
-    with runner.run_context(agent=choose, store=store, hooks=[Told()]):
+    with runner.run_context(agent=choose, store=store, hooks=[PrintRollout()]):
         rollout = await runner.step(train()[0], resources=resources, mode="train")
     for span in await store.query_spans(rollout.rollout_id):
         print(f"  {span.sequence_id:>3} {span.name}")
@@ -43,7 +43,7 @@ def main(endpoint: str, model: str) -> None:
     }
     store = agl.InMemoryLightningStore()
     asyncio.run(one_rollout(resources, store))
-    trainer = agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), initial_resources=resources, hooks=Told())
+    trainer = agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), initial_resources=resources, hooks=PrintRollout())
     trainer.dev(choose, train())  # Baseline: every task once, and nothing is learnt
     asyncio.run(store.close())
 

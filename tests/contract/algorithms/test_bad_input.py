@@ -26,7 +26,7 @@ from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.run_folder import CHECKSUM, with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import DataError, ModelServerError, UsageError
-from agl_otel.jobs.run import unless
+from agl_otel.jobs.run import unless_failed
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore
@@ -143,7 +143,7 @@ async def trained(
         )  # fmt: skip
         failed = asyncio.ensure_future(act(store, decide))  # it only ends with an error
         try:
-            return await unless(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
+            return await unless_failed(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
         finally:
             failed.cancel()
             await asyncio.gather(failed, return_exceptions=True)
