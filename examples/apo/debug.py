@@ -19,7 +19,7 @@ import agl_otel as agl
 
 
 class PrintRollout(agl.Hook):
-    """A hook says what a rollout did, as soon as it has ended."""
+    """Print the messages and reward of each rollout as soon as it has ended."""
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: agl.AttemptedRollout, spans: Sequence[Any]) -> None:
         print(f"{rollout.input['time']} for {rollout.input['people']}: {len(spans)} spans, reward {agl.find_final_reward(spans)}")
