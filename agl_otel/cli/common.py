@@ -31,7 +31,7 @@ INTERRUPTED: Final = 130
 
 
 class Folder(click.Path):
-    """The path of a folder. A file is refused, and an empty path, of a variable that is not set: it is not the current folder."""
+    """The path of a folder. Refuses a file, and an empty path (an unset shell variable), which would mean the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, readable=False)

@@ -47,7 +47,7 @@ def missing_extra(error: ModuleNotFoundError) -> SettingsError:
 
 
 async def check_job(path: Path, *, store: str = "", token: str = "") -> CheckReport:
-    """Check the job file `path`, everything that it names, and the store at this address, if there is one."""
+    """Check the job file `path`, everything that it names, and the store at this address, if any."""
     found = CheckReport()
     with _collecting(found):
         job, found.problems[:] = Job.read(path)

@@ -1,9 +1,9 @@
-"""Looking for what is wrong with an agent, before anything is trained: one rollout in this process, then all tasks without learning.
+"""Debug an agent before training: run one rollout in this process, then all tasks without training.
 
     python server.py --port 8099                                   # terminal 1
     python debug.py [--endpoint http://127.0.0.1:8099/v1 --model rooms]
 
-A breakpoint in rooms.py works in both: the agent runs in a thread of this process.
+Breakpoints in rooms.py work in both cases, because the agent runs in a thread of this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PrintRollout(agl.Hook):
 
 
 async def one_rollout(resources: agl.NamedResources, store: agl.LightningStore) -> None:
-    """`runner.step` raises what the agent raises, and returns the rollout when it is done."""
+    """Run one rollout; `runner.step` raises the agent's exception, or returns the finished rollout."""
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
     with runner.run_context(agent=choose, store=store, hooks=[PrintRollout()]):
         rollout = await runner.step(train()[0], resources=resources, mode="train")
@@ -44,7 +44,7 @@ def main(endpoint: str, model: str) -> None:
     store = agl.InMemoryLightningStore()
     asyncio.run(one_rollout(resources, store))
     trainer = agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), initial_resources=resources, hooks=PrintRollout())
-    trainer.dev(choose, train())  # Baseline: every task once, and nothing is learnt
+    trainer.dev(choose, train())  # Baseline: runs every task once, without training
     asyncio.run(store.close())
 
 
