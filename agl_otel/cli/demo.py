@@ -45,7 +45,7 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
     "--shuffle-rewards", is_flag=True, help="Control experiment: shuffle the rewards within each step. Nothing should be learned."
 )
 @click.option("--max-steps", type=Whole(1), help="Stop after so many steps, whatever the score.")
-@click.option("--data-dir", type=Folder(), help="Where everything is kept.  [default: .agl/demo-<time>]")
+@click.option("--data-dir", type=Folder(), help="Folder of all data.  [default: .agl/demo-<time>]")
 @clickhouse_option
 @collector_option
 @json_option

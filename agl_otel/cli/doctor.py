@@ -52,7 +52,7 @@ def _own_spans(once: FinishedAttempt) -> Finding:
     ]
     remedy = (
         "is agl-otel installed in the agent's own environment, and does the agent use an instrumented library "
-        "(opentelemetry-instrumentation-…)? Frameworks with a telemetry of their own must have it switched on"
+        "(opentelemetry-instrumentation-…)? Frameworks with their own telemetry must have it enabled"
     )
     return Finding("its own spans arrive, with ids and marker", bool(own), f"{len(own)} spans" if own else "none", remedy)
 
@@ -84,8 +84,8 @@ def _token_ids(once: FinishedAttempt) -> Finding:
         _NO_ANSWER
         if unanswered and not with_ids
         else (
-            "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids. "
-            "Messages and Responses, which mostly come without, are asked by chat/completions where litellm is set up (AGL_LITELLM)"
+            "the model server must support return_token_ids: vLLM 0.10.2 or newer, SGLang, or this package's. Hosted models do not "
+            "return token ids. Messages and Responses mostly lack them: with litellm (AGL_LITELLM) such calls are sent to chat/completions"
         )
     )
     return Finding("token ids come with them", with_ids > 0 and with_ids == calls.count, detail, remedy)
@@ -199,7 +199,7 @@ async def _statuses(opened: Store, settings: Settings) -> list[dict[str, Any]]:
 def tables_are_whole(statuses: Sequence[Mapping[str, Any]]) -> Finding:
     """Check what the collectors report of their stores' disks: full, or damaged parts whose rows may be lost."""
     problems = list(dict.fromkeys(problem for each in statuses for problem in each.get("store_problems", [])))
-    remedy = "make room where a disk is full; docs/data.md tells what to do with a damaged part" if problems else ""
+    remedy = "make room on full disks; docs/data.md says what to do with damaged parts" if problems else ""
     return Finding("the tables of traces are whole", not problems, f"{len(problems)} problems" if problems else "yes", remedy, problems)
 
 

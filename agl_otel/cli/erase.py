@@ -92,7 +92,7 @@ async def eraser(
                 await stored.delete(ids)
             except AglError as error:
                 raise UnavailableError(
-                    f"{len(ids)} rollouts are gone from the queue, but not what is stored of them: {error}. "
+                    f"{len(ids)} rollouts are deleted from the queue, but their stored data are not: {error}. "
                     f"When that is mended, finish with: agl-otel rollouts delete --yes {' '.join(ids)}"
                 ) from None
             return deleted

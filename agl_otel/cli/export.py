@@ -105,7 +105,7 @@ def export(
     changes = {name: given[name] for name in _READING_OPTIONS if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
-        raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
+        raise UsageError("--rebuild uses the options in the pin: use --diff to try others")
     rules = parse_rules(mask_file.read_bytes(), str(mask_file)) if mask_file is not None else []
     settings = settings_for(data_dir, store)
 

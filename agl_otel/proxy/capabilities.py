@@ -155,7 +155,7 @@ class Capabilities:
         reply = _reply(CHAT, answer) if status == 200 else Reply()
         detected.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
         message = (
-            "%s gives token ids in chat/completions and not in /%s: that is asked by chat/completions from now on"
+            "%s returns token ids in chat/completions but not in /%s: such calls are sent to chat/completions from now on"
             if detected.by_chat
             else "%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on"
         )

@@ -202,7 +202,7 @@ class Forwarder:
         if not request.get(OWN_KEY):
             return route
         if any(each.provider != "openai" for each in route.pool):
-            raise RefusedError(f"model {model!r} is asked with the stack's own key: show the stack's token", status=401, code="wrong_key")
+            raise RefusedError(f"model {model!r} is called with the stack's own key: send the stack's token", status=401, code="wrong_key")
         return replace(route, pool=[each.without_secrets() for each in route.pool])
 
     async def _with_litellm_address(self, upstream: Upstream) -> Upstream:

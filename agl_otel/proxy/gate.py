@@ -78,5 +78,5 @@ class Gate:
             self.held -= 1
         if self._mode is not None:
             raise RefusedError(
-                "the model server is being given new weights: try again soon", status=429, code="paused", retry_seconds=RETRY_SECONDS
+                "the model server is loading new weights: try again soon", status=429, code="paused", retry_seconds=RETRY_SECONDS
             )

@@ -37,7 +37,7 @@ class RefusedAnswerError(aiohttp.ClientError):
 
 def oversized(what: str) -> RefusedAnswerError:
     """The error for an answer that is too large."""
-    return RefusedAnswerError(f"answers too much: {what}: the proxy takes no more", OVERSIZED)
+    return RefusedAnswerError(f"sends too large an answer: {what}: the proxy takes no more", OVERSIZED)
 
 
 @contextlib.asynccontextmanager
@@ -48,9 +48,8 @@ async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: 
             raise RedirectedError(_redirect_message(url, response.status, response.headers.get("location", "")))
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
-            message = (
-                f"answers with Content-Encoding: {printable(encoding[:_MOST_SHOWN])}, and was asked for none (Accept-Encoding: identity)"
-            )
+            shown = printable(encoding[:_MOST_SHOWN])
+            message = f"answers with Content-Encoding: {shown}, although none was requested (Accept-Encoding: identity)"
             raise RefusedAnswerError(message, PACKED)
         yield response
 
@@ -75,11 +74,11 @@ def _redirect_message(url: str, status: int, location: str) -> str:
     except ValueError:
         named = ""
     if not named:
-        return f"{server} answered with HTTP {status} and no place to look instead: is this its address?"
+        return f"{server} answered with HTTP {status} without a location: is this its address?"
     where = "another path of its own" if named == own else named
     return (
-        f"{server} redirects to {where}, and no redirect is followed, because prompts and keys would go along: "
-        "if you trust that address, name it in place of the other"
+        f"{server} redirects to {where}, and redirects are not followed, because prompts and keys would be sent there: "
+        "if you trust that address, configure it instead"
     )
 
 

@@ -48,7 +48,7 @@ DEFECT_TEXTS: Final = {
     "logprobs_not_finite": "the model server returned a log-prob that is not finite",
     "logprobs_other_tokens": "the model server returned log-probs that name other tokens than its token ids",
     "logprobs_above_zero": "the model server returned a log-prob above 0",
-    "ids_out_of_range": "the model server returned token ids that are none, or beyond its vocabulary",
+    "ids_out_of_range": "the model server returned invalid token ids, or ids beyond its vocabulary",
     "too_many_ids": f"the model server returned more than {MAX_IDS} token ids or log-probs",
     "no_prompt_ids": "the model server returned token ids of the reply and none of the prompt",
     "token_count": "the model server counted another number of tokens than it returned ids of",

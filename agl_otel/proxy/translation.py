@@ -152,7 +152,7 @@ class Translation:
         held = self._held.get(str(given.get("model"))) if given is not None else None
         task = asyncio.current_task()
         if held is None or given is None or task is None:
-            return error_response(404, "this port is for litellm, and it names no call that is under way", "no_call")
+            return error_response(404, "this port is for litellm, and the request names no call in flight", "no_call")
         request[AGENT] = held.request
         raw = with_fields(raw, given, {"model": held.model})
         asked = {**given, "model": held.model}

@@ -245,7 +245,7 @@ class Stack:
         running.failures += 1
         pause = restart_pause(running.failures)
         often = f" ({running.failures} times in a row)" if running.failures > 1 else ""
-        why = f"{how}{often}; it is started again {f'in {pause:.0f} s' if pause else 'now'}, and the others go on. Its log is {log}"
+        why = f"{how}{often}; it is restarted {f'in {pause:.0f} s' if pause else 'now'}, the others keep running. Its log is {log}"
         LOG.warning("%s %s. %s", name, why, running.process.last_words())
         await self._report_down(name, why, seconds=pause + START_TIMEOUT_SECONDS + REPORT_SECONDS)
         await asyncio.sleep(pause)

@@ -111,7 +111,7 @@ class Checkpoints:
     def state(self, place: Path, run_id: str) -> State:
         """Read the run's progress. Raises DataError for a damaged checkpoint, UsageError for one of another run."""
         others = sorted(path.name for path in self.folder.glob("step-*") if path != place)
-        remedy = f"remove it to go on from {others[-1]}" if others else "remove it to begin the run anew"
+        remedy = f"remove it to resume from {others[-1]}" if others else "remove it to start the run again"
         try:
             content = without_checksum((place / STATE_FILE).read_bytes())
             files: dict[str, str] = content.pop("files")
@@ -126,7 +126,7 @@ class Checkpoints:
                 raise
             raise DataError(f"the checkpoint {place} is damaged ({error_text(error)}): {remedy}") from error
         if changed:
-            raise DataError(f"the checkpoint {place} is damaged ({', '.join(changed)} is not what was written): {remedy}")
+            raise DataError(f"the checkpoint {place} is damaged ({', '.join(changed)} has changed since it was written): {remedy}")
         if state.run_id != run_id:
             raise UsageError(f"the checkpoint {place} is of run {state.run_id}, and this is {run_id}: bring the run's own, or {remedy}")
         return state

@@ -145,7 +145,7 @@ class Evaluator:
         for rollout_id in rollout_ids:
             if rollout_id not in status:
                 _log.warning(
-                    "rollout %s has not finished within %g s, or was deleted: it is cancelled and left out",
+                    "rollout %s has not finished within %g s, or was deleted: it is cancelled and not scored",
                     rollout_id,
                     self.timeout_seconds,
                 )

@@ -372,11 +372,11 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
         return None
     found = folder / "weights" / str(trained[-1])
     if not (found / WEIGHTS_FILE).exists():
-        raise DataError(f"the weights of round {trained[-1]} are not in {found}: bring them back, or choose a new folder for the run")
+        raise DataError(f"the weights of round {trained[-1]} are not in {found}: restore them, or choose a new folder for the run")
     if changed := changed_files(found):
         raise DataError(
-            f"the weights of round {trained[-1]} are damaged ({found / changed[0]} is not what was written): bring them back, or choose a "
-            "new folder for the run"
+            f"the weights of round {trained[-1]} are damaged ({found / changed[0]} has changed since it was written): restore them, or "
+            "choose a new folder for the run"
         )
     return found
 

@@ -74,7 +74,7 @@ async def _served_model(session: aiohttp.ClientSession, address: str, key: str) 
         async with session.get(url, headers=_authorization(key)) as answer:
             return (await answer.json())["data"][0]["id"]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
-        raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error_text(error)}") from error
+        raise ModelServerError(f"verl's model server does not return at {url} what it serves: {error_text(error)}") from error
 
 
 async def set_proxy_version(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
