@@ -158,15 +158,7 @@ class SqlEndpoint:
                 404 if error.code in _NOT_FOUND else 400 if error.code in {62, 36} else 500, error.code, public_text(str(error)), ""
             )
         self.counts["queries"] += 1
-        elapsed = time.perf_counter_ns() - started
-        headers = {
-            "X-ClickHouse-Query-Id": query_id,
-            "X-ClickHouse-Format": used,
-            "X-ClickHouse-Timezone": "UTC",
-            "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed}"}}',
-            "X-Content-Type-Options": "nosniff",  # rows contain text written by agents
-            "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
-        }
+        headers = _response_headers(query_id, used, time.perf_counter_ns() - started)
         if len(data) <= SLICE_BYTES or request.method == "HEAD":
             return web.Response(body=data, headers=headers)
         return await self._send(request, data, headers, lane)
@@ -254,6 +246,17 @@ def public_text(message: str) -> str:
     end = text.rfind("?") + 2
     text = _HINT.sub("", text[:end]) + text[end:]  # the pattern cannot match beyond the last "?"; searching there would take quadratic time
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"
+
+
+def _response_headers(query_id: str, used: str, elapsed_nano: int) -> dict[str, str]:
+    return {
+        "X-ClickHouse-Query-Id": query_id,
+        "X-ClickHouse-Format": used,
+        "X-ClickHouse-Timezone": "UTC",
+        "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed_nano}"}}',
+        "X-Content-Type-Options": "nosniff",  # rows contain text written by agents
+        "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
+    }
 
 
 def _error(status: int, code: int, message: str, name: str) -> web.Response:

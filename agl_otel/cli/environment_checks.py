@@ -312,7 +312,7 @@ def _versions(seen: Environment) -> list[Finding]:
     wanted = seen.own.get("opentelemetry-sdk", sdk)
     if _minor(sdk) < _minor(wanted):
         remedy = f"agl-otel is tested with {wanted}: pip install -U 'opentelemetry-sdk=={wanted}'"
-        found.append(Finding("the SDK is as new as ours", True, detail, remedy))
+        found.append(Finding("the SDK has the version that this package needs", True, detail, remedy))
     return found
 
 

@@ -105,7 +105,7 @@ def export(
     changes = {name: given[name] for name in _READING_OPTIONS if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
-        raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
+        raise UsageError("--rebuild uses the options in the pin: use --diff to try others")
     rules = parse_rules(mask_file.read_bytes(), str(mask_file)) if mask_file is not None else []
     settings = settings_for(data_dir, store)
 
@@ -129,7 +129,7 @@ async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: S
             f"masking rules do not know the rows of an adapter of your own ({reading.adapter}) and would leave texts in them: "
             "export a form of ours, or mask in the collector (AGL_MASK)"
         )
-    traces, spans = await _observed(store, ids, with_spans=needs_spans(reading))
+    traces, spans = await _read_traces(store, ids, with_spans=needs_spans(reading))
     _check_reward(reading, traces)
     found = rows_of(reading, traces, spans, functions_of(reading))
     return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
@@ -150,7 +150,7 @@ def functions_of(reading: Reading) -> Functions:
     return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is an adapter of Agent Lightning 0.3
 
 
-async def _observed(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
+async def _read_traces(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
     traces = await store.traces(ids, deadline_seconds=0, texts=True)
     return traces, await store.spans([r.rollout_id for r in traces.rollouts]) if with_spans and traces.rollouts else []
 
@@ -197,7 +197,7 @@ def _write_files(target: Path, rows: Sequence[Row], pin: Pin) -> Path:
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
     readings = pin.reading, replace(pin.reading, **changes)
-    traces, spans = await _observed(store, list(pin.rollouts), with_spans=any(map(needs_spans, readings)))
+    traces, spans = await _read_traces(store, list(pin.rollouts), with_spans=any(map(needs_spans, readings)))
     old, new = (rows_of(reading, traces, spans, functions_of(reading)) for reading in readings)
     return {
         **differences(old.rows, new.rows),

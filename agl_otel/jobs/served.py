@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, get_args
 import torch
 from transformers.utils import logging as transformers_logging
 
-from agl_otel.algorithms.grpo.groups import cancel_if_there
+from agl_otel.algorithms.grpo.groups import cancel_if_exists
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
@@ -102,7 +102,7 @@ class ServedRun(JobRun):
         """
         unfinished = [status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES]
         left = await self.store.rollouts(RolloutQuery(status_in=unfinished, rollout_id_contains=f"ro-{self.run.run_id}-"))
-        await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))
+        await asyncio.gather(*(cancel_if_exists(self.store, rollout.rollout_id) for rollout in left))
 
     async def _port(self) -> int:
         """Return the run's fixed port, where rollouts still waiting after a stop look for their model. Raises InUseError, DataError."""
@@ -146,9 +146,9 @@ class ServedRun(JobRun):
             arguments += ["--record", str(self.record)]
         self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log")
         await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
-        await self._server.ready(self._server_is_well, timeout_seconds=seconds)
+        await self._server.ready(self._server_is_healthy, timeout_seconds=seconds)
 
-    async def _server_is_well(self) -> bool:
+    async def _server_is_healthy(self) -> bool:
         return await is_healthy(f"{self.server_url}/health")
 
     def _ended(self, process: Process) -> type[AglError]:

@@ -111,7 +111,7 @@ class Litellm:
     def absent(self, what: str) -> RefusedError:
         """The error for a call that needs litellm."""
         log = self._process.log if self._process is not None else self._folder
-        message = f"litellm, which translates this call, {what}; it is started again by itself. See {log}; AGL_LITELLM is {self._python}"
+        message = f"litellm, which translates this call, {what}; it is restarted by itself. See {log}; AGL_LITELLM is {self._python}"
         return RefusedError(message, status=503, code="litellm_down", retry_seconds=1)
 
     async def _watch(self, capture_url: str) -> None:
@@ -129,7 +129,7 @@ class Litellm:
                 assert self._process is not None
                 self._is("down", f"it ended with exit code {await self._process.wait()}")
             failures += 1
-            logger.warning("litellm is down: %s; it is started again in %.0f s", self.why, RESTART.seconds(failures))
+            logger.warning("litellm is down: %s; it is restarted in %.0f s", self.why, RESTART.seconds(failures))
             await asyncio.sleep(RESTART.seconds(failures))
 
     async def _launch(self, capture_url: str) -> None:

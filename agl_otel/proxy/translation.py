@@ -152,7 +152,7 @@ class Translation:
         held = self._held.get(str(given.get("model"))) if given is not None else None
         task = asyncio.current_task()
         if held is None or given is None or task is None:
-            return error_response(404, "this port is for litellm, and it names no call that is under way", "no_call")
+            return error_response(404, "this port is for litellm, and the request names no call in flight", "no_call")
         request[AGENT] = held.request
         raw = with_fields(raw, given, {"model": held.model})
         asked = {**given, "model": held.model}
@@ -164,7 +164,7 @@ class Translation:
         try:
             return await self._send(request, held.pool, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
-            if not call.handed:
+            if not call.delivered:
                 call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
@@ -174,7 +174,7 @@ class Translation:
 
 def _merge(call: Call, above: Call, *, taken: bool) -> None:
     """Copy to the sampled call what the agent saw of it."""
-    call.handed = above.handed
+    call.delivered = above.delivered
     if not taken:
         call.status, call.first_byte, call.incomplete, call.reply = above.status, above.first_byte, above.incomplete, above.reply
         return

@@ -250,7 +250,7 @@ def _check(source: Path) -> dict[str, Any]:
         raise ConflictError(f"{source} was written by agl-otel {manifest['agl_otel']} in another format: restore it with that release")
     for name, digest in {manifest["queue"]["file"]: manifest["queue"]["sha256"], **manifest["log_files"]}.items():
         if not (source / name).exists() or _sha256(source / name) != digest:
-            raise DataError(f"{source / name} is missing or damaged: it is not what was backed up")
+            raise DataError(f"{source / name} is missing or damaged: it differs from the manifest of the backup")
     check_version(manifest["queue"]["version"], str(source))
     check_dump(source / TRACES)
     return manifest

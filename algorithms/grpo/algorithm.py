@@ -26,7 +26,7 @@ from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
-from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, grouped
+from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
@@ -193,7 +193,7 @@ class GRPO(Algorithm):
         """Number of the current step: 1, 2, …"""
         return len(self.reports) + 1
 
-    async def _informative_groups(self, store: RolloutStore, tasks: Iterator[Any]) -> tuple[list[Group], _Read]:
+    async def _informative_groups(self, store: RolloutStore, tasks: Iterator[Any]) -> tuple[list[Group], _StepData]:
         """Return a step's groups and their trajectories; zero-variance groups are replaced up to `resample_rounds` times."""
         clock = Clock()
         groups: list[Group] = []
@@ -228,7 +228,7 @@ class GRPO(Algorithm):
         if self.rollouts.offline_mode is not None:
             taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
             found = await offline_rollouts(store, self.rollouts.offline_mode, taken)
-            self._offline = grouped(found, first=self._in_flight.count, step=self._number)
+            self._offline = group_rollouts(found, first=self._in_flight.count, step=self._number)
             return bool(self._offline)
         return True
 
@@ -254,7 +254,7 @@ class GRPO(Algorithm):
             requests.append(request)
         return requests
 
-    def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _Read:
+    def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _StepData:
         """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
         batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match)
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
@@ -264,7 +264,7 @@ class GRPO(Algorithm):
         rows = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
         return self._score(traces, pick(batch, rows) if len(rows) < len(batch) else batch, groups, clock)
 
-    def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _Read:
+    def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _StepData:
         """Compute the advantage of each rollout within its group, which all its trajectories share."""
         group_of = {rollout_id: place for place, group in enumerate(groups) for rollout_id in group.rollout_ids}
         if not len(batch):
@@ -287,7 +287,7 @@ class GRPO(Algorithm):
         sizes = np.bincount(dense)
         if singletons := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
             _logger.warning("%s", singleton_warning(self._number, singletons, len(sizes)))
-        return _Read(
+        return _StepData(
             traces,
             batch,
             advantages[back],
@@ -298,7 +298,7 @@ class GRPO(Algorithm):
             singleton_groups=len(singletons),
         )
 
-    async def _learn(self, read: _Read) -> Update:
+    async def _learn(self, read: _StepData) -> Update:
         """Update the weights; NO_UPDATE where the rewards are equal within each group."""
         batch, advantages = self._trained_on(read)
         if not advantages.any():
@@ -306,7 +306,7 @@ class GRPO(Algorithm):
             return NO_UPDATE
         return await self._in_worker(self._learner.update, batch, advantages)
 
-    def _trained_on(self, read: _Read) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
+    def _trained_on(self, read: _StepData) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
         """Return trajectories and advantages; with dynamic sampling without zero-variance groups, which would only dilute the mean."""
         if not self.rollouts.resample_rounds or read.of_informative.all() or not read.of_informative.any():
             return read.batch, read.advantages
@@ -354,7 +354,7 @@ class GRPO(Algorithm):
         last = [report.reward_mean for report in self.reports[-window:]]
         return target is not None and len(last) == window and sum(last) / window >= target
 
-    def _report(self, groups: Sequence[Group], read: _Read, update: Update) -> StepReport:
+    def _report(self, groups: Sequence[Group], read: _StepData, update: Update) -> StepReport:
         read.clock.lap("update")
         return StepReport.of(
             self._number,
@@ -425,7 +425,7 @@ def _finished(groups: Sequence[Group]) -> list[Rollout | AttemptedRollout]:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _StepData:
     """Trajectories and advantages of a step's groups."""
 
     traces: Traces

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agl_otel.algorithms.grpo.lora import merged
 from agl_otel.errors import ModelServerError, UsageError
+from agl_otel.text import error_text
 
 WEIGHTS_FILE: Final = "model.safetensors"
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
@@ -122,4 +123,6 @@ async def push_weights(session: aiohttp.ClientSession, server_url: str, folder: 
             if answer.status != 200:
                 raise ModelServerError(f"{url} refused weights version {version}: HTTP {answer.status} {(await answer.text())[:500]}")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise ModelServerError(f"cannot push weights version {version} to {url}: {error!r}. Is the model server running?") from error
+        raise ModelServerError(
+            f"cannot push weights version {version} to {url}: {error_text(error)}. Is the model server running?"
+        ) from error

@@ -71,7 +71,7 @@ class Front:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
         await self.process.start()
         try:
-            await self.process.ready(self._well, timeout_seconds=START_SECONDS)
+            await self.process.ready(self._is_healthy, timeout_seconds=START_SECONDS)
             await self._ask(
                 "/v1/completions", {"model": self._name, "prompt": "a", "max_tokens": 1}
             )  # compiles kernels: minutes on some CPUs
@@ -116,7 +116,7 @@ class Front:
     # --- the routes
 
     async def _health(self, request: web.Request) -> web.Response:
-        well = await self._well()
+        well = await self._is_healthy()
         return web.json_response(
             {"status": "ok" if well else "vllm does not answer", "model_version": self.version}, status=200 if well else 503
         )
@@ -163,7 +163,7 @@ class Front:
             if answer.status != 200:
                 raise UsageError(f"vLLM refused {path}: HTTP {answer.status} {(await answer.text())[:500]}")
 
-    async def _well(self) -> bool:
+    async def _is_healthy(self) -> bool:
         return await is_healthy(f"{self.url}/health", self._session, seconds=5)
 
 

@@ -229,7 +229,7 @@ class VERL(Algorithm):
             run_id=run.run_id,
             start=start,
             trainer_mode=self.trainer_mode,
-            says_version=on_cpu(self.config),
+            reports_version=on_cpu(self.config),
             seed=self.seed,
             rollout_config=self.rollout_config.model_dump(),
             step_seconds=self.step_timeout_seconds,

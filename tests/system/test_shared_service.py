@@ -67,10 +67,10 @@ class ThirdParty:
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
         app = web.Application()
-        app.router.add_get("/", self._asked)
+        app.router.add_get("/", self._handle)
         self.server = TestServer(app)
 
-    async def _asked(self, request: web.Request) -> web.Response:
+    async def _handle(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
         return web.Response()
 

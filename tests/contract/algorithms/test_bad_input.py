@@ -26,7 +26,7 @@ from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.run_folder import CHECKSUM, with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import DataError, ModelServerError, UsageError
-from agl_otel.jobs.run import unless
+from agl_otel.jobs.run import unless_failed
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore
@@ -143,7 +143,7 @@ async def trained(
         )  # fmt: skip
         failed = asyncio.ensure_future(act(store, decide))  # it only ends with an error
         try:
-            return await unless(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
+            return await unless_failed(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
         finally:
             failed.cancel()
             await asyncio.gather(failed, return_exceptions=True)
@@ -255,7 +255,7 @@ async def test_a_run_with_another_model_or_store_is_refused_by_name(
 ) -> None:
     await trained(kind, store, folder, tmp_path / "run", as_good)
     other = make_policy(tmp_path / "other", seed=2)
-    with pytest.raises(UsageError, match=r"begun with another model: give what .* says, or a new folder"):
+    with pytest.raises(UsageError, match=r"begun with another model: use the value in .*, or a new folder"):
         await trained(kind, store, other, tmp_path / "run", as_good, max_steps=2)
     with renamed_run(tmp_path / "run"), pytest.raises(UsageError, match="the store does not have what run gone-1 published"):
         await trained(kind, store, folder, tmp_path / "run", as_good, max_steps=2)
