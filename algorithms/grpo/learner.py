@@ -7,6 +7,7 @@ pass over each row alone.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,10 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agl_otel.adapters.ragged import take
+from agl_otel.adapters.ragged import count_per_row, take
 from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.lora import has_lora
-from agl_otel.algorithms.grpo.objective import Objective, kl_terms, max_ratio_error, policy_loss, token_logprobs, token_weights
+from agl_otel.algorithms.grpo.objective import (
+    Objective,
+    kl_terms,
+    max_ratio_error,
+    policy_loss,
+    ratio_errors,
+    token_weights,
+    worst_ratio_error,
+)
+from agl_otel.algorithms.grpo.policy import check_finite
 from agl_otel.errors import DataError
 from agl_otel.types.columns import Ragged
 
@@ -39,10 +50,29 @@ class Update:
     """Model-written tokens trained on."""
     kl: float = 0.0
     """Mean over those tokens of the KL term, before the last update; 0 without one."""
+    worst_ratio_error: float = 0.0
+    """On the first update, over the tokens of trajectories that the current weights sampled: objective.worst_ratio_error."""
+    made: int = 0
+    """Optimizer steps."""
+    not_finite: str = ""
+    """What was not a finite number, so that further optimizer steps were not made; empty where all was finite."""
 
 
 NO_UPDATE: Final = Update(0.0, 0.0, 0.0, 0)
 """Returned where all advantages are 0: the update is skipped, because the optimizer's momentum would change the weights anyway."""
+
+
+class SampledOtherwiseError(DataError):
+    """The log-probs captured during sampling are not the trainer's for the same tokens; training on them would be wrong."""
+
+    def __init__(self, worst: float, limit: float, tokens: int) -> None:
+        super().__init__(
+            f"the model server's log-probs are not the trainer's: the probability ratio of the worst 1 % of {tokens} tokens is off by "
+            f"{worst:.3g} on average (ratio_error_limit = {limit:g}). Nothing was changed. Likely causes, in this order: (1) sampling "
+            "differs: top_p, top_k, penalties or logit_bias of the agent or the server, or log-probs that are not those after the "
+            "temperature; (2) weights differ: the server runs others than model_dir or the last push, or at a lower precision; "
+            "(3) the tokenizer or the chat template differs, so that ids mean other tokens"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +91,8 @@ class _Rows:
     advantages: Tensor
     sequence: Tensor
     """int64 [tokens]: trajectory in the batch."""
+    temperature: Tensor
+    """float32, of each trained token of the distinct rows."""
 
 
 @dataclass
@@ -73,40 +105,65 @@ class Learner:
     objective: Objective = field(default_factory=Objective)
     max_grad_norm: float = 1.0
     temperature: float = 1.0
-    """The temperature at which the tokens were sampled."""
+    """The temperature at which the tokens were sampled, unless their call had its own."""
     updates: int = 1
     """Passes over one batch (mu in DeepSeekMath's algorithm 1); the clip bounds the change."""
     micro_batch_tokens: int = 16384
     """Maximal tokens of one forward pass, padding included; gradients are accumulated over a batch."""
+    ratio_error_limit: float | None = None
+    """`update` raises SampledOtherwiseError where Update.worst_ratio_error is greater; None: no limit."""
 
     def __post_init__(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
-        self._reference = self._initial_model() if self.objective.kl else None
+        self._scorer = Scorer(self.model)
+        self._reference = Scorer(self._initial_model()) if self.objective.kl else None
 
     def _initial_model(self) -> Any:
         """Return a copy of the current model as reference; with an adapter the base model serves, and no copy is needed."""
         return self.model if has_lora(self.model) else copy.deepcopy(self.model).requires_grad_(False)
 
-    def update(self, batch: TrajectoryBatch, advantages: NDArray[np.float32]) -> Update:
-        """Take `updates` optimizer steps on the whole batch; `advantages`: float32, one for each trajectory.
+    def update(
+        self,
+        batch: TrajectoryBatch,
+        advantages: NDArray[np.float32],
+        *,
+        temperatures: Ragged | None = None,
+        current: NDArray[np.bool_] | None = None,
+    ) -> Update:
+        """Take `updates` optimizer steps on the whole batch, up to the first whose loss or gradient is not finite.
 
-        Raises DataError where an advantage is not finite, because it would corrupt all weights.
+        Args:
+            batch: what to train on.
+            advantages: float32, one for each trajectory.
+            temperatures: float32, one for each model-written token of each trajectory (own_sampling.token_temperatures); None: all tokens
+                were sampled at `temperature`.
+            current: which trajectories the current weights sampled; None: all. Of others a ratio other than 1 is no error.
+
+        Raises:
+            SampledOtherwiseError: `ratio_error_limit` is exceeded; no weight has changed.
+            DataError: an advantage, or a weight after an update, is not finite. The weights must not be used or saved.
         """
         if not np.isfinite(advantages).all():
             raise DataError(f"{int((~np.isfinite(advantages)).sum())} of {len(advantages)} advantages are not finite: check the rewards")
-        parts = [_dense(batch, advantages, index, self.model.device) for index in self._micro_batches(batch)]
+        if temperatures is None:
+            counts = count_per_row(batch.response_mask.values == 1, batch.response_mask.offsets)
+            offsets = np.concatenate([[0], np.cumsum(counts)])
+            temperatures = Ragged(np.full(offsets[-1], self.temperature, np.float32), offsets)
+        parts = [_dense(batch, advantages, temperatures, index, self.model.device) for index in self._micro_batches(batch)]
         weights = self._weights(batch, parts)
         old = [part.behaviour_logprobs for part in parts]
         reference = [self._reference_logprobs(part) for part in parts]
-        loss = ratio_error = first_norm = kl = 0.0
+        errors: list[Tensor] = []
+        loss = first_norm = kl = 0.0
+        made, not_finite = 0, ""
         for number in range(self.updates):
             self.optimizer.zero_grad()
             loss = kl = 0.0
             for place, part in enumerate(parts):
-                logprobs = self.logprobs(part.token_ids, part.trained)[part.source]
+                logprobs = self._scorer(part.token_ids, part.trained, part.temperature)[part.source]
                 if number == 0:
-                    ratio_error = max(ratio_error, max_ratio_error(logprobs.detach(), part.behaviour_logprobs))
+                    errors.append(ratio_errors(logprobs.detach(), part.behaviour_logprobs))
                     if self.objective.importance_cap is not None:
                         old[place] = logprobs.detach()
                 share = policy_loss(
@@ -123,11 +180,29 @@ class Learner:
                 loss += share.item()
                 if (before := reference[place]) is not None:
                     kl += float(kl_terms(logprobs.detach(), before).sum())
+            if number == 0:
+                worst = self._check_ratios(errors, parts, current)
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
             first_norm = norm if number == 0 else first_norm
+            if not_finite := _not_finite(loss=loss, gradient=norm):
+                self.optimizer.zero_grad()
+                break
             self.optimizer.step()
+            made += 1
+        check_finite(self.model)
         tokens = sum(len(part.advantages) for part in parts)
-        return Update(loss, first_norm, ratio_error, tokens, kl / max(1, tokens))
+        greatest = float(torch.cat(errors).max()) if tokens else 0.0
+        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, not_finite)
+
+    def _check_ratios(self, errors: Sequence[Tensor], parts: Sequence[_Rows], current: NDArray[np.bool_] | None) -> float:
+        """Return objective.worst_ratio_error of the trajectories that the current weights sampled. Raises SampledOtherwiseError."""
+        found = torch.cat(list(errors))
+        if current is not None:
+            found = found[torch.from_numpy(current).to(found.device)[torch.cat([part.sequence for part in parts])]]
+        worst = worst_ratio_error(found)
+        if self.ratio_error_limit is not None and not worst <= self.ratio_error_limit:
+            raise SampledOtherwiseError(worst, self.ratio_error_limit, len(found))
+        return worst
 
     def _weights(self, batch: TrajectoryBatch, parts: list[_Rows]) -> Sequence[Tensor]:
         """Compute objective.token_weights for the tokens of each part."""
@@ -140,24 +215,15 @@ class Learner:
         if self._reference is None:
             return None
         with torch.no_grad(), self.model.disable_adapter() if has_lora(self.model) else nullcontext():
-            return self._logprobs(self._reference, part.token_ids, part.trained)[part.source]
-
-    def logprobs(self, token_ids: Tensor, trained: Tensor) -> Tensor:
-        """Compute the log-prob of each trained token, float32 [tokens], for int64 `token_ids` and bool `trained` [n, width]."""
-        return self._logprobs(self.model, token_ids, trained)
+            return self._reference(part.token_ids, part.trained, part.temperature)[part.source]
 
     def drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
         """Compute objective.max_ratio_error of one reply and its captured log-probs under the current weights."""
         token_ids = torch.tensor([[*prompt, *reply]], device=self.model.device)
         trained = torch.arange(token_ids.shape[1], device=token_ids.device)[None] >= len(prompt)
         with torch.no_grad():
-            ours = self.logprobs(token_ids, trained)
+            ours = self._scorer(token_ids, trained, self.temperature)
         return max_ratio_error(ours, torch.tensor(logprobs, device=ours.device))
-
-    def _logprobs(self, model: Any, token_ids: Tensor, trained: Tensor) -> Tensor:
-        logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
-        where = trained[:, 1:]
-        return token_logprobs(logits[where], token_ids[:, 1:][where], temperature=self.temperature)
 
     def _micro_batches(self, batch: TrajectoryBatch) -> Iterator[NDArray[np.int64]]:
         """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens` with padding."""
@@ -172,7 +238,12 @@ class Learner:
             start = end
 
 
-def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], index: NDArray[np.int64], device: Any) -> _Rows:
+def _not_finite(**values: float) -> str:
+    """Name the first of these values that is not a finite number; empty where all are."""
+    return next((f"the {name} is {value}" for name, value in values.items() if not math.isfinite(value)), "")
+
+
+def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64], device: Any) -> _Rows:
     prompt, response = take(batch.prompt, index), take(batch.response, index)
     end = prompt.lengths + response.lengths
     column = np.arange(int(end.max()))
@@ -187,8 +258,10 @@ def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], index: NDArr
     captured: Any = take(batch.logprobs, index).values[written]
     counts = trained.sum(axis=1)
     spread, sequence = np.repeat(advantages[index], counts), np.repeat(index, counts)
-    _, distinct, row = np.unique(np.hstack([tokens, trained]), axis=0, return_index=True, return_inverse=True)
+    scale = np.zeros(in_prompt.shape, dtype=np.float32)
+    scale[trained] = take(temperatures, index).values
+    _, distinct, row = np.unique(np.hstack([tokens, trained, scale.view(np.int32)]), axis=0, return_index=True, return_inverse=True)
     offsets = np.concatenate([[0], np.cumsum(trained[distinct].sum(axis=1))])
     source: Any = take(Ragged(np.arange(offsets[-1]), offsets), row.reshape(-1)).values
-    arrays = (tokens[distinct], trained[distinct], source, captured, spread, sequence)
+    arrays = (tokens[distinct], trained[distinct], source, captured, spread, sequence, scale[distinct][trained[distinct]])
     return _Rows(*(torch.from_numpy(array).to(device) for array in arrays))

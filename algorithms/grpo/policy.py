@@ -16,9 +16,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from agl_otel.algorithms.grpo.lora import merged
-from agl_otel.errors import ModelServerError, UsageError
+from agl_otel.algorithms.grpo.lora import has_lora, merged
+from agl_otel.errors import DataError, ModelServerError, UsageError
 
 WEIGHTS_FILE: Final = "model.safetensors"
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
@@ -75,14 +76,29 @@ def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
     return Policy(model, tokenizer, frozenset(s for s in stops if s is not None), model.config.max_position_embeddings)
 
 
+def check_finite(model: Any) -> None:
+    """Raise DataError where a trained weight is not a finite number."""
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and not bool(torch.isfinite(weight.detach()).all()):
+            raise DataError(f"{name} is not finite after an update: lower learning_rate, and go on from the last checkpoint")
+
+
 def save_weights(model: Any, folder: str | Path) -> Path:
-    """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path."""
+    """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path.
+
+    Tied weights are written once, under the name that transformers reads.
+    """
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in merged(model).items()}
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in _once(merged(model), model).items()}
     save_file(tensors, path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
     (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
     return path
+
+
+def _once(weights: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights without the further names of tied ones."""
+    return remove_tied_weights_from_state_dict(dict(weights), model.get_base_model() if has_lora(model) else model)
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -96,18 +112,19 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def copy_weights(model: Any, new: Mapping[str, torch.Tensor], source: str) -> None:
-    """Copy weights by name into `model`, all or none. Raises UsageError that names `source` and the first mismatch."""
-    current: dict[str, torch.Tensor] = model.state_dict()
+    """Copy weights by name into `model`, all or none; of tied ones only the first. Raises UsageError for the first mismatch in `source`."""
+    everything: dict[str, torch.Tensor] = model.state_dict()
+    current = _once(everything, model)
     if missing := sorted(current.keys() - new.keys()):
         raise UsageError(f"{source} lacks {len(missing)} weights of the model, first {missing[0]!r}")
-    if extra := sorted(new.keys() - current.keys()):
+    if extra := sorted(new.keys() - everything.keys()):
         raise UsageError(f"{source} has {len(extra)} weights that the model lacks, first {extra[0]!r}")
-    for name, tensor in new.items():
-        if tensor.shape != current[name].shape:
-            raise UsageError(f"{source}: {name!r} has shape {list(tensor.shape)}, the model's has {list(current[name].shape)}")
+    for name, tensor in current.items():
+        if new[name].shape != current[name].shape:
+            raise UsageError(f"{source}: {name!r} has shape {list(new[name].shape)}, the model's has {list(tensor.shape)}")
     with torch.no_grad():
-        for name, tensor in new.items():
-            current[name].copy_(tensor)
+        for name, tensor in current.items():
+            tensor.copy_(new[name])
 
 
 async def push_weights(session: aiohttp.ClientSession, server_url: str, folder: Path, version: str) -> None:

@@ -50,7 +50,7 @@ def test_only_the_adapter_is_trained_and_saved_weights_are_merged(policy: Policy
     changed = {name for name, tensor in trained.model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == set(parameters)
 
-    plain = tiny.make_model(tiny.make_tokenizer(), seed=9).eval()
+    plain = tiny.make_model(tiny.make_tokenizer(), seed=9, tied=policy.model.config.tie_word_embeddings).eval()
     load_weights(plain, save_weights(trained.model, tmp_path))
     assert torch.allclose(logprobs(plain), logprobs(trained.model), atol=1e-5)
     assert not torch.allclose(logprobs(plain), logprobs(policy.model), atol=1e-2)

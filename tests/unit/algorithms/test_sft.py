@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from agl_otel.adapters.records import IGNORED
+from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.algorithms.sft.algorithm import SFT, rows_of
-from agl_otel.algorithms.sft.train import Row, Spec, cross_entropy, fit
+from agl_otel.algorithms.sft.train import Row, Spec, fit, logprobs
 from agl_otel.errors import DataError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
@@ -38,14 +39,15 @@ def odd_rows(source: random.Random) -> list[Row]:
 def test_the_gradient_equals_that_of_a_sum_over_the_labelled_tokens(policy: Policy, seed: int) -> None:
     rows = odd_rows(random.Random(seed))
     ours, plain = copy.deepcopy(policy.model).double(), copy.deepcopy(policy.model).double()
-    loss, tokens = cross_entropy(ours, rows)
+    found = logprobs(Scorer(ours), rows)
+    loss = -found.sum()
     terms = [
         -torch.log_softmax(plain(input_ids=torch.tensor([row.input_ids])).logits[0, place - 1], -1)[label]
         for row in rows
         for place, label in enumerate(row.labels)
         if place and label != IGNORED
     ]
-    assert tokens == len(terms)
+    assert len(found) == len(terms)
     if not terms:
         assert loss.item() == 0.0
         return
