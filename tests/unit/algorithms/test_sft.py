@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -82,6 +83,19 @@ def test_logprob_drift_is_reported_only_for_rows_of_the_initial_weights(policy: 
     assert (drifts[0] or 0) < 1e-4 < 0.1 < (drifts[1] or 0), "the trainer takes another temperature than the sampler"
     unknown = [replace(row, logprobs=[]) for row in rows_of(batch)]
     assert fit(copy.deepcopy(policy.model), unknown, replace(SPEC, temperature=0.5)).logprob_drift is None
+
+
+def test_batches_that_are_not_finite_are_left_out_and_three_in_a_row_are_an_error(policy: Policy) -> None:
+    rows, spoiled = rows_of(make_batch(policy)), iter([math.nan, 1.0, 1.0])
+    model = copy.deepcopy(policy.model)
+    hook = model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * next(spoiled, 1.0))
+    trained = fit(model, rows, SPEC)
+    assert (trained.updates, trained.not_finite) == (3, 1)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
+    hook.remove()
+    model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(DataError, match=r"3 batches in a row: loss .*, gradient nan: lower learning_rate"):
+        fit(model, rows, SPEC)
 
 
 def test_rows_without_a_loss_are_refused(policy: Policy) -> None:
