@@ -7,9 +7,9 @@ because its peak memory is what is measured: beyond what model and gradients tak
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import resource
-import subprocess
 import sys
 import time
 from typing import Any, Final
@@ -64,8 +64,9 @@ async def compare(tokens: int, rounds: int) -> None:
     def turn(whole: bool) -> Any:
         async def measured() -> float:
             command = [sys.executable, "-m", "bench.training", "--step", str(tokens), *(["--whole"] if whole else [])]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found[whole].append(json.loads(done.stdout))
+            process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            printed, _ = await process.communicate()
+            found[whole].append(json.loads(printed))
             return found[whole][-1]["gb"]
 
         return measured
