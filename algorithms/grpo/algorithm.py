@@ -32,7 +32,7 @@ from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
-from agl_otel.algorithms.grpo.policy import load_policy, save_weights
+from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -54,7 +54,14 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("max_steps", "target_score", "score_window", "device", "threads", "seed", "step_timeout_seconds"),
-        *("probe_tolerance", "ratio_error_limit", "checkpoint_every_steps", "keep_checkpoints"),
+        *(
+            "probe_tolerance",
+            "ratio_error_limit",
+            "checkpoint_every_steps",
+            "keep_checkpoints",
+            "micro_batch_tokens",
+            "gradient_checkpointing",
+        ),
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
@@ -356,7 +363,16 @@ class GRPO(Algorithm):
             return NO_UPDATE
         temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
         current = np.array([version in ("", read.sampled_by) and self.rollouts.offline_mode is None for version in batch.model_version])
-        update: Update = await self._in_worker(partial(self._learner.update, batch, advantages, temperatures=temperatures, current=current))
+        update: Update = await self._in_worker(
+            partial(
+                self._learner.update,
+                batch,
+                advantages,
+                temperatures=temperatures,
+                current=current,
+                learning_rate=self.updates.learning_rate_at(self._number, self.schedule.max_steps),
+            )
+        )
         if update.not_finite:
             _logger.warning("step %d: %s; optimizer steps: %d of %d", self._number, update.not_finite, update.made, self._learner.updates)
         return update
@@ -386,7 +402,8 @@ class GRPO(Algorithm):
     async def _publish_weights(self) -> None:
         """Publish the next version of the resources and push its weights to the server."""
         version = await self._serving.next_version()
-        await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
+        save = partial(save_weights, dtype=torch.bfloat16 if self.updates.in_bfloat16 else None)
+        await self._serving.push(await self._in_worker(save, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
         if self.updates.probe_tolerance is not None:
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
@@ -394,17 +411,26 @@ class GRPO(Algorithm):
     def _load(self) -> None:
         """Load the model and create the learner; runs in the worker thread."""
         torch.manual_seed(self.schedule.seed)
-        self.policy = load_policy(self.model_dir, device=self.updates.device)
-        if self.updates.lora_rank is not None:
-            self.policy = replace(self.policy, model=with_lora(self.policy.model, self.updates.lora_rank))
+        updates = self.updates
+        low, adapted = updates.in_bfloat16, updates.lora_rank is not None
+        frozen = torch.bfloat16 if low and adapted else torch.float32
+        self.policy = load_policy(self.model_dir, device=updates.device, dtype=frozen, attention=updates.attention)
+        if updates.lora_rank is not None:
+            model = with_lora(self.policy.model, updates.lora_rank, alpha=updates.lora_alpha, targets=updates.lora_targets)
+            self.policy = replace(self.policy, model=model)
+        if updates.gradient_checkpointing:
+            checkpoint_activations(self.policy.model)
         self._learner = Learner(
             self.policy.model,
-            learning_rate=self.updates.learning_rate,
+            learning_rate=updates.learning_rate,
             objective=self.objective,
-            max_grad_norm=self.updates.max_grad_norm,
+            max_grad_norm=updates.max_grad_norm,
             temperature=self.sampling.temperature,
-            updates=self.updates.updates_per_step,
-            ratio_error_limit=self.updates.ratio_error_limit,
+            updates=updates.updates_per_step,
+            minibatches=updates.minibatches,
+            micro_batch_tokens=updates.micro_batch_tokens,
+            compute_dtype=torch.bfloat16 if low and not adapted else torch.float32,
+            ratio_error_limit=updates.ratio_error_limit,
         )
 
     def _forget_weights(self, version: int) -> None:

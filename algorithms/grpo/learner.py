@@ -7,6 +7,7 @@ pass over each row alone.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -96,6 +97,19 @@ class _Rows:
 
 
 @dataclass
+class _Part:
+    """One forward pass of a minibatch, and what all passes over it share."""
+
+    rows: _Rows
+    weights: Tensor
+    """objective.token_weights of the minibatch."""
+    reference: Tensor | None
+    """Log-probs under the initial weights of the run; None without a KL term."""
+    initial: Tensor | None = None
+    """Log-probs before the first optimizer step; None until they are known."""
+
+
+@dataclass
 class Learner:
     """A model, its optimizer (AdamW without weight decay) and the objective's options."""
 
@@ -110,14 +124,19 @@ class Learner:
     """Passes over one batch (mu in DeepSeekMath's algorithm 1); the clip bounds the change."""
     micro_batch_tokens: int = 16384
     """Maximal tokens of one forward pass, padding included; gradients are accumulated over a batch."""
+    minibatches: int = 1
+    """Parts into which the batch is split at random, by torch's generator: each pass takes an optimizer step on each (PPO,
+    arXiv:1707.06347, algorithm 1)."""
+    compute_dtype: torch.dtype = torch.float32
+    """torch.bfloat16: mixed precision (logprobs.Scorer)."""
     ratio_error_limit: float | None = None
     """`update` raises SampledOtherwiseError where Update.worst_ratio_error is greater; None: no limit."""
 
     def __post_init__(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
-        self._scorer = Scorer(self.model)
-        self._reference = Scorer(self._initial_model()) if self.objective.kl else None
+        self._scorer = Scorer(self.model, compute_dtype=self.compute_dtype)
+        self._reference = Scorer(self._initial_model(), compute_dtype=self.compute_dtype) if self.objective.kl else None
 
     def _initial_model(self) -> Any:
         """Return a copy of the current model as reference; with an adapter the base model serves, and no copy is needed."""
@@ -130,8 +149,9 @@ class Learner:
         *,
         temperatures: Ragged | None = None,
         current: NDArray[np.bool_] | None = None,
+        learning_rate: float | None = None,
     ) -> Update:
-        """Take `updates` optimizer steps on the whole batch, up to the first whose loss or gradient is not finite.
+        """Pass `updates` times over the batch, until the loss or the gradient of an optimizer step is not finite.
 
         Args:
             batch: what to train on.
@@ -139,6 +159,7 @@ class Learner:
             temperatures: float32, one for each model-written token of each trajectory (own_sampling.token_temperatures); None: all tokens
                 were sampled at `temperature`.
             current: which trajectories the current weights sampled; None: all. Of others a ratio other than 1 is no error.
+            learning_rate: from now on; None: unchanged.
 
         Raises:
             SampledOtherwiseError: `ratio_error_limit` is exceeded; no weight has changed.
@@ -150,66 +171,94 @@ class Learner:
             counts = count_per_row(batch.response_mask.values == 1, batch.response_mask.offsets)
             offsets = np.concatenate([[0], np.cumsum(counts)])
             temperatures = Ragged(np.full(offsets[-1], self.temperature, np.float32), offsets)
-        parts = [_dense(batch, advantages, temperatures, index, self.model.device) for index in self._micro_batches(batch)]
-        weights = self._weights(batch, parts)
-        old = [part.behaviour_logprobs for part in parts]
-        reference = [self._reference_logprobs(part) for part in parts]
-        errors: list[Tensor] = []
-        loss = first_norm = kl = 0.0
+        for group in self.optimizer.param_groups if learning_rate is not None else ():
+            group["lr"] = learning_rate
+        minibatches = [self._parts(batch, advantages, temperatures, index) for index in self._split(len(batch))]
+        parts = [part for minibatch in minibatches for part in minibatch]
+        if len(minibatches) > 1:  # later ones are scored after the weights have changed
+            with torch.no_grad():
+                for part in parts:
+                    part.initial = self._logprobs(part)
+        loss = first_norm = kl = worst = 0.0
         made, not_finite = 0, ""
-        for number in range(self.updates):
-            self.optimizer.zero_grad()
-            loss = kl = 0.0
-            for place, part in enumerate(parts):
-                logprobs = self._scorer(part.token_ids, part.trained, part.temperature)[part.source]
-                if number == 0:
-                    errors.append(ratio_errors(logprobs.detach(), part.behaviour_logprobs))
-                    if self.objective.importance_cap is not None:
-                        old[place] = logprobs.detach()
-                share = policy_loss(
-                    logprobs,
-                    old[place],
-                    part.advantages,
-                    weights[place],
-                    part.sequence,
-                    self.objective,
-                    behaviour_logprobs=part.behaviour_logprobs,
-                    reference_logprobs=reference[place],
-                )
-                share.backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
-                loss += share.item()
-                if (before := reference[place]) is not None:
-                    kl += float(kl_terms(logprobs.detach(), before).sum())
-            if number == 0:
-                worst = self._check_ratios(errors, parts, current)
+        for _, minibatch in itertools.product(range(self.updates), minibatches):
+            loss, drift = self._accumulate(minibatch)
+            kl = drift + (kl if minibatch is not minibatches[0] else 0.0)
+            worst = worst if made else self._check_ratios(parts, current)
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
-            first_norm = norm if number == 0 else first_norm
+            first_norm = norm if not made else first_norm
             if not_finite := _not_finite(loss=loss, gradient=norm):
                 self.optimizer.zero_grad()
                 break
             self.optimizer.step()
             made += 1
         check_finite(self.model)
-        tokens = sum(len(part.advantages) for part in parts)
-        greatest = float(torch.cat(errors).max()) if tokens else 0.0
+        tokens = sum(len(part.rows.advantages) for part in parts)
+        greatest = max(
+            (max_ratio_error(each.initial, each.rows.behaviour_logprobs) for each in parts if each.initial is not None), default=0.0
+        )
         return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, not_finite)
 
-    def _check_ratios(self, errors: Sequence[Tensor], parts: Sequence[_Rows], current: NDArray[np.bool_] | None) -> float:
+    def _split(self, count: int) -> list[NDArray[np.int64]]:
+        """Return the row numbers of each minibatch."""
+        if self.minibatches == 1:
+            return [np.arange(count)]
+        return [np.sort(index) for index in np.array_split(torch.randperm(count).numpy(), min(self.minibatches, max(1, count)))]
+
+    def _accumulate(self, minibatch: Sequence[_Part]) -> tuple[float, float]:
+        """Compute the gradients of a minibatch; return its loss and the sum of its KL terms."""
+        self.optimizer.zero_grad()
+        loss = kl = 0.0
+        for part in minibatch:
+            logprobs = self._logprobs(part)
+            if part.initial is None:
+                part.initial = logprobs.detach()
+            behaviour = part.rows.behaviour_logprobs
+            share = policy_loss(
+                logprobs,
+                behaviour if self.objective.importance_cap is None else part.initial,
+                part.rows.advantages,
+                part.weights,
+                part.rows.sequence,
+                self.objective,
+                behaviour_logprobs=behaviour,
+                reference_logprobs=part.reference,
+            )
+            share.backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
+            loss += share.item()
+            if part.reference is not None:
+                kl += float(kl_terms(logprobs.detach(), part.reference).sum())
+        return loss, kl
+
+    def _logprobs(self, part: _Part) -> Tensor:
+        return self._scorer(part.rows.token_ids, part.rows.trained, part.rows.temperature)[part.rows.source]
+
+    def _check_ratios(self, parts: Sequence[_Part], current: NDArray[np.bool_] | None) -> float:
         """Return objective.worst_ratio_error of the trajectories that the current weights sampled. Raises SampledOtherwiseError."""
-        found = torch.cat(list(errors))
-        if current is not None:
-            found = found[torch.from_numpy(current).to(found.device)[torch.cat([part.sequence for part in parts])]]
-        worst = worst_ratio_error(found)
+        found: list[Tensor] = []
+        for part in parts:
+            assert part.initial is not None  # the first pass is done
+            errors = ratio_errors(part.initial, part.rows.behaviour_logprobs)
+            rows = part.rows.sequence
+            found.append(errors if current is None else errors[torch.from_numpy(current).to(rows.device)[rows]])
+        errors = torch.cat(found)
+        worst = worst_ratio_error(errors)
         if self.ratio_error_limit is not None and not worst <= self.ratio_error_limit:
-            raise SampledOtherwiseError(worst, self.ratio_error_limit, len(found))
+            raise SampledOtherwiseError(worst, self.ratio_error_limit, len(errors))
         return worst
 
-    def _weights(self, batch: TrajectoryBatch, parts: list[_Rows]) -> Sequence[Tensor]:
-        """Compute objective.token_weights for the tokens of each part."""
+    def _parts(
+        self, batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64]
+    ) -> list[_Part]:
+        """Lay out the rows of one minibatch for its forward passes, and compute what stays the same in all passes."""
+        rows = [_dense(batch, advantages, temperatures, each, self.model.device) for each in self._micro_batches(batch, index)]
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
-        sequence = torch.cat([part.sequence for part in parts])
+        sequence = torch.cat([part.sequence for part in rows])
         weights = token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
-        return weights.split([len(part.sequence) for part in parts])
+        return [
+            _Part(part, weight, self._reference_logprobs(part))
+            for part, weight in zip(rows, weights.split([len(part.sequence) for part in rows]), strict=True)
+        ]
 
     def _reference_logprobs(self, part: _Rows) -> Tensor | None:
         if self._reference is None:
@@ -225,16 +274,16 @@ class Learner:
             ours = self._scorer(token_ids, trained, self.temperature)
         return max_ratio_error(ours, torch.tensor(logprobs, device=ours.device))
 
-    def _micro_batches(self, batch: TrajectoryBatch) -> Iterator[NDArray[np.int64]]:
+    def _micro_batches(self, batch: TrajectoryBatch, index: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens` with padding."""
-        lengths = batch.prompt.lengths + batch.response.lengths
+        lengths = (batch.prompt.lengths + batch.response.lengths)[index]
         order = np.argsort(lengths, kind="stable")
         start = 0
         while start < len(order):
             end = start + 1
             while end < len(order) and lengths[order[end]] * (end + 1 - start) <= self.micro_batch_tokens:
                 end += 1
-            yield order[start:end]
+            yield index[order[start:end]]
             start = end
 
 

@@ -6,6 +6,7 @@ again. The idea is that of fused linear cross-entropy (Liger Kernel, arXiv:2410.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -24,10 +25,16 @@ class Scorer:
 
     A model whose logits are more than a linear head of its last hidden states (final_logit_softcapping, logit_scale, …) is recognised when
     the scorer is made, by a forward pass over a few tokens, and is scored from its whole logits.
+
+    Args:
+        model: also with an adapter of peft.
+        compute_dtype: torch.bfloat16 for automatic mixed precision: weights in float32 are their own master copy.
+        chunk_logits: logits computed at a time.
     """
 
-    def __init__(self, model: Any, *, chunk_logits: int = CHUNK_LOGITS) -> None:
+    def __init__(self, model: Any, *, compute_dtype: torch.dtype = torch.float32, chunk_logits: int = CHUNK_LOGITS) -> None:
         self._model = model
+        self._dtype = compute_dtype
         self._chunk_logits = chunk_logits
         causal = model.get_base_model() if has_lora(model) else model
         self._decoder, self._head = causal.get_decoder(), causal.get_output_embeddings()
@@ -45,14 +52,23 @@ class Scorer:
         `temperature`: of all tokens, or float [tokens] for each trained one; 0 stands for 1, as in objective.token_logprobs.
         """
         where, wanted = trained[:, 1:], token_ids[:, 1:][trained[:, 1:]]
-        if self.whole_logits:
-            logits = self._model(input_ids=token_ids, use_cache=False).logits[:, :-1]
-            return token_logprobs(logits[where], wanted, temperature=temperature)
-        hidden = self._decoder(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1][where]
+        with self._autocast():
+            if self.whole_logits:
+                logits = self._model(input_ids=token_ids, use_cache=False).logits[:, :-1]
+                return token_logprobs(logits[where], wanted, temperature=temperature)
+            hidden = self._decoder(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1][where]
+        weight, bias = self._head.weight, self._head.bias
+        if self._dtype is not torch.float32:
+            hidden, weight, bias = hidden.to(self._dtype), weight.to(self._dtype), None if bias is None else bias.to(self._dtype)
         scale = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(wanted))
-        chunk = max(1, self._chunk_logits // self._head.weight.shape[0])
-        found: Any = _LinearLogprobs.apply(hidden, self._head.weight, self._head.bias, wanted, torch.where(scale == 0, 1.0, scale), chunk)
+        chunk = max(1, self._chunk_logits // weight.shape[0])
+        found: Any = _LinearLogprobs.apply(hidden, weight, bias, wanted, torch.where(scale == 0, 1.0, scale), chunk)
         return found
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Compute in `compute_dtype` what PyTorch computes in it safely; the weights keep their own."""
+        low = self._dtype is not torch.float32
+        return torch.autocast(self.device.type, dtype=self._dtype) if low else nullcontext()
 
     @torch.no_grad()
     def _has_linear_head(self) -> bool:

@@ -6,6 +6,7 @@ path to the server, which must share the file system.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +64,12 @@ class Policy:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
-    """Load model and tokenizer from `folder`, in float32. Raises UsageError where it has none."""
+def load_policy(folder: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: str | None = None) -> Policy:
+    """Load model and tokenizer from `folder`. `attention`: transformers' attn_implementation. Raises UsageError where it has none."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation=attention)
+    except (ImportError, OSError, ValueError) as error:
         raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
     stop = model.generation_config.eos_token_id
     stops = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
@@ -83,14 +84,31 @@ def check_finite(model: Any) -> None:
             raise DataError(f"{name} is not finite after an update: lower learning_rate, and go on from the last checkpoint")
 
 
-def save_weights(model: Any, folder: str | Path) -> Path:
+def checkpoint_activations(model: Any) -> None:
+    """Keep each layer's input only, and compute its activations again in the backward pass (arXiv:1604.06174). Gradients are the same.
+
+    Layers do so in training mode only, so dropout, which no policy is trained with, is set to 0.
+    """
+    with warnings.catch_warnings():  # renamed in transformers 5.20; [train] allows 5.0
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    model.config.use_cache = False
+    model.train()
+
+
+def save_weights(model: Any, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
     """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path.
 
-    Tied weights are written once, under the name that transformers reads.
+    Tied weights are written once, under the name that transformers reads. `dtype`: of the file; None: the model's.
     """
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in _once(merged(model), model).items()}
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in _once(merged(model), model).items()}
     save_file(tensors, path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
     (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
     return path

@@ -86,6 +86,14 @@ def test_a_checkpoint_restores_the_adapter_bit_for_bit(policy: Policy, tmp_path:
         checkpoints.load(place, "grpo-1", wider, torch.optim.AdamW(wider.parameters()))
 
 
+def test_an_adapter_has_the_alpha_and_the_layers_it_is_given(policy: Policy) -> None:
+    model = with_lora(copy.deepcopy(policy.model), 2, alpha=3.0, targets=["q_proj", "v_proj"])
+    assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter(model) or {}} == {"q_proj", "v_proj"}
+    assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 1.5}
+    with pytest.raises(UsageError, match=r"lora_targets = \['nothing'\]: .*not found"):
+        with_lora(copy.deepcopy(policy.model), 2, targets=["nothing"])
+
+
 def test_an_invalid_rank_is_refused() -> None:
     with pytest.raises(UsageError, match="lora_rank is 0: it must be at least 1"):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
