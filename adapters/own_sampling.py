@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.types.columns import CallColumns
+from agl_otel.types.columns import CallColumns, Ragged
 
 REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
 """{parameter: attribute of a call}."""
@@ -26,6 +26,21 @@ def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float = 
         if column is not None:
             other |= np.abs(column - asked) > TOLERANCE  # false for NaN (unknown)
     return other
+
+
+def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> Ragged:
+    """Return the sampling temperature of each token that the model wrote: float32, a row for each trajectory.
+
+    `rows`: TrajectoryBatch.rows of trajectories that no length limit has cut; `default`: of calls whose temperature is unknown.
+    """
+    of_calls = np.full(len(rows.values), default, np.float32)
+    row: Any = rows.values
+    if calls.temperature is not None:
+        known = ~np.isnan(calls.temperature[row])
+        of_calls[known] = calls.temperature[row][known]
+    lengths = calls.response.lengths[row]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])[rows.offsets]
+    return Ragged(np.repeat(of_calls, lengths), offsets)
 
 
 def own_parameters(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:

@@ -224,8 +224,9 @@ def own_sampling_warning(step: int, other: int, calls: int) -> str:
     """Return the warning for a step in which `other` of the `calls` trained on were sampled with other parameters than the run's."""
     return (
         f"step {step}: {other} of {calls} model calls read for training ({100 * other / calls:.0f} %) were sampled at a temperature or "
-        "top_p of their agent's own, so their log-probs are not those of the distribution that is trained: remove these from the agent's "
-        "requests, or set the same in the run's options (`agl-otel traces show` names the calls)"
+        "top_p of their agent's own, so they are samples of another distribution than the run asks for (GRPO scores each at its call's "
+        "temperature; for top_p nothing can be done): remove these from the agent's requests, or set the same temperature in the run's "
+        "options (`agl-otel traces show` names the calls)"
     )
 
 

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick, readable
+from agl_otel.adapters.own_sampling import token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
@@ -31,7 +32,7 @@ from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
-from agl_otel.algorithms.grpo.policy import load_policy, save_weights
+from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -53,10 +54,19 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("max_steps", "target_score", "score_window", "device", "threads", "seed", "step_timeout_seconds"),
-        *("probe_tolerance", "checkpoint_every_steps", "keep_checkpoints"),
+        *(
+            "probe_tolerance",
+            "ratio_error_limit",
+            "checkpoint_every_steps",
+            "keep_checkpoints",
+            "micro_batch_tokens",
+            "gradient_checkpointing",
+        ),
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
+NOT_FINITE_STEPS: Final = 3
+"""A run ends after so many steps in a row whose loss or gradient is not finite."""
 _logger = logging.getLogger(__name__)
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "objective": Objective,
@@ -148,7 +158,8 @@ class GRPO(Algorithm):
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             InUseError: another process works on the run.
-            DataError: a step had nothing to train on, or the last checkpoint is damaged.
+            SampledOtherwiseError: the tokens of a step were not sampled as the trainer assumes (ratio_error_limit).
+            DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
             ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
         """
         if not tasks and self.rollouts.offline_mode is None:
@@ -176,6 +187,7 @@ class GRPO(Algorithm):
                     await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
+                    self._check_finite()
                 await self._in_flight.cancel()
         return self.reports
 
@@ -304,7 +316,31 @@ class GRPO(Algorithm):
         if not advantages.any():
             _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
             return NO_UPDATE
-        return await self._in_worker(self._learner.update, batch, advantages)
+        temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
+        current = np.array([version in ("", read.sampled_by) and self.rollouts.offline_mode is None for version in batch.model_version])
+        update: Update = await self._in_worker(
+            partial(
+                self._learner.update,
+                batch,
+                advantages,
+                temperatures=temperatures,
+                current=current,
+                learning_rate=self.updates.learning_rate_at(self._number, self.schedule.max_steps),
+            )
+        )
+        if update.not_finite:
+            _logger.warning("step %d: %s; optimizer steps: %d of %d", self._number, update.not_finite, update.made, self._learner.updates)
+        return update
+
+    def _check_finite(self) -> None:
+        """Raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
+        last = [report.not_finite for report in self.reports[-NOT_FINITE_STEPS:]]
+        if len(last) == NOT_FINITE_STEPS and all(last):
+            good = self._checkpoints.latest() if self._run is not None else None
+            raise DataError(
+                f"{NOT_FINITE_STEPS} steps in a row were not finite (the last: {last[-1]}), so the run ends: lower learning_rate, and look "
+                f"at the rewards and at kl. No such update was applied; the weights are finite{f', saved in {good}' if good else ''}"
+            )
 
     def _trained_on(self, read: _StepData) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
         """Return trajectories and advantages; with dynamic sampling without zero-variance groups, which would only dilute the mean."""
@@ -315,13 +351,14 @@ class GRPO(Algorithm):
 
     async def _publish(self, update: Update) -> None:
         """Publish the weights as a new version of the resources, unless the update changed nothing."""
-        if update is not NO_UPDATE:
+        if update.made:
             await self._publish_weights()
 
     async def _publish_weights(self) -> None:
         """Publish the next version of the resources and push its weights to the server."""
         version = await self._serving.next_version()
-        await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
+        save = partial(save_weights, dtype=torch.bfloat16 if self.updates.in_bfloat16 else None)
+        await self._serving.push(await self._in_worker(save, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
         if self.updates.probe_tolerance is not None:
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
@@ -329,16 +366,26 @@ class GRPO(Algorithm):
     def _load(self) -> None:
         """Load the model and create the learner; runs in the worker thread."""
         torch.manual_seed(self.schedule.seed)
-        self.policy = load_policy(self.model_dir, device=self.updates.device)
-        if self.updates.lora_rank is not None:
-            self.policy = replace(self.policy, model=with_lora(self.policy.model, self.updates.lora_rank))
+        updates = self.updates
+        low, adapted = updates.in_bfloat16, updates.lora_rank is not None
+        frozen = torch.bfloat16 if low and adapted else torch.float32
+        self.policy = load_policy(self.model_dir, device=updates.device, dtype=frozen, attention=updates.attention)
+        if updates.lora_rank is not None:
+            model = with_lora(self.policy.model, updates.lora_rank, alpha=updates.lora_alpha, targets=updates.lora_targets)
+            self.policy = replace(self.policy, model=model)
+        if updates.gradient_checkpointing:
+            checkpoint_activations(self.policy.model)
         self._learner = Learner(
             self.policy.model,
-            learning_rate=self.updates.learning_rate,
+            learning_rate=updates.learning_rate,
             objective=self.objective,
-            max_grad_norm=self.updates.max_grad_norm,
+            max_grad_norm=updates.max_grad_norm,
             temperature=self.sampling.temperature,
-            updates=self.updates.updates_per_step,
+            updates=updates.updates_per_step,
+            minibatches=updates.minibatches,
+            micro_batch_tokens=updates.micro_batch_tokens,
+            compute_dtype=torch.bfloat16 if low and not adapted else torch.float32,
+            ratio_error_limit=updates.ratio_error_limit,
         )
 
     def _forget_weights(self, version: int) -> None:
@@ -369,6 +416,8 @@ class GRPO(Algorithm):
             loss=update.loss,
             gradient_norm=update.gradient_norm,
             max_ratio_error=update.max_ratio_error,
+            worst_ratio_error=update.worst_ratio_error,
+            not_finite=update.not_finite,
             kl=update.kl if self.objective.kl else None,
             zero_variance_groups=read.zero_variance_groups,
             singleton_groups=read.singleton_groups,

@@ -248,6 +248,7 @@ class SFT(Algorithm):
             loss_before=trained.loss_before,
             logprob_drift=trained.logprob_drift,
             loss=trained.loss,
+            not_finite=trained.not_finite,
         )  # fmt: skip
 
     # --- the parts, in the order of the loop
