@@ -115,7 +115,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return (
             of_hidden,
             of_weight.to(weight.dtype) if of_weight is not None else None,
-            of_bias.to(bias.dtype) if of_bias is not None else None,
+            of_bias.to(bias.dtype) if bias is not None and of_bias is not None else None,
             *(None, None, None),
         )
 

@@ -93,7 +93,8 @@ def checkpoint_activations(model: Any) -> None:
     with warnings.catch_warnings():  # renamed in transformers 5.20; [train] allows 5.0
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
+    modules: Any = model.modules()
+    for module in modules:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(base: Path, policy: Path) -> Iterator[Server]:
+def serving(base: Path, policy: Path) -> Generator[Server]:
     """Run a server of a copy of this policy."""
     torch.set_num_threads(1)
     folder = Path(shutil.copytree(policy, base / "policy"))

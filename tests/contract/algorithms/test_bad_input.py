@@ -226,9 +226,8 @@ async def test_steps_that_are_not_finite_change_nothing_and_end_the_run_in_time(
     def decide(rollout: AttemptedRollout) -> Did:
         return replace(by_place(rollout), logprobs=(-1e30, -1e30))
 
-    options = {"max_steps": 9, "ratio_error_limit": None}
     with pytest.raises(DataError, match=r"3 steps in a row were not finite \(the last: the loss is inf\).*learning_rate.*step-000003"):
-        await trained(KINDS[0], store, folder, tmp_path / "run", decide, **options)
+        await trained(KINDS[0], store, folder, tmp_path / "run", decide, max_steps=9, ratio_error_limit=None)
     lines = steps_of(tmp_path / "run")
     assert [(line["step"], line["not_finite"], line["next_version"]) for line in lines] == [(n, "the loss is inf", "1") for n in (1, 2, 3)]
     assert "step 2: the loss is inf; optimizer steps: 0 of 1" in caplog.text

@@ -16,7 +16,7 @@ from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy
 
 pytestmark = pytest.mark.full
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -71,9 +71,8 @@ def test_only_the_adapter_gets_gradients(policy: Policy) -> None:
     found, expected = scorer(ids, trained, temperature), whole(model, ids, trained, temperature)
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
     found.sum().backward()
-    assert {name for name, weight in model.named_parameters() if weight.grad is not None} == {
-        name for name, weight in model.named_parameters() if ".lora_" in name
-    }
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    assert {name for name in parameters if parameters[name].grad is not None} == {name for name in parameters if ".lora_" in name}
 
 
 def test_bfloat16_is_as_exact_as_whole_logits_in_bfloat16() -> None:
