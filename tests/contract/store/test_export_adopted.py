@@ -1,4 +1,4 @@
-"""`agl-otel export` of a product's own traffic: calls without a rollout id, adopted, against what client and model server wrote themselves."""
+"""`agl-otel export` of adopted traffic: its rows against what the product and its model server wrote themselves."""
 
 from __future__ import annotations
 
