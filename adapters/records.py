@@ -267,7 +267,7 @@ def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
     seen, rows = traces.calls.has_images, list[Row]()
     for place in range(len(batch)):
         row = _row(traces, batch, place)
-        unread = seen is not None and not row["messages"] and seen[batch.rows[place]].any()
+        unread = seen is not None and not row["messages"] and seen[batch.rows[place].tolist()].any()
         if unread or lacks_image(row["messages"]):
             batch.refused["no_image"] += 1
         else:
