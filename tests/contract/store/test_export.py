@@ -34,12 +34,12 @@ async def without_reward(store: LightningStore) -> AttemptedRollout:
     """A rollout that succeeded after one model call, without a reward."""
     begun = await store.start_rollout({})
     ids = (begun.rollout_id, begun.attempt.attempt_id)
-    await store.add_many_spans([call_of(*ids, 1, ASKED)])
+    await store.add_many_spans([call_of(*ids, 1)])
     await store.update_attempt(*ids, status="succeeded")
     return begun
 
 
-def call_of(rollout_id: str, attempt_id: str, sequence: int, asked: list[dict[str, Any]] | None) -> Span:
+def call_of(rollout_id: str, attempt_id: str, sequence: int, asked: list[dict[str, Any]] | None = ASKED) -> Span:
     messages = {
         "gen_ai.input.messages": json.dumps([{"role": "user", "parts": asked}]),
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "noted"}]}]),
