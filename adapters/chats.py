@@ -21,8 +21,9 @@ CHAT_REFUSALS: Final = {
     "no_reply": "no reply was captured with the call",
     "unreadable_messages": "the messages do not have the shape of their dialect",
     "shortened": "messages of the prompt were left out when it was stored, because they were too long",
+    "no_image": "an image of the prompt has neither an address nor data where it was stored",
 }
-"""Reasons for refusing a call in a form made from spans; counted once per call."""
+"""Reasons for refusing a call in a form that needs its text, or its images; counted once per call."""
 _KEPT: Final = ("name", "tool_calls", "tool_call_id")
 
 
@@ -35,7 +36,7 @@ def conversations(calls: Iterable[Row], refused: Counter[str], *, by_call: bool 
     rows: list[Row] = []
     for call in calls:
         messages = [_message(each) for each in call["messages"]]
-        why = _unfit(messages)
+        why = unfit(messages)
         if why:
             refused[why] += 1
         else:
@@ -61,7 +62,8 @@ def split_pair(chosen: Sequence[Message], rejected: Sequence[Message]) -> tuple[
     return list(chosen[:common]), list(chosen[common:]), list(rejected[common:])
 
 
-def _unfit(messages: Sequence[Message]) -> str:
+def unfit(messages: Sequence[Message]) -> str:
+    """Return the key of CHAT_REFUSALS for which the messages of a call make no row; empty if they are whole."""
     if not messages or messages[-1]["role"] != "assistant":
         return "no_reply"
     return "shortened" if SHORTENED.fullmatch(str(messages[0]["content"])) else ""

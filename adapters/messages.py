@@ -62,6 +62,8 @@ def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match:
             refused["incomplete_reply"] += 1
         elif not found.reply:
             refused["no_reply"] += 1
+        elif lacks_image(found.prompt):
+            refused["no_image"] += 1
         else:
             rows.append(_row(found))
     return rows
@@ -103,5 +105,14 @@ def _with_calls(call: JoinedCall, reply: list[Message]) -> list[Message]:
 
 def image_urls(messages: Iterable[Message]) -> list[str]:
     """Return the addresses (or data: URLs) of the images in some messages, in order."""
+    return [url for url in _images(messages) if url]
+
+
+def lacks_image(messages: Iterable[Message]) -> bool:
+    """Whether an image of some messages has neither an address nor data."""
+    return any(not url or url.endswith(";base64,") for url in _images(messages))
+
+
+def _images(messages: Iterable[Message]) -> list[str | None]:
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
-    return [url for part in parts if part.get("type") == "image_url" and (url := part["image_url"].get("url"))]
+    return [part["image_url"].get("url") for part in parts if part.get("type") == "image_url"]

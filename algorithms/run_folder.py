@@ -1,6 +1,7 @@
 """The folder of one run: its identity, a lock, and a line for each step.
 
-    run.json        the run's id, its algorithm, its options without secrets (text.py), its seed
+    run.json        the run's id, its algorithm, its options without secrets (text.py), its seed; of a job, digests of its code (`sources`),
+                    and where it was resumed with other code (`forced`)
     lock            held while a process works on the run
     metrics.jsonl   a line for each step
 
@@ -14,12 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -41,6 +45,11 @@ CHECKSUM: Final = "checksum"
 RUN_DIR: Final = "run_dir"
 """The argument and attribute of an algorithm that opens its own run folder."""
 _RUN_FIELDS: Final = ("run_id", "algorithm", "seed", "options")
+_CODE_FIELDS: Final = ("sources", "forced")
+AGENT: Final = "agent"
+"""The option that names a job's agent and grader, which count as its code."""
+SHOWN_DIGITS: Final = 12  # of a digest
+_log = logging.getLogger(__name__)
 FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes
 
 
@@ -57,6 +66,43 @@ def new_run_id(algorithm: str) -> str:
 def new_seed() -> int:
     """Draw a 32-bit seed for a run."""
     return uuid.uuid4().int % 2**32
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The code of the job that runs."""
+
+    digests: Mapping[str, str]
+    """What jobs/sources.py finds: {role: reference, "role file": SHA-256}."""
+    force: bool = False
+    """Whether a run that was begun with other code is resumed all the same."""
+
+    def check(self, folder: Path) -> None:
+        """Log the changes since the run in this folder, if any, was begun. Raises UsageError for them without `force`; DataError."""
+        if (folder / RUN).exists() and (changed := self.changes(read_run(folder / RUN))):
+            told = "; ".join(f"{name}: {_shown(was)} was, {_shown(is_now)} is" for name, (was, is_now) in changed.items())
+            if not self.force:
+                raise UsageError(
+                    f"the run in {folder} was begun with other code, and its figures would not all be of one kind ({told}): "
+                    "give back the code, or a new folder; with --force it goes on, and run.json records since which step"
+                )
+            _log.warning("the run in %s goes on with other code (%s)", folder, told)
+
+    def changes(self, stored: Mapping[str, Any]) -> dict[str, list[str | None]]:
+        """Return {key of `digests`: [its value in run.json, its value now]} for those that differ; None: it is missing."""
+        before: dict[str, str] = stored.get("sources", self.digests)  # an earlier release recorded none
+        pairs = {name: [before.get(name), self.digests.get(name)] for name in sorted({*before, *self.digests})}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+SOURCES: Final[ContextVar[Sources | None]] = ContextVar("agl_otel_sources", default=None)
+"""The code of the job that runs in this context: run folders that are opened in it record it. None outside of a job."""
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "none"
+    return value[:SHOWN_DIGITS] if re.fullmatch(r"[0-9a-f]{16,64}", value) else value
 
 
 class RunFolder:
@@ -138,8 +184,10 @@ class RunFolder:
 
     def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None) -> None:
         options = without_secrets(given)  # only compared when the run is resumed, which uses the options given then
+        code = SOURCES.get()
         if not path.exists():
-            write_json(path, with_checksum({"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options}))
+            fields = {"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options}
+            write_json(path, with_checksum(fields | ({"sources": code.digests} if code is not None else {})))
             return
         stored = read_run(path)
         try:
@@ -150,13 +198,24 @@ class RunFolder:
         self.run_id, self.seed, self._checked = stored["run_id"], stored["seed"], CHECKSUM in stored
         other += ["algorithm"] if stored["algorithm"] != algorithm else []
         other += ["seed"] if seed is not None and self.seed != seed else []
-        if before != stored.get("options") and not other:
-            content = {name: stored[name] for name in _RUN_FIELDS} | {"options": before}  # written before these counted as secrets
-            write_json(path, with_checksum(content) if self._checked else content)
+        changed = code.changes(stored) if code is not None and code.force else {}
+        if changed and AGENT in other:  # which the changes name, too
+            other.remove(AGENT)
+            before[AGENT] = options.get(AGENT)
         if other:
             raise UsageError(
                 f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: use the value in run.json, or a new folder"
             )
+        content = {name: stored[name] for name in (*_RUN_FIELDS, *_CODE_FIELDS) if name in stored} | {"options": before}
+        content |= {"sources": dict(code.digests)} if code is not None else {}
+        content |= {"forced": [*stored.get("forced", ()), {"step": self._steps_done(), "changed": changed}]} if changed else {}
+        if content != {name: stored[name] for name in stored if name != CHECKSUM}:  # also what was written before it counted as a secret
+            write_json(path, with_checksum(content) if self._checked else content)
+
+    def _steps_done(self) -> int:
+        """Count the whole lines of metrics.jsonl."""
+        path = self.folder / METRICS
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @contextmanager
@@ -183,6 +242,7 @@ def run_folder_for(
     val: Dataset[Any] | None,
     resources: NamedResources | None = None,
     options: Any = None,
+    agent: Any = None,
 ) -> Generator[None]:
     """Open `folder` as the algorithm's run folder during the block. None: the run has none, unless the algorithm opens its own.
 
@@ -200,6 +260,7 @@ def run_folder_for(
         "val": digest_of(items(val)),
         "resources": {name: resource.model_dump() for name, resource in (resources or {}).items()},
         "options": options or {},
+        **({AGENT: agent} if agent is not None else {}),
     }
     with closing(RunFolder(Path(folder).absolute(), algorithm=_name_of(algorithm), options=fingerprint)) as run:
         algorithm.set_run_folder(run)
@@ -247,7 +308,7 @@ def read_run(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
         fields = without_checksum(content)
-        if set(fields) != {*_RUN_FIELDS}:
+        if set(fields) - {*_CODE_FIELDS} != {*_RUN_FIELDS}:
             raise ValueError(f"its fields are {', '.join(sorted(fields))}")
         return json.loads(content)
     except ValueError as error:

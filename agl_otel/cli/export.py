@@ -176,6 +176,7 @@ async def _write(
     figures = {
         "model_calls": len(traces.calls),
         "several_choices": several,
+        "without_messages": sum("messages" in row and not row["messages"] for row in found.rows),
         "refused": dict(found.refused),
         "refused_share": bias.shares(),
         "breaks": dict(found.breaks),
@@ -216,6 +217,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
         return [
             f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
             f"refused: {refused}",
+            *(
+                [f"{report['without_messages']} rows have token ids and no messages: none were captured"]
+                if report["without_messages"]
+                else []
+            ),
             *([several_choices_warning(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
             *(_share(_with_reward(name), shares) for name, shares in sorted(report["refused_share"]["reward"].items())),
             *(_share(f"at task {name}", shares) for name, shares in _most_refused(report["refused_share"]["task"])),

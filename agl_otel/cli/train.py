@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 @data_dir_option
 @store_option
 @click.option("--run-dir", type=Folder(), help="The run's folder.  [default: runs/<time> in the data directory]")
+@click.option("--force", is_flag=True, help="Resume a run that was begun with another agent, grader or algorithm.")
 @click.option("--check", is_flag=True, help="List all errors in the job, and start nothing; exit code 2 if there are any.")
 @json_option
-def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, check: bool, as_json: bool) -> None:
+def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, force: bool, check: bool, as_json: bool) -> None:
     """Run the job in JOB.toml: score, train, score again (or run its agent alone, or your own algorithm).
 
     Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for the duration of the training. The run has a
@@ -46,6 +47,8 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     To resume a run, start it again with its --run-dir and its data directory or store. Finished work is not repeated: grpo, sft and verl
     continue after the last saved step, apo, gepa and random_search from their journal, baseline from the rollouts that succeeded. Your
     own algorithm gets the same run id and the lines it has written to metrics.jsonl from `run_folder`, and decides itself what to skip.
+    A run that was begun with another agent, grader or algorithm of your own (the name, its file, or a module that the file imports from its
+    own folder or the job's) is refused, and what has changed is listed. With --force it goes on, and run.json records since which step.
 
     With --check nothing is started: the job file, the files, functions, packages and models that it names, its tasks, and the store, if
     one is named or running, are checked, and all errors are listed at once.
@@ -58,7 +61,7 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
         return
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
     try:
-        result = run_async(lambda: _train(job_file, settings, folder, console))
+        result = run_async(lambda: _train(job_file, settings, folder, console, force))
     except KeyboardInterrupt:
         where = ["--store", store] if store else ["--data-dir", str(data_dir)] if data_dir else []
         again = shlex.join([own_command(), "train", str(job_file), "--run-dir", str(folder), *where])
@@ -88,7 +91,7 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
         raise SystemExit(2)
 
 
-async def _train(job_file: Path, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+async def _train(job_file: Path, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.jobs.check import missing_extra
     from agl_otel.jobs.job import Job
 
@@ -100,7 +103,7 @@ async def _train(job_file: Path, settings: Settings, folder: Path, console: Cons
         need()
     run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _custom}[job.run_by.rpartition(".")[2]]
     click.echo(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …", err=True)
-    return await run(job, settings, folder, console)
+    return await run(job, settings, folder, console, force)
 
 
 @asynccontextmanager
@@ -119,12 +122,15 @@ async def _scored(run: ServedRun, tasks: Sequence[Any], name: str) -> Evaluation
         return await run.evaluate_once(tasks, name=name)
 
 
-async def _custom(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+async def _custom(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.algorithms import Baseline
     from agl_otel.jobs.custom import CustomRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val") if job.data.val else None
-    async with _stack(settings) as (store, failed), CustomRun(job, store, folder, stack_failed=failed, settings=settings) as run:
+    async with (
+        _stack(settings) as (store, failed),
+        CustomRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as run,
+    ):
         algorithm = await run.fit(train_tasks, val_tasks)
     result: dict[str, Any] = {"folder": str(folder)}
     if isinstance(algorithm, Baseline):
@@ -136,13 +142,13 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console) 
     return result
 
 
-async def _search(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+async def _search(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.jobs.prompts import PromptSearchRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
     async with (
         _stack(settings) as (store, failed),
-        PromptSearchRun(job, store, folder, stack_failed=failed, settings=settings) as searching,
+        PromptSearchRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as searching,
     ):
         found = await searching.fit(train_tasks, val_tasks)
     best = {name: prompt.template for name, prompt in found.get_best_prompts().items()}
@@ -159,11 +165,14 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console) 
     }
 
 
-async def _tune(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+async def _tune(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.jobs.sft import SFTRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with _stack(settings) as (store, failed), SFTRun(job, store, folder, stack_failed=failed, settings=settings) as tuning:
+    async with (
+        _stack(settings) as (store, failed),
+        SFTRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as tuning,
+    ):
         await tuning.publish_policy()
         async with tuning.runners():
             before = await _scored(tuning, val_tasks, "before")
@@ -183,7 +192,7 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
     }
 
 
-async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.algorithms.verl.algorithm import outcome, scores
     from agl_otel.jobs.verl import VerlRun
 
@@ -194,7 +203,7 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console)
 
     async with (
         _stack(settings) as (store, failed),
-        VerlRun(job, store, folder, stack_failed=failed, settings=settings) as run,
+        VerlRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as run,
         run.runners(),
     ):
         algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
@@ -202,11 +211,14 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console)
     return {**outcome(algorithm.metrics), "folder": str(folder)}
 
 
-async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+async def _fit(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.jobs.grpo import GRPORun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with _stack(settings) as (store, failed), GRPORun(job, store, folder, stack_failed=failed, settings=settings) as training:
+    async with (
+        _stack(settings) as (store, failed),
+        GRPORun(job, store, folder, stack_failed=failed, settings=settings, force=force) as training,
+    ):
         await training.publish_policy()
         async with training.runners():
             before = await _scored(training, val_tasks, "before")

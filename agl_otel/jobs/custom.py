@@ -82,7 +82,8 @@ class CustomRun(JobRun):
             train=train,
             val=val,
             resources=self.job.resources,
-            options={**self.job.options, "agent": self.job.agent.model_dump(include={"function", "command", "grader"})},
+            options=self.job.options,
+            agent=self.job.agent.model_dump(include={"function", "command", "grader"}),
         ):
             async with self.runners():
                 await unless_failed(self.failed, call(algorithm.run, train, val))

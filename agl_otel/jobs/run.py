@@ -19,9 +19,11 @@ from typing import Any, Final, Self, TypeVar
 
 from pydantic import SecretStr
 
+from agl_otel.algorithms.run_folder import SOURCES, Sources
 from agl_otel.algorithms.utils import failure_summary, is_retryable, sampling_seed
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.sources import sources_of
 from agl_otel.service.processes import Process
 from agl_otel.settings import Settings
 from agl_otel.store import Store
@@ -66,6 +68,7 @@ class JobRun:
         folder: the run's folder.
         stack_failed: a future that fails when the stack ends; the run then ends with its error.
         settings: the stack's, for runner processes; None: as this process loads them.
+        force: resume a run that was begun with another agent, grader or custom algorithm (sources.py); run.json records it.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class JobRun:
         *,
         stack_failed: asyncio.Future[None] | None = None,
         settings: Settings | None = None,
+        force: bool = False,
     ) -> None:
         self.job = job
+        self.force = force
         self.store = store
         self.folder = folder
         self.settings = settings or Settings.load()
@@ -90,6 +95,10 @@ class JobRun:
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        sources = Sources(sources_of(self.job), self.force)
+        sources.check(self.folder)  # before a runner takes what waits in the store
+        SOURCES.set(sources)
+        self._exit.callback(SOURCES.set, None)
         try:
             await self._start()
         except BaseException:

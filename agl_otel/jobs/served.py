@@ -62,6 +62,7 @@ class ServedRun(JobRun):
         folder: the run's folder: run.json, policy, weights, metrics.jsonl, the model server's record and port, logs.
         stack_failed: a future that fails when the stack ends; the run then ends with its error.
         settings: the stack's, for runner processes; None: as this process loads them.
+        force: as in JobRun.
     """
 
     name: ClassVar[str]
@@ -75,8 +76,9 @@ class ServedRun(JobRun):
         *,
         stack_failed: asyncio.Future[None] | None = None,
         settings: Settings | None = None,
+        force: bool = False,
     ) -> None:
-        super().__init__(job, store, folder, stack_failed=stack_failed, settings=settings)
+        super().__init__(job, store, folder, stack_failed=stack_failed, settings=settings, force=force)
         self.record = folder / "model_server.jsonl"
         """The model server's own record of its samples, one line per choice."""
         self._server: Process | None = None

@@ -126,7 +126,7 @@ def call_columns(table: Table) -> CallColumns:
 
 
 def _call_numbers(numbers: NDArray[np.int64], *place: Sequence[str]) -> NDArray[np.int64]:
-    """Number the calls. Those of a product that sent no rollout id have no numbers yet and get 1, 2, … in the order of their arrival.
+    """Number the calls. Those that were sent without a rollout id have no number yet and get the next ones, in the order of their arrival.
 
     `place` are the columns within whose values calls are numbered.
     """
@@ -134,6 +134,8 @@ def _call_numbers(numbers: NDArray[np.int64], *place: Sequence[str]) -> NDArray[
         return numbers
     given, count = numbers.copy(), Counter[tuple[str, ...]]()
     places = list(zip(*place, strict=True))
+    for row in np.flatnonzero(numbers).tolist():  # others go on from these numbers
+        count[places[row]] = max(count[places[row]], int(numbers[row]))
     for row in np.flatnonzero(numbers == 0).tolist():
         count[places[row]] += 1
         given[row] = count[places[row]]

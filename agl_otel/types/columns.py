@@ -69,6 +69,7 @@ class Ragged:
 class CallColumns:
     """Model calls, one row for each stored (call, choice), sorted by (rollout, attempt, process, call, choice).
 
+    Calls that were sent without a rollout id come first in their process, with numbers above those of the others.
     Every sequence has one entry per row. Token ids are as stored: if `prefix_call` is not 0, `prompt` holds only what follows the prompt
     and response of the row (same rollout, attempt and process) with that call and `prefix_choice`.
     """

@@ -95,10 +95,10 @@ def checkpoint_activations(model: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     modules: Any = model.modules()
     for module in modules:
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name in (
+            ("p",) if isinstance(module, torch.nn.Dropout) else ("attention_dropout",) if hasattr(module, "attention_dropout") else ()
+        ):
+            setattr(module, name, 0.0)
     model.config.use_cache = False
     model.train()
 

@@ -16,12 +16,16 @@ from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, Span
 from agl_otel_hook import conventions
 
+ASKED: list[dict[str, Any]] = [{"type": "text", "content": "my number is 42"}]
+PICTURE: list[dict[str, Any]] = [{"type": "text", "content": "what is it?"}, {"type": "input_image", "file_id": "file-1"}]
+LEFT_OUT: list[dict[str, Any]] = [{"type": "text", "content": "3 messages of 900 characters are left out"}]
 
-async def fill(store: LightningStore, value: float) -> AttemptedRollout:
-    """A rollout that succeeded after one model call of our proxy, with a reward."""
+
+async def fill(store: LightningStore, value: float, *, asked: list[dict[str, Any]] | None = ASKED) -> AttemptedRollout:
+    """A rollout that succeeded after one model call of our proxy, with a reward; None: the call without its messages."""
     begun = await store.start_rollout({"question": 1})
     ids = (begun.rollout_id, begun.attempt.attempt_id)
-    await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, value)])
+    await store.add_many_spans([call_of(*ids, 1, asked), reward_of(*ids, 2, value)])
     await store.update_attempt(*ids, status="succeeded")
     return begun
 
@@ -35,15 +39,18 @@ async def without_reward(store: LightningStore) -> AttemptedRollout:
     return begun
 
 
-def call_of(rollout_id: str, attempt_id: str, sequence: int) -> Span:
+def call_of(rollout_id: str, attempt_id: str, sequence: int, asked: list[dict[str, Any]] | None = ASKED) -> Span:
+    messages = {
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": asked}]),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "noted"}]}]),
+    }
     attributes: dict[str, Any] = {
         conventions.LLM_CALL: sequence,
         conventions.LLM_CHOICE: 0,
         conventions.LLM_PROMPT_TOKEN_IDS: [1, 2],
         conventions.LLM_RESPONSE_TOKEN_IDS: [3, 4],
         conventions.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
-        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "my number is 42"}]}]),
-        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "noted"}]}]),
+        **(messages if asked is not None else {}),
     }
     return span_of(rollout_id, attempt_id, sequence, conventions.SPAN_LLM, attributes)
 
@@ -143,6 +150,31 @@ def test_what_was_refused_is_reported_by_reward_and_task(store: LightningStore, 
     output = Cli(store, capsys).run(str(tmp_path / "x.jsonl"), *which)
     assert "of the attempts without a reward, 100 % were refused: no_reward" in output
     assert "of the attempts at task {}, 100 % were refused: no_reward" in output
+
+
+@pytest.mark.parametrize(
+    ("asked", "form", "rows", "refused"),
+    [
+        (None, "dpo", 0, {"no_reply": 2}),
+        (None, "openai_dpo", 0, {"no_reply": 2}),
+        (None, "sft", 2, {}),
+        (LEFT_OUT, "dpo", 0, {"shortened": 2}),
+        *((PICTURE, form, 0, {"no_image": 2}) for form in ("trajectories", "sft", "dpo", "messages", "openai", "openai_dpo")),
+    ],
+)
+def test_calls_without_the_text_or_images_that_the_form_needs_make_no_row(
+    asked: list[dict[str, Any]] | None,
+    form: str,
+    rows: int,
+    refused: dict[str, int],
+    store: LightningStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    begun = [asyncio.run(fill(store, value, asked=asked)) for value in (1.0, 0.25)]
+    which = [part for each in begun for part in ("--rollout", each.rollout_id)]
+    report = json.loads(Cli(store, capsys).run(str(tmp_path / "x.jsonl"), *which, "--as", form, "--json"))
+    assert (report["rows"], report["refused"], report["without_messages"]) == (rows, refused, rows)
 
 
 def test_wrong_use_is_reported(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,24 @@ async def test_calls_of_adopted_traces_count_as_calls_without_numbers(engine: Tr
     assert [span.is_call for span in outline] == [True, True, False, False]
 
 
+async def test_calls_without_a_number_are_told_from_those_with_one(engine: TraceStore, reader: TraceReader) -> None:
+    """A call that named no rollout, though its trace belongs to one, between calls that did, with prompts that go on from the first."""
+    tokens: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
+    base = {conventions.LLM_MESSAGES_CALL: "1", conventions.LLM_MESSAGES_BEFORE: "1"}
+    insert(
+        engine,
+        call(1, 1, **tokens, attributes={"gen_ai.input.messages": '["first"]'}),
+        row(2, conventions.SPAN_LLM, {P: "x", "gen_ai.input.messages": '["other"]'}, **tokens),
+        call(3, 2, **tokens, attributes={"gen_ai.input.messages": '["second"]', **base}),
+    )
+    traces = await reader.traces([rollout()], [attempt()], texts=True)
+    assert traces.texts is not None
+    assert dict(zip(traces.calls.span_id, traces.texts.asked, strict=True)) == {
+        "s1": '["first"]', "s2": '["other"]', "s3": '["first", "second"]',
+    }  # fmt: skip
+    assert len(set(traces.calls.call.tolist())) == 3
+
+
 async def test_choices_of_a_call_count_as_one_call_with_one_prompt(engine: TraceStore, reader: TraceReader) -> None:
     tokens: dict[str, Any] = {"PromptTokenIds": [1, 2, 3], "ResponseTokenIds": [4]}
     choices = [call(number + 1, 1, attributes={conventions.LLM_CHOICE: str(number)}, **tokens) for number in range(3)]
