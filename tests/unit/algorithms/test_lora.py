@@ -87,7 +87,7 @@ def test_a_checkpoint_restores_the_adapter_bit_for_bit(policy: Policy, tmp_path:
 
 
 def test_an_invalid_rank_is_refused() -> None:
-    with pytest.raises(UsageError, match="lora_rank is 0: it must be at least 1"):
+    with pytest.raises(UsageError, match="lora_rank = 0: it must be at least 1"):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
 
 
