@@ -42,7 +42,7 @@ class Bias:
     """(call, choice) of taken attempts, by TAKEN or a key of CALL_REFUSALS."""
     trajectories: int = 0
     split_reasons: Counter[str] = field(default_factory=Counter[str])
-    """Trajectories that were split off from an earlier one, by key of breaks.BREAKS."""
+    """Trajectories that were split off from an earlier one, by key of split_reasons.SPLIT_REASONS."""
     endings: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """Taken attempts by (range of the reward, `truncated` if a reply ended at its length limit, else `whole`)."""
     versions: Counter[str] = field(default_factory=Counter[str])

@@ -23,12 +23,12 @@ def chains(calls: CallColumns, attempt: NDArray[np.int64], fit: NDArray[np.bool_
     begins = np.ones(len(taken), np.bool_)
     begins[1:] = own[1:] != own[:-1]
     call, choice, base, base_choice = (column[taken] for column in (calls.call, calls.choice, calls.prefix_call, calls.prefix_choice))
-    goes_on = np.zeros(len(taken), np.bool_)
-    goes_on[1:] = (base[1:] == call[:-1]) & (base_choice[1:] == choice[:-1]) & (call[1:] > call[:-1])
+    continues = np.zeros(len(taken), np.bool_)
+    continues[1:] = (base[1:] == call[:-1]) & (base_choice[1:] == choice[:-1]) & (call[1:] > call[:-1])
     for texts in (calls.process, calls.agent, calls.model_version):
         column = np.array(texts, dtype=np.str_)[taken]
-        goes_on[1:] &= column[1:] == column[:-1]
-    good = fit[taken] & np.where(begins, base == 0, goes_on)
+        continues[1:] &= column[1:] == column[:-1]
+    good = fit[taken] & np.where(begins, base == 0, continues)
     places = np.cumsum(begins) - 1
     whole = np.bincount(places, weights=~good)[places] == 0
     first, chained = np.zeros(len(calls), np.bool_), np.zeros(len(calls), np.bool_)

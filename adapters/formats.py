@@ -46,12 +46,12 @@ def _tinker(row: Row) -> Row:
 
 
 def _openai(row: Row) -> Row:
-    return {"messages": [_said(message) for message in row["messages"]], **_tools(row)}
+    return {"messages": [_openai_message(message) for message in row["messages"]], **_tools(row)}
 
 
 def _openai_dpo(row: Row) -> Row:
     prompt, chosen, rejected = (
-        [{key: value for key, value in _said(message).items() if key != "weight"} for message in part]
+        [{key: value for key, value in _openai_message(message).items() if key != "weight"} for message in part]
         for part in split_pair(row["messages"], row["rejected_messages"])
     )
     return {"input": {"messages": prompt, **_tools(row)}, "preferred_output": chosen, "non_preferred_output": rejected}
@@ -61,13 +61,13 @@ def _tools(row: Row) -> dict[str, Any]:
     return {"tools": row["tools"]} if row.get("tools") else {}
 
 
-def _said(message: Message) -> Message:
+def _openai_message(message: Message) -> Message:
     """Convert a message for OpenAI: text dropped by a masking rule becomes empty and is not learnt."""
     content = message.get("content")
-    gone = content is None and not message.get("tool_calls")
-    if message["role"] == "assistant" and (gone or _HASHED.fullmatch(str(content))):
+    dropped = content is None and not message.get("tool_calls")
+    if message["role"] == "assistant" and (dropped or _HASHED.fullmatch(str(content))):
         return {**message, "content": content or "", "weight": 0}
-    return {**message, "content": ""} if gone else message
+    return {**message, "content": ""} if dropped else message
 
 
 WRITTEN: Final[dict[str, Callable[[Row], Row]]] = {

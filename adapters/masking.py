@@ -115,16 +115,16 @@ def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> di
     for ids, mask in (("response_ids", "response_mask"), ("chosen_ids", "chosen_mask"), ("rejected_ids", "rejected_mask")):
         if ids not in row:
             continue
-        gone = [written if own else given for own in row[mask]]
-        out[ids] = [DROPPED_ID if drop else token for token, drop in zip(out[ids], gone, strict=True)]
+        dropped = [written if own else given for own in row[mask]]
+        out[ids] = [DROPPED_ID if drop else token for token, drop in zip(out[ids], dropped, strict=True)]
         out[mask] = [0] * len(out[mask])  # the replies are masked, or what they were sampled after
         if ids == "response_ids":
             out["logprobs"] = [0.0] * len(out["logprobs"])
     if given and "prompt_ids" in row:
         out["prompt_ids"] = [DROPPED_ID] * len(row["prompt_ids"])
     if "labels" in row:
-        gone = [given if label == IGNORED else written for label in row["labels"]]
-        out["input_ids"] = [DROPPED_ID if drop else token for token, drop in zip(out["input_ids"], gone, strict=True)]
+        dropped = [given if label == IGNORED else written for label in row["labels"]]
+        out["input_ids"] = [DROPPED_ID if drop else token for token, drop in zip(out["input_ids"], dropped, strict=True)]
         out["labels"] = [IGNORED] * len(out["labels"])
     for name in ("prompt", "response"):
         if isinstance(row.get(name), dict):

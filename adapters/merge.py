@@ -2,8 +2,8 @@
 
 Calls of one proxy process are taken in the order of their numbers. A call joins a trajectory only if its full prompt starts, token for
 token, with everything in the trajectory so far (prompt, responses, and tokens between); the longest such trajectory wins, then the
-earliest. Tokens that the prompt adds get mask 0. Every other call starts a new trajectory, for one of the reasons BREAKS (breaks.py). So
-each token that the model wrote is trained on exactly once, and nothing is tokenised again.
+earliest. Tokens that the prompt adds get mask 0. Every other call starts a new trajectory, for one of SPLIT_REASONS
+(split_reasons.py). So each token that the model wrote is trained on exactly once, and nothing is tokenised again.
 
 Prompts in prefix form are expanded first (agl_otel/spans/history.py); a dangling reference is reported, not guessed.
 """
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.breaks import BREAKS, Call, Seen, TokenIds, goes_on, reason
 from agl_otel.adapters.prefix_index import PrefixIndex, rolling_hashes
+from agl_otel.adapters.split_reasons import SPLIT_REASONS, Call, EarlierCalls, TokenIds, continues, reason
 
-__all__ = ["BREAKS", "Call", "Merged", "TokenIds", "lay_out", "merge"]
+__all__ = ["SPLIT_REASONS", "Call", "Merged", "TokenIds", "lay_out", "merge"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Merged:
 
     calls: list[Call]
     reason: str = ""
-    """A key of BREAKS; empty for the first trajectory of a process."""
+    """A key of SPLIT_REASONS; empty for the first trajectory of a process."""
 
     @property
     def length(self) -> int:
@@ -40,11 +40,11 @@ class Merged:
 def merge(calls: Sequence[Call]) -> list[Merged]:
     """Merge the calls of one attempt and process, sorted by (call, choice) and all fit for training."""
     merged: list[Merged] = []
-    ends, seen = PrefixIndex(len(calls)), Seen(len(calls))
+    ends, seen = PrefixIndex(len(calls)), EarlierCalls(len(calls))
     for call in calls:
         hashes = rolling_hashes(call.prompt, call.response)
         asked = hashes[: len(call.prompt) + 1]
-        tips = [place for place in ends.of(asked) if goes_on(call, merged[place].calls[-1])]
+        tips = [place for place in ends.of(asked) if continues(call, merged[place].calls[-1])]
         own = [place for place in tips if _alike(merged[place].calls[-1], call)]
         if own:
             place = max(own, key=lambda each: merged[each].length)

@@ -79,8 +79,8 @@ def _calls(spans: Sequence[Span], llm_call_match: str | None, agent_match: str |
     return sorted(calls, key=lambda call: place[id(call.span)])
 
 
-def _row(said: Conversation) -> dict[str, Any]:
-    return {"messages": [*said.prompt, *said.reply], "tools": said.tools}
+def _row(conversation: Conversation) -> dict[str, Any]:
+    return {"messages": [*conversation.prompt, *conversation.reply], "tools": conversation.tools}
 
 
 def _read(call: JoinedCall) -> Conversation | str:

@@ -192,7 +192,7 @@ class Masker:
         if not given and not written:
             return
         self.counts["calls"] += 1
-        gone: set[str] = set()
+        dropped: set[str] = set()
         for attribute in attributes:
             key, value = attribute.key, attribute.value
             prompt = "prompt_token_ids" in key
@@ -201,12 +201,12 @@ class Masker:
                     zeros = [AnyValue(int_value=0)] * len(value.array_value.values)
                     value.CopyFrom(AnyValue(array_value=ArrayValue(values=zeros)))
             elif key == conventions.LLM_RESPONSE_LOGPROBS or key == _LOGPROBS:
-                gone |= {key} if written else set()
+                dropped |= {key} if written else set()
             elif "token_ids" in key:
-                gone |= {key} if (given if prompt else written) else set()
+                dropped |= {key} if (given if prompt else written) else set()
             elif _holds_tokens(attribute):
-                gone.add(key)
-        _remove(attributes, gone)
+                dropped.add(key)
+        _remove(attributes, dropped)
         _remove(attributes, {conventions.LLM_INCOMPLETE})
         attributes.append(KeyValue(key=conventions.LLM_INCOMPLETE, value=AnyValue(string_value=conventions.LLM_MASKED)))
 

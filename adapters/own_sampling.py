@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.types.columns import CallColumns
+from agl_otel.types.columns import CallColumns, Ragged
 
 REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
 """{parameter: attribute of a call}."""
@@ -28,13 +28,28 @@ def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float = 
     return other
 
 
-def own_of(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:
+def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> Ragged:
+    """Return the sampling temperature of each token that the model wrote: float32, a row for each trajectory.
+
+    `rows`: TrajectoryBatch.rows of trajectories that no length limit has cut; `default`: of calls whose temperature is unknown.
+    """
+    of_calls = np.full(len(rows.values), default, np.float32)
+    row: Any = rows.values
+    if calls.temperature is not None:
+        known = ~np.isnan(calls.temperature[row])
+        of_calls[known] = calls.temperature[row][known]
+    lengths = calls.response.lengths[row]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])[rows.offsets]
+    return Ragged(np.repeat(of_calls, lengths), offsets)
+
+
+def own_parameters(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:
     """Return {parameter: value} of a call that differ from its resource's sampling_parameters (`asked`)."""
-    said = {name: attributes.get(key) for name, key in REQUESTED.items()}
-    return {name: value for name, value in said.items() if isinstance(value, int | float) and value != asked.get(name)}
+    given = {name: attributes.get(key) for name, key in REQUESTED.items()}
+    return {name: value for name, value in given.items() if isinstance(value, int | float) and value != asked.get(name)}
 
 
-def several_choices_words(several: int, calls: int) -> str:
+def several_choices_warning(several: int, calls: int) -> str:
     """Return the warning that `several` of the calls read for training are one of several choices."""
     return (
         f"{several} of {calls} sampled replies ({100 * several / calls:.0f} %) are choices beside others of the same request (n > 1): "

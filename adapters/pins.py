@@ -63,16 +63,16 @@ class Pin:
     def changes(self, traces: Traces) -> list[str]:
         """Return messages about the differences of a new read; empty if it is the same."""
         now = read_of(traces)
-        said = [f"rollout {name} is gone" for name in self.rollouts if name not in now]
+        messages = [f"rollout {name} is gone" for name in self.rollouts if name not in now]
         for name, (attempt, number) in self.rollouts.items():
             new_attempt, new_number = now.get(name, (attempt, number))
             if new_attempt != attempt:
-                said.append(f"rollout {name} has another latest attempt: {new_attempt}, not {attempt}")
+                messages.append(f"rollout {name} has another latest attempt: {new_attempt}, not {attempt}")
             if new_number != number:
-                said.append(f"rollout {name} was read up to sequence {number}, and goes up to {new_number} now")
-        if not said and traces.digest != self.digest:
-            said.append("spans came late with sequence numbers below the highest, or are gone")
-        return said
+                messages.append(f"rollout {name} was read up to sequence {number}, and goes up to {new_number} now")
+        if not messages and traces.digest != self.digest:
+            messages.append("spans came late with sequence numbers below the highest, or are gone")
+        return messages
 
 
 def _reading(held: dict[str, Any]) -> Reading:

@@ -157,7 +157,7 @@ def _called(function: Callable[[Any], Any], name: str, given: Any) -> Any:
 def _as_row(found: Any) -> Row:
     row = found.model_dump() if hasattr(found, "model_dump") else found
     if not isinstance(row, dict):
-        raise UsageError(f"an adapter answers dicts or pydantic models, one for each row, not {type(found).__name__}")
+        raise UsageError(f"an adapter returns dicts or pydantic models, one for each row, not {type(found).__name__}")
     return {key if key not in _OURS else f"own_{key}": value for key, value in cast("Row", row).items()}
 
 
@@ -187,7 +187,7 @@ def to_transitions(traces: Traces, **options: Any) -> TrajectoryBatch:
 def _batch(reading: Reading, traces: Traces) -> TrajectoryBatch:
     batch = to_trajectories(
         traces,
-        take=reading.take,  # pyright: ignore[reportArgumentType] - texts from a command line: one that is no verdict takes nothing
+        take=reading.take,  # pyright: ignore[reportArgumentType] - texts from a command line; an unknown verdict takes nothing
         fill_reward=reading.fill_reward,
         agent_match=reading.agent_match,
         reward_name=reading.reward,
@@ -236,7 +236,7 @@ def _discounted(batch: TrajectoryBatch, discount: float) -> NDArray[np.float32]:
 
 def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
     last = int(batch.rows[place][-1])
-    said = conversation_at(traces.texts, last)
+    conversation = conversation_at(traces.texts, last)
     return {
         "rollout_id": batch.rollout_id[place],
         "attempt_id": batch.attempt_id[place],
@@ -247,9 +247,9 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
         "temperature": _of_calls(traces.calls.temperature, batch.rows[place]),
         "top_p": _of_calls(traces.calls.top_p, batch.rows[place]),
         "verdict": batch.verdict[place],
-        "images": image_urls(said.prompt),
-        "messages": [*said.prompt, *said.reply[:1]],
-        "tools": said.tools,
+        "images": image_urls(conversation.prompt),
+        "messages": [*conversation.prompt, *conversation.reply[:1]],
+        "tools": conversation.tools,
         "prompt_ids": shared(batch.prompt[place].tolist()),
         "response_ids": shared(batch.response[place].tolist()),
         "response_mask": batch.response_mask[place].tolist(),
@@ -331,7 +331,7 @@ def _of_spans(
     An attempt with spans that the built-in adapters cannot read is counted and does not affect the others.
     """
     refused: Counter[str] = Counter()
-    rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType]
+    rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType] - as in to_transitions
     rows: list[Row] = []
     out = _left_out(reading, traces, rewards)
     for key, own in _by_attempt(spans).items():

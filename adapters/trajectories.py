@@ -83,7 +83,7 @@ class TrajectoryBatch:
     refused: Counter[str]
     """{key of ATTEMPT_REFUSALS or CALL_REFUSALS: count}."""
     breaks: Counter[str]
-    """{key of breaks.BREAKS: number of trajectories that started for this reason}."""
+    """{key of split_reasons.SPLIT_REASONS: number of trajectories that started for this reason}."""
     cut: int = 0
     """Number of trajectories that length limits cut (lengths.py)."""
 
@@ -322,6 +322,6 @@ def _ready_calls(
         elif fit[row] and full is None:
             refused["dangling_prefix"] += 1
         elif fit[row] and full is not None:
-            said = messages_at(traces.texts, row) if explain else ((), "")
-            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row], *said))
+            messages = messages_at(traces.texts, row) if explain else ((), "")
+            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row], *messages))
     return ready

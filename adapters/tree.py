@@ -196,8 +196,8 @@ class TraceTree:
             raise UsageError("drawing a trace needs graphviz: pip install graphviz, and the program dot of your system") from None
         graph = graphviz.Digraph()
         for node in self._walk():
-            wanted = interested_span_match is not None and re.search(interested_span_match, node.span.name)
-            graph.node(node.id, f"{node.span.name}\n{node.end_time - node.start_time:.3f} s", style="filled" if wanted else "")
+            highlighted = interested_span_match is not None and re.search(interested_span_match, node.span.name)
+            graph.node(node.id, f"{node.span.name}\n{node.end_time - node.start_time:.3f} s", style="filled" if highlighted else "")
             for child in node.children:
                 graph.edge(node.id, child.id)
         graph.render(filename, format="png", cleanup=True)

@@ -170,7 +170,7 @@ def _nested(attributes: Mapping[str, Any], prefix: str) -> Any:
     try:
         return unflatten_attributes(flat)
     except ValueError as error:
-        _log.warning("what stands below %s is left out: %s", prefix, error)
+        _log.warning("attributes below %s are left out: %s", prefix, error)
         return {}
 
 

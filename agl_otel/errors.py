@@ -19,6 +19,7 @@
     ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
     │   └── AgentTimeoutError it exceeded its time limit
     ├── ModelServerError      the model server answered with an error or not at all
+    ├── SwitchedOffError      a setting has switched off what is asked for
     └── RefusedError          the proxy does not forward a model call: attempt over, budget spent, wrong key, paused
 
 `grpc_status` and `http_status` are the only places that map errors to the wire; `from_grpc` maps back.
@@ -134,6 +135,10 @@ class ModelServerError(AglError):
     retryable = True
 
 
+class SwitchedOffError(AglError):
+    """A setting of the service has switched off what is asked for."""
+
+
 class RefusedError(AglError):
     """The proxy does not forward a model call: the attempt is over, its budget is spent, the key is another attempt's, or it is paused."""
 
@@ -157,6 +162,7 @@ _GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most specific fi
     (DataError, "INVALID_ARGUMENT"),
     (RefusedError, "FAILED_PRECONDITION"),
     (QueryError, "INVALID_ARGUMENT"),
+    (SwitchedOffError, "UNIMPLEMENTED"),
 )
 _HTTP: Final = {
     "INVALID_ARGUMENT": 400,
@@ -166,6 +172,7 @@ _HTTP: Final = {
     "FAILED_PRECONDITION": 409,
     "RESOURCE_EXHAUSTED": 507,
     "UNAVAILABLE": 503,
+    "UNIMPLEMENTED": 501,
     "INTERNAL": 500,
 }
 _FROM_GRPC: Final[dict[str, type[AglError]]] = {

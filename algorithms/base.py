@@ -96,7 +96,7 @@ class Algorithm:
 
     def get_client(self) -> Any:
         """Raise NotImplementedError: the client of Agent Lightning 0.1 was removed."""
-        raise NotImplementedError("get_client() is gone: use get_store()")
+        raise NotImplementedError("get_client() was removed: use get_store()")
 
 
 def _required(value: Any, what: str, remedy: str) -> Any:

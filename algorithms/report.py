@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_words
+from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_warning
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.types.columns import Traces
 
@@ -44,7 +44,7 @@ class TrainingReport:
     refused: dict[str, int]
     """Keys of adapters' ATTEMPT_REFUSALS, CALL_REFUSALS and LENGTH_REFUSALS, and `not_finished`."""
     breaks: dict[str, int]
-    """Keys of adapters' BREAKS."""
+    """Keys of adapters' SPLIT_REASONS."""
     trajectories: int
     """Trained on."""
     samples: int = 0
@@ -216,7 +216,7 @@ def _count_unusual(traces: Traces, rows: NDArray[np.int64], step: int, temperatu
         _log.warning("%s", own_sampling_warning(step, other, len(rows)))
     several = int(traces.calls.several_choices[rows].sum())
     if several:
-        _log.warning("step %d: %s", step, several_choices_words(several, len(rows)))
+        _log.warning("step %d: %s", step, several_choices_warning(several, len(rows)))
     return other, several
 
 
@@ -224,8 +224,9 @@ def own_sampling_warning(step: int, other: int, calls: int) -> str:
     """Return the warning for a step in which `other` of the `calls` trained on were sampled with other parameters than the run's."""
     return (
         f"step {step}: {other} of {calls} model calls read for training ({100 * other / calls:.0f} %) were sampled at a temperature or "
-        "top_p of their agent's own, so their log-probs are not those of the distribution that is trained: remove these from the agent's "
-        "requests, or set the same in the run's options (`agl-otel traces show` names the calls)"
+        "top_p of their agent's own, so they are samples of another distribution than the run asks for (GRPO scores each at its call's "
+        "temperature; for top_p nothing can be done): remove these from the agent's requests, or set the same temperature in the run's "
+        "options (`agl-otel traces show` names the calls)"
     )
 
 

@@ -155,7 +155,7 @@ class RunFolder:
             write_json(path, with_checksum(content) if self._checked else content)
         if other:
             raise UsageError(
-                f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: give what run.json says, or a new folder"
+                f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: use the value in run.json, or a new folder"
             )
 
 

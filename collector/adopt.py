@@ -96,7 +96,7 @@ class Adoption:
         rows = await self._late.rows(named_query("adopt_roots"), params)
         roots = [Root(*row) for row in rows]  # pyright: ignore[reportArgumentType] - the columns are those of Root
         started = await self._queue.start([root.request() for root in roots])
-        faults.reach("adopt-started")
+        faults.failpoint("adopt-started")
         return started
 
     async def _unfinished(self) -> list[AttemptedRollout]:
@@ -113,7 +113,7 @@ class Adoption:
         ids = {r.rollout_id.removeprefix(ADOPTED): (r.rollout_id, r.attempt.attempt_id) for r in rollouts}
         await self._late.copy_spans(list(ids), ids)
         await self._late.copy_logs(list(ids))
-        faults.reach("adopt-copied")
+        faults.failpoint("adopt-copied")
         ends = [_end(rollout) for rollout in rollouts if rollout.attempt.status in ("preparing", "running")]
         if ends:
             await self._queue.update_attempts(ends)

@@ -63,17 +63,17 @@ class GroupCommit:
         """Folder of the log's files."""
         return self._log.directory
 
-    def turn_over(self) -> asyncio.Future[int]:
+    def rotate(self) -> asyncio.Future[int]:
         """Start a new segment after everything appended so far; the future returns its first position.
 
         All earlier records have been delivered by then. Raises UnavailableError, here or from the future.
         """
         if self._closed:
             raise UnavailableError("the collector is stopping: ask again")
-        return self._do(self._log.turn_over)
+        return self._do(self._log.rotate)
 
     def release(self, position: int) -> asyncio.Future[None]:
-        """Delete segments of which every record lies before `position`. The future completes when they are gone; it may raise OSError."""
+        """Delete segments of which every record lies before `position`. The future completes once they are; it may raise OSError."""
         return self._do(functools.partial(self._log.release, position))
 
     async def close(self) -> None:

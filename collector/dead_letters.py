@@ -55,8 +55,8 @@ def forget(refused: Path, log: Path, rollout_ids: Collection[str]) -> int:
     """Remove files that hold, or may hold, data of these rollouts; return their number. Raises OSError."""
     if not rollout_ids:
         return 0
-    gone = [path for path in refused.glob("*.otlp") if _may_hold(path, set(rollout_ids))]
-    files = [*(each for path in gone for each in (path, path.with_suffix(".json"))), *log.glob(f"*{DAMAGED}")]
+    removed = [path for path in refused.glob("*.otlp") if _may_hold(path, set(rollout_ids))]
+    files = [*(each for path in removed for each in (path, path.with_suffix(".json"))), *log.glob(f"*{DAMAGED}")]
     for path in files:
         path.unlink(missing_ok=True)
     return len(files)
@@ -73,8 +73,8 @@ def expire(refused: Path, log: Path, before: float) -> int:
 
 def _received_ms(path: Path) -> float:
     """Return the time of receipt from the file's name, else its modification time."""
-    told = path.name.partition("-")[0]
-    return int(told) if told.isdecimal() else path.stat().st_mtime * 1000
+    prefix = path.name.partition("-")[0]
+    return int(prefix) if prefix.isdecimal() else path.stat().st_mtime * 1000
 
 
 def _may_hold(path: Path, rollout_ids: set[str]) -> bool:

@@ -83,7 +83,7 @@ class DiskBudget:
             self.refused += 1
             raise UnavailableError(message)
 
-    def look(self, held: int) -> tuple[Level, str]:
+    def current_level(self, held: int) -> tuple[Level, str]:
         """Return the current level. It is also full after the disk itself refused a write, until a try (commit.py) succeeds."""
         found, message = self._measure(held)
         refusal = self._refusal()

@@ -43,8 +43,8 @@ class Expiry:
         """Remove it every hour, until cancelled; failures are retried an hour later."""
         while True:
             try:
-                if gone := await self.once():
-                    _logger.info("removed %d dead letters that were older than %d days", gone, self._days)
+                if removed := await self.once():
+                    _logger.info("removed %d dead letters that were older than %d days", removed, self._days)
             except (AglError, OSError) as error:
                 _logger.warning("files that are past the retention cannot be removed now; trying again: %s", error)
             await asyncio.sleep(INTERVAL_SECONDS)

@@ -14,7 +14,7 @@ LATE_POINTS: Final = ("late-numbered", "late-copied", "adopt-started", "adopt-co
 hooks: dict[str, Callable[[], None]] = {}
 
 
-def reach(point: str) -> None:
+def failpoint(point: str) -> None:
     """Run the hook of `point`, if a test has set one."""
     if hook := hooks.get(point):
         hook()

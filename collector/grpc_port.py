@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from agl_otel.collector.intake import METADATA
-from agl_otel.collector.receive import METRICS_OFF, Receiver, status_of
+from agl_otel.collector.receive import Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, grpc_status
 from agl_otel.net.auth import Admission, admission, authorization_of
@@ -20,8 +20,6 @@ BARRIER_METHOD: Final = "/agl.collector.v1.Collector/Barrier"
 METHODS: Final = (*(protocol.method for protocol in PROTOCOLS), BARRIER_METHOD)
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Handle = Callable[[bytes, _Context, Admission], Awaitable[bytes]]
-
-
 IDLE_SECONDS: Final = 600.0
 AGE_SECONDS: Final = 3600.0
 GRACE_SECONDS: Final = 120.0
@@ -81,14 +79,12 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
 
     def _export(self, protocol: Protocol) -> _Handle:
         async def handle(raw: bytes, context: _Context, admitted: Admission) -> bytes:
+            self._receiver.check(protocol)
             sent = [(key, value) for key, value in context.invocation_metadata() or () if key in METADATA and isinstance(value, str)]
             outcome = await self._receiver.intake.take(protocol.signal, raw, dict(reversed(sent)), admitted.sender)  # the first of several
             return protocol.answer(outcome).SerializeToString()
 
-        async def off(_: bytes, __: _Context, ___: Admission) -> bytes:
-            raise _UnimplementedError(METRICS_OFF)
-
-        return handle if self._receiver.takes(protocol) else off
+        return handle
 
     async def _barrier(self, _: bytes, __: _Context, ___: Admission) -> bytes:
         await self._receiver.writer.barrier()
@@ -100,15 +96,9 @@ def _answering(handler: _Handle) -> Any:
         with Aborted():
             try:
                 return await handler(raw, context, admitted)
-            except _UnimplementedError as error:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
             except AglError as error:
                 trailing = (("grpc-status-details-bin", status_of(error).SerializeToString()),)
                 await context.abort(grpc.StatusCode[grpc_status(error)], str(error), trailing)
         return b""  # which an aborted call does not send
 
     return call
-
-
-class _UnimplementedError(Exception):
-    pass

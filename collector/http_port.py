@@ -12,12 +12,12 @@ from google.rpc.status_pb2 import Status
 
 from agl_otel.collector import otlpjson
 from agl_otel.collector.intake import METADATA
-from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Receiver, status_of
+from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
-from agl_otel.net.auth import NO_CERTIFICATE, Admission, Visitors, admission
+from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
-from agl_otel.net.http_server import own_visitors, peer_has_certificate, readable
+from agl_otel.net.http_server import browser_access, peer_has_certificate, readable
 from agl_otel.net.in_flight import InFlight
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -39,7 +39,7 @@ class HttpPort:
         pages: more GET paths, {path: answer}.
         actions: more POST paths, {path: handler}; like all paths but /health they need the token.
         client_certificate: whether clients must present one.
-        names: see `auth.Visitors`.
+        names: see `auth.BrowserAccess`.
         body_seconds: time limit for receiving a body.
     """
 
@@ -61,11 +61,11 @@ class HttpPort:
         self._pages = pages or {}
         self._actions = actions or {}
         self._client_certificate = client_certificate
-        self._visitors = own_visitors(Visitors(names))
+        self._visitors = browser_access(BrowserAccess(names))
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""
-        app = web.Application(middlewares=[self._visitors, readable, self._errors(), self._bodies.held])
+        app = web.Application(middlewares=[self._visitors, readable, self._errors, self._bodies.held])
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -78,8 +78,7 @@ class HttpPort:
 
     def _export(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.Response:
-            if not self._receiver.takes(protocol):
-                return _refusal(request, 501, Status(code=GRPC_NUMBER["UNIMPLEMENTED"], message=METRICS_OFF))
+            self._receiver.check(protocol)
             if request.content_type not in (PROTOBUF, JSON):
                 text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, not {request.content_type}"
                 return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")
@@ -122,24 +121,22 @@ class HttpPort:
             raise UnavailableError(f"dead letters cannot be removed: {error.strerror or error}; ask again") from None
         return web.json_response({"position": position})
 
-    def _errors(self) -> Any:
-        @web.middleware
-        async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.path not in OPEN and (refusal := self._not_allowed(request)):
-                return refusal
-            try:
-                return await handler(request)
-            except AglError as error:
-                headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
-                return _refusal(request, http_status(error), status_of(error), headers)
-            except web.HTTPNotFound:
-                return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
-            except web.HTTPMethodNotAllowed as error:
-                allowed = ", ".join(sorted(error.allowed_methods))
-                text = f"{request.path} takes {allowed}, not {request.method}\n"
-                return web.Response(status=405, text=text, headers={"Allow": allowed})
-
-        return errors
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware: admit the caller, and answer errors with a google.rpc.Status."""
+        if request.path not in OPEN and (refusal := self._not_allowed(request)):
+            return refusal
+        try:
+            return await handler(request)
+        except AglError as error:
+            headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
+            return _refusal(request, http_status(error), status_of(error), headers)
+        except web.HTTPNotFound:
+            return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            text = f"{request.path} takes {allowed}, not {request.method}\n"
+            return web.Response(status=405, text=text, headers={"Allow": allowed})
 
     def _not_allowed(self, request: web.Request) -> web.Response | None:
         if self._client_certificate and not peer_has_certificate(request.transport):

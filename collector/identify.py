@@ -18,8 +18,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel.collector.heads import Heads
 from agl_otel.collector.memory import Ids, Known, TraceMemory
+from agl_otel.collector.span_columns import SpanColumns
 from agl_otel_hook import conventions
 
 EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would wrap times far outside its range to another year
@@ -78,42 +78,42 @@ def identify_spans(
     now_unix_nano: int,
     levels: Counter[str] | None = None,
     raw: bytes = b"",
-    heads: Heads | None = None,
+    columns: SpanColumns | None = None,
 ) -> list[Identity]:
     """Return one Identity per span, in the order of the request; spans with equal ids share the object. `metadata` has lower-case keys.
 
     `levels` counts the sources of ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, avoids inspecting every
-    attribute if they show that no span has ids of its own; `heads`, columns of the request that were read before, avoids a second reading.
-    If `known` is None nothing is inherited, by trace or by parent: for a sender with a bound key, `bind` assigns the rest, whose identities
-    have the attempt, if any, that is named without a rollout.
+    attribute if they show that no span has ids of its own; `columns`, if they have been read already, avoids a second reading.
+    `known` None, for senders with a bound key: nothing is inherited by trace or parent. `bind` assigns spans that name no rollout; their
+    identities hold the attempt id that they name, if any.
     """
     levels = Counter() if levels is None else levels
-    heads = Heads.of(request, raw) if heads is None else heads
+    columns = SpanColumns.of(request, raw) if columns is None else columns
     lowest = _metadata_level(metadata)
     found: list[Identity | None] = []
     unnamed: dict[int, Identity] = {}
     latest = now_unix_nano + AHEAD_NANO
     resources = [_level(group.resource.attributes) for group in request.resource_spans]
-    one_by_one = heads.id_keys != sum(resource.keys for resource in resources) or not _all_whole(heads, latest)
-    for resource, (first, end) in zip(resources, heads.groups, strict=True):
+    one_by_one = columns.id_keys != sum(resource.keys for resource in resources) or not _all_whole(columns, latest)
+    for resource, (first, end) in zip(resources, columns.groups, strict=True):
         shared, giver = _explicit(_NOTHING, resource, lowest)  # of every span without ids of its own
         if shared is not None and not one_by_one:
             found += [shared] * (end - first)
             if giver:
                 levels[giver] += end - first
             continue
-        for span in heads.spans[first:end]:
+        for span in columns.spans[first:end]:
             own = _level(span.attributes) if one_by_one else _NOTHING
             broken = _check_span(span, latest) if one_by_one else ""
-            identity, told = (shared, giver) if own is _NOTHING else _explicit(own, resource, lowest)
+            identity, level = (shared, giver) if own is _NOTHING else _explicit(own, resource, lowest)
             if broken:
                 identity = Identity(reason=broken)
-            elif told:
-                levels[told] += 1
+            elif level:
+                levels[level] += 1
             if identity is None:
                 unnamed[len(found)] = _unnamed(own, resource, lowest)
             found.append(identity)
-    return _inherit_spans(heads.spans, found, unnamed, known, levels)
+    return _inherit_spans(columns.spans, found, unnamed, known, levels)
 
 
 def identify_logs(
@@ -133,11 +133,11 @@ def identify_logs(
         for scope_logs in resource_logs.scope_logs:
             for record in scope_logs.log_records:
                 own = _level(record.attributes)
-                identity, told = _explicit(own, resource, lowest)
+                identity, level = _explicit(own, resource, lowest)
                 if broken := _check_record(record, now_unix_nano + AHEAD_NANO):
                     identity = Identity(reason=broken)
-                elif told:
-                    levels[told] += 1
+                elif level:
+                    levels[level] += 1
                 if identity is None:
                     identity = _unnamed(own, resource, lowest)
                     if known is not None:
@@ -187,21 +187,21 @@ def refuse_forged(identities: Sequence[Identity], spans: Sequence[Span], raw: by
 
 def _forged(span: Span) -> str:
     """Return why a span is refused from an agent, by its name and attribute keys; empty if it is accepted."""
-    said = (span.name, *(each.key for each in span.attributes))
-    return next((why for text in said for name, why in _OF_THE_STACK.items() if text == name or text.startswith(f"{name}.")), "")
+    names = (span.name, *(each.key for each in span.attributes))
+    return next((why for text in names for name, why in _OF_THE_STACK.items() if text == name or text.startswith(f"{name}.")), "")
 
 
-def _all_whole(heads: Heads, latest: int) -> bool:
+def _all_whole(columns: SpanColumns, latest: int) -> bool:
     """Return whether all spans are valid, checked by column; _check_span finds the defect of each."""
-    if not heads.spans:
+    if not columns.spans:
         return True
-    ids, spans, times = set(heads.trace_ids), heads.span_ids, heads.times
+    ids, spans, times = set(columns.trace_ids), columns.span_ids, columns.times
     return (
         set(map(len, ids)) == {16}
         and _NO_TRACE not in ids
         and set(map(len, spans)) == {8}
         and _NO_SPAN not in spans
-        and set(map(len, heads.parent_ids)) <= {0, 8}
+        and set(map(len, columns.parent_ids)) <= {0, 8}
         and min(times) >= EARLIEST_UNIX_NANO
         and max(times) <= latest
     )
@@ -213,18 +213,18 @@ def learn(
     memory: TraceMemory,
     *,
     now: float,
-    heads: Heads | None = None,
+    columns: SpanColumns | None = None,
     by_key: bool = False,
 ) -> None:
     """Remember the results of `identify_spans` for later requests; `by_key`: the sender's key is bound to an attempt."""
-    heads = Heads.of(request) if heads is None else heads
+    columns = SpanColumns.of(request) if columns is None else columns
     start = 0
-    for (trace_id, identity), run in groupby(zip(heads.trace_ids, identities, strict=True)):
+    for (trace_id, identity), run in groupby(zip(columns.trace_ids, identities, strict=True)):
         end = start + sum(1 for _ in run)
         if identity.rollout_id and not identity.reason:
-            opening = [span.span_id for span in heads.spans[start:end] if _opens(span)] if heads.may_open else ()
+            opening = [span.span_id for span in columns.spans[start:end] if _opens(span)] if columns.may_open else ()
             memory.learn(
-                trace_id, heads.span_ids[start:end], (identity.rollout_id, identity.attempt_id), opens=opening, now=now, by_key=by_key
+                trace_id, columns.span_ids[start:end], (identity.rollout_id, identity.attempt_id), opens=opening, now=now, by_key=by_key
             )
         start = end
 
@@ -251,7 +251,7 @@ def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity |
 
 
 def _unnamed(own: _Level, resource: _Level, lowest: _Level) -> Identity:
-    """Return the identity of what no level names a rollout of: the first attempt named without one, and the sequence number."""
+    """Return the identity of an item without a rollout id at any level: the first attempt id named, and the sequence number."""
     return Identity("", own.attempt_id or resource.attempt_id or lowest.attempt_id, _sequence_of(own, resource))
 
 

@@ -26,16 +26,16 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.decode import TOKEN_COLUMNS
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.expansion import MESSAGES, Parsed
-from agl_otel.collector.heads import Heads
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn, refuse_forged
-from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
+from agl_otel.collector.journal import REQUEST, RecoveryState, Request, Signal, pack_request
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
 from agl_otel.collector.remembered import Remembered
 from agl_otel.collector.resends import Answered, Outcome, reason_text, rejections
-from agl_otel.collector.unreadable import take_out
+from agl_otel.collector.span_columns import SpanColumns
+from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
@@ -55,15 +55,15 @@ class Intake:
     """Accepts requests. One per collector; lives on the event loop.
 
     Args:
-        leftover: the log's contents at the start.
-        answered: requests answered before the start that are not in `leftover`.
+        recovery_state: the log's contents at the start.
+        answered: requests answered before the start that are not in `recovery_state`.
         disk: refuses requests when the log is full.
         in_flight: bounds the bytes that wait for the disk.
         max_span_attributes: a span with more is refused.
         max_expanded_bytes: a request with larger rows is refused (expansion.py).
         unidentified: policy for spans and records without ids (policy.py).
-        accepted: called once with every request that is on disk; must not block (forward.py).
-        masker: masks secrets (masking.py), before the log and `accepted`.
+        forward: called once with every request that is on disk; must not block (forward.py).
+        masker: masks secrets (masking.py), before the log and `forward`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Intake:
         commit: GroupCommit,
         writer: Writer,
         heartbeats: Heartbeats,
-        leftover: Leftover,
+        recovery_state: RecoveryState,
         answered: Sequence[Answered] = (),
         *,
         disk: DiskBudget,
@@ -79,7 +79,7 @@ class Intake:
         max_span_attributes: int = 1 << 30,
         max_expanded_bytes: int = 1 << 40,
         unidentified: Policy = "keep",
-        accepted: Callable[[Signal, bytes], None] | None = None,
+        forward: Callable[[Signal, bytes], None] | None = None,
         masker: Masker | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -91,7 +91,7 @@ class Intake:
         self._max_span_attributes = max_span_attributes
         self._max_expanded_bytes = max_expanded_bytes
         self._unidentified: Policy = unidentified
-        self._accepted = accepted
+        self._forward = forward
         self._masker = masker
         self._clock = clock
         self.memory = TraceMemory()
@@ -103,7 +103,7 @@ class Intake:
         self.rejected: Counter[tuple[Signal, str]] = Counter()
         """{(signal, reason): number of spans, records or points}."""
         self._recent = Remembered()
-        known = [*answered, *(Answered(r.key, r.received_ms, Outcome.of(r, p)) for p, r in leftover.requests if r.key)]
+        known = [*answered, *(Answered(r.key, r.received_ms, Outcome.of(r, p)) for p, r in recovery_state.requests if r.key)]
         for key, received_ms, outcome in sorted(known, key=lambda each: each.received_ms):
             self._recent.put(key, received_ms / 1000, outcome)
 
@@ -121,7 +121,7 @@ class Intake:
         if known is None or (isinstance(known, Outcome) and known.position in self._writer.lost):
             known = asyncio.ensure_future(self._accept(signal, raw, metadata, sender, key))
             self._recent.put(key, now, known)
-            known.add_done_callback(functools.partial(self._accepted_one, key))
+            known.add_done_callback(functools.partial(self._keep_outcome, key))
         else:
             self.counts["resent"] += 1
         # a disconnected client does not cancel the write
@@ -135,9 +135,9 @@ class Intake:
     async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         self._disk.check(0 if self._writer.idle else self._commit.bytes_held)  # stored data counts as none: it must not block new requests
         with self._in_flight.hold(len(raw)):
-            return await self._log(signal, raw, metadata, sender, key)
+            return await self._write_to_log(signal, raw, metadata, sender, key)
 
-    async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
+    async def _write_to_log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         now = self._clock()
         try:
             parsed, raw, unreadable, expanded = self._parse(signal, raw)
@@ -150,30 +150,23 @@ class Intake:
         if self._masker is not None:
             raw = self._masker.masked(signal, raw)
         reasons = rejections(identities, unreadable)
-        rejected = sum(reasons.values())
-        for reason, count in reasons.items():
-            self.rejected[signal, reason] += count
-        self.counts["requests"] += 1
-        self.counts["bytes"] += len(raw)
-        self.counts[signal] += len(identities) + unreadable - rejected
-        self.counts["rejected"] += rejected
-        dropped = 0
+        rejected, dropped = reasons.total(), 0
         if signal != "metrics":
             self.counts["unidentified"] += sum(not i.rollout_id and not i.reason for i in identities)
             identities = apply_policy(identities, self._unidentified)
             dropped = sum(identity.reason == DROPPED for identity in identities)
-            self.counts["dropped"] += dropped
-            self.counts[signal] -= dropped
+        kept = len(identities) + unreadable - rejected - dropped
+        self._count(signal, raw, reasons, dropped, kept)
         message = reason_text(reasons)
-        if rejected + dropped == len(identities) + unreadable:
-            if dropped and self._accepted is not None:  # not stored here, but the forwarding target may want it
-                self._accepted(signal, raw)
+        if not kept:
+            if dropped and self._forward is not None:  # not stored here, but the forwarding target may want it
+                self._forward(signal, raw)
             return Outcome(rejected, message)
         request = Request(signal, int(now * 1000), identities, raw, key, unreadable, expanded)
         future = self._commit.append(REQUEST, pack_request(request))
         future.add_done_callback(functools.partial(self._logged, request))  # in log order, even if the client has disconnected
         place = await future
-        faults.reach("logged")
+        faults.failpoint("logged")
         for (rollout_id, attempt_id), count in spans.items():
             self._heartbeats.add(rollout_id, attempt_id, count, now)
         return Outcome(rejected, message, place.position)
@@ -189,7 +182,7 @@ class Intake:
             try:
                 messages, parsed = crowded.check(signal, raw), message.FromString(raw)
             except DecodeError:
-                raw, unreadable = take_out(signal, raw)
+                raw, unreadable = remove_unreadable(signal, raw)
                 messages, parsed = crowded.check(signal, raw), message.FromString(raw)
         except DecodeError as error:
             raise DataError(f"this is no OTLP {signal} request: {error}") from None
@@ -199,46 +192,55 @@ class Intake:
         self, request: Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float
     ) -> tuple[list[Identity], Counter[tuple[str, str]]]:
         """Return the identities, and the number of spans of each attempt (attempt spans and seals count 0)."""
-        heard: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         now_nano = int(now * 10**9)
         known = None if sender.bound else self.memory
         if isinstance(request, ExportLogsServiceRequest):
             found = identify_logs(request, metadata, known, now_unix_nano=now_nano, levels=self.levels)
-            return bind(found, sender.bound, self.levels) if sender.bound else found, heard
+            return bind(found, sender.bound, self.levels) if sender.bound else found, counts
         if isinstance(request, ExportMetricsServiceRequest):
-            return identify_points(request, now_unix_nano=now_nano), heard
-        heads = Heads.of(request, raw)
-        identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
+            return identify_points(request, now_unix_nano=now_nano), counts
+        columns = SpanColumns.of(request, raw)
+        identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, columns=columns)
         if sender.bound:
             identities = bind(identities, sender.bound, self.levels)
         if sender.is_agent:
-            identities = refuse_forged(identities, heads.spans, raw)
+            identities = refuse_forged(identities, columns.spans, raw)
         if len(raw) > 2 * self._max_span_attributes:  # the least size of that many attributes
-            for index, span in enumerate(heads.spans):
+            for index, span in enumerate(columns.spans):
                 if len(span.attributes) > self._max_span_attributes:
                     identities[index] = Identity(reason=TOO_MANY_ATTRIBUTES)
         if len(raw) > 2 * MAX_SPAN_TOKENS:
-            for index, span in enumerate(heads.spans):
+            for index, span in enumerate(columns.spans):
                 if span.ByteSize() > 2 * MAX_SPAN_TOKENS and _longest_list(span) > MAX_SPAN_TOKENS:
                     identities[index] = Identity(reason=TOO_MANY_TOKENS)
-        learn(request, identities, self.memory, now=time.monotonic(), heads=heads, by_key=sender.bound is not None)
+        learn(request, identities, self.memory, now=time.monotonic(), columns=columns, by_key=sender.bound is not None)
         start = 0
         for identity, run in groupby(identities):
             end = start + sum(1 for _ in run)
             if identity.attempt_id and not identity.reason:
-                silent = sum(span.name in _NOT_SPANS for span in heads.spans[start:end]) if heads.may_open else 0
-                heard[identity.rollout_id, identity.attempt_id] += end - start - silent
+                silent = sum(span.name in _NOT_SPANS for span in columns.spans[start:end]) if columns.may_open else 0
+                counts[identity.rollout_id, identity.attempt_id] += end - start - silent
             start = end
-        return identities, heard
+        return identities, counts
+
+    def _count(self, signal: Signal, raw: bytes, reasons: Counter[str], dropped: int, kept: int) -> None:
+        self.counts["requests"] += 1
+        self.counts["bytes"] += len(raw)
+        self.counts[signal] += kept
+        self.counts["dropped"] += dropped
+        self.counts["rejected"] += reasons.total()
+        for reason, count in reasons.items():
+            self.rejected[signal, reason] += count
 
     def _logged(self, request: Request, future: asyncio.Future[Place]) -> None:
         if not future.cancelled() and future.exception() is None:
             self.counts["logged"] += 1
             self._writer.add(future.result(), request)
-            if self._accepted is not None:
-                self._accepted(request.signal, request.raw)
+            if self._forward is not None:
+                self._forward(request.signal, request.raw)
 
-    def _accepted_one(self, key: str, task: asyncio.Future[Outcome]) -> None:
+    def _keep_outcome(self, key: str, task: asyncio.Future[Outcome]) -> None:
         """Keep the outcome; a failed request counts as new if it is sent again."""
         if task.cancelled() or task.exception() is not None:
             self._recent.forget(key)

@@ -79,7 +79,7 @@ Member = tuple[int, Request]
 
 
 @dataclass
-class Leftover:
+class RecoveryState:
     """Recovery state of a log at a start."""
 
     in_doubt: list[tuple[Batch | None, list[Member]]] = field(default_factory=list[tuple[Batch | None, list[Member]]])
@@ -141,8 +141,8 @@ def without_stored(request: Request, found: Collection[int]) -> Request:
     """Return the request with the identities at these indexes marked as stored."""
     if not found:
         return request
-    gone = set(found)
-    identities = [i._replace(reason=i.reason or ALREADY) if index in gone else i for index, i in enumerate(request.identities)]
+    stored = set(found)
+    identities = [i._replace(reason=i.reason or ALREADY) if index in stored else i for index, i in enumerate(request.identities)]
     return replace(request, identities=identities)
 
 
@@ -160,7 +160,7 @@ def describe(kind: int | None, payload: bytes) -> str:
     return f"{rows} of {', '.join(map(repr, of[:_NAMED]))}{more}"
 
 
-def leftover(records: Iterable[Record | Lost]) -> Leftover:
+def recovery_state(records: Iterable[Record | Lost]) -> RecoveryState:
     """Read a log at a start.
 
     A batch of which some requests are gone is stored: a segment is deleted only after every batch that it feeds.
@@ -176,7 +176,7 @@ def leftover(records: Iterable[Record | Lost]) -> Leftover:
             doubt.update(dict.fromkeys(members, batch if found.can_rebuild(noted_at, batch, members) else None))
     asked = (position for position in found.requests if position not in stored and (position in doubt or found.may_be_taken(position)))
     last = max(asked, default=-1)
-    result = Leftover(batch_id=max((batch.batch_id for _, batch in found.batches), default=0))
+    result = RecoveryState(batch_id=max((batch.batch_id for _, batch in found.batches), default=0))
     for (done, batch), run in groupby(found.requests, key=lambda position: (position in stored or position > last, doubt.get(position))):
         members = [(position, found.left(position)) for position in run]
         if batch is None:
@@ -248,14 +248,14 @@ class _Found:
 
 def number_requests(requests: Iterable[Request]) -> list[tuple[str, int, int]]:
     """Build the request to the queue for a batch: (rollout id, how many numbers, the highest explicit number or 0), spans only."""
-    wanted: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for request in requests:
         if request.signal == "traces":
             for rollout_id, _, sequence, reason in request.identities:
                 if rollout_id and not reason:
-                    count, highest = wanted.get(rollout_id, (0, 0))
-                    wanted[rollout_id] = (count + (sequence is None), max(highest, sequence or 0))
-    return [(rollout_id, count, highest) for rollout_id, (count, highest) in wanted.items()]
+                    count, highest = counts.get(rollout_id, (0, 0))
+                    counts[rollout_id] = (count + (sequence is None), max(highest, sequence or 0))
+    return [(rollout_id, count, highest) for rollout_id, (count, highest) in counts.items()]
 
 
 def assign(identities: Iterable[Identity], following: dict[str, int]) -> list[int]:

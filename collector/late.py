@@ -56,24 +56,24 @@ class Copy(NamedTuple):
     attempt_id: str
 
 
-def belongs(pending: Sequence[Pending]) -> list[Copy]:
+def identified(pending: Sequence[Pending]) -> list[Copy]:
     """Identify these spans; return the copies in order of arrival. Spans that cannot be identified are left out."""
     here = {(span.trace_id, span.span_id): span for span in pending}
-    told: dict[tuple[str, str], Ids] = {}
-    copies = [Copy(span, *ids) for span in pending if not span.invalid and (ids := _ids(span, here, told))[0]]
+    known: dict[tuple[str, str], Ids] = {}
+    copies = [Copy(span, *ids) for span in pending if not span.invalid and (ids := _ids(span, here, known))[0]]
     return sorted(copies, key=lambda copy: (copy.span.received_ms, copy.span.batch_id, copy.span.batch_pos))
 
 
-def _ids(span: Pending, here: Mapping[tuple[str, str], Pending], told: dict[tuple[str, str], Ids]) -> Ids:
+def _ids(span: Pending, here: Mapping[tuple[str, str], Pending], known: dict[tuple[str, str], Ids]) -> Ids:
     trail: list[tuple[str, str]] = []
     ids: Ids = ("", "")
     step: Pending | None = span
     while step is not None:
         key = (step.trace_id, step.span_id)
-        if key in told:
-            ids = told[key]
+        if key in known:
+            ids = known[key]
             break
-        told[key] = ("", "")  # result for a cycle of parents
+        known[key] = ("", "")  # result for a cycle of parents
         trail.append(key)
         if step.invalid:  # children of a refused span inherit nothing from it
             break
@@ -81,18 +81,18 @@ def _ids(span: Pending, here: Mapping[tuple[str, str], Pending], told: dict[tupl
             ids = step.opener if step.opener[0] else step.parent
             break
         step = here.get((step.trace_id, step.parent_id))
-    told |= dict.fromkeys(trail, ids)
+    known |= dict.fromkeys(trail, ids)
     return ids
 
 
-def numbers_wanted(copies: Iterable[Copy]) -> list[tuple[str, int, int]]:
+def number_requests(copies: Iterable[Copy]) -> list[tuple[str, int, int]]:
     """Build the request to the queue for these copies: (rollout id, how many numbers, the highest explicit number or 0)."""
-    wanted: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for copy in copies:
-        count, highest = wanted.get(copy.rollout_id, (0, 0))
+        count, highest = counts.get(copy.rollout_id, (0, 0))
         explicit = copy.span.sequence
-        wanted[copy.rollout_id] = (count + (explicit is None), max(highest, explicit or 0))
-    return [(rollout_id, count, highest) for rollout_id, (count, highest) in wanted.items()]
+        counts[copy.rollout_id] = (count + (explicit is None), max(highest, explicit or 0))
+    return [(rollout_id, count, highest) for rollout_id, (count, highest) in counts.items()]
 
 
 def numbered(copies: Iterable[Copy], first: Mapping[str, int]) -> list[int]:

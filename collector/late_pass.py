@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
 from agl_otel.collector import faults
-from agl_otel.collector.late import Copy, Pending, belongs, numbered, numbers_wanted
+from agl_otel.collector.late import Copy, Pending, identified, number_requests, numbered
 from agl_otel.collector.memory import Ids
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.engine import parameter
@@ -126,7 +126,7 @@ class LatePass:
                 params = {"traces": list(traces), "after_trace": after[0], "after_span": after[1], "limit": ROWS}
                 rows = [Pending.of(row) for row in await self.rows(named_query("late_spans"), {**params, **names_in("late_spans")})]
                 pending = [row._replace(opener=openers.get(row.trace_id, row.opener)) for row in rows]
-                copied += await self._copy(belongs(pending))
+                copied += await self._copy(identified(pending))
                 if len(rows) < ROWS:
                     break
                 whole, after = False, (rows[-1].trace_id, rows[-1].span_id)
@@ -135,19 +135,19 @@ class LatePass:
     async def _copy(self, copies: Sequence[Copy]) -> int:
         if not copies:
             return 0
-        wanted = numbers_wanted(copies)
-        first = await self._numbers.take_sequence(wanted)
-        faults.reach("late-numbered")
+        requests = number_requests(copies)
+        first = await self._numbers.take_sequence(requests)
+        faults.failpoint("late-numbered")
         params = {
             "traces": [copy.span.trace_id for copy in copies],
             "spans": [copy.span.span_id for copy in copies],
             "rollouts": [copy.rollout_id for copy in copies],
             "attempts": [copy.attempt_id for copy in copies],
             **names_in("late_copy"),
-            "sequences": numbered(copies, {rollout_id: number for (rollout_id, _, _), number in zip(wanted, first, strict=True)}),
+            "sequences": numbered(copies, {rollout_id: number for (rollout_id, _, _), number in zip(requests, first, strict=True)}),
         }
         await self.command("late_copy", params)
-        faults.reach("late-copied")
+        faults.failpoint("late-copied")
         self.counts["spans"] += len(copies)
         return len(copies)
 

@@ -83,7 +83,7 @@ class TraceMemory:
         else:
             self._traces.move_to_end(trace_id)
         trace.seen_at = now
-        if not self._may_tell(trace, ids, by_key=by_key):
+        if not self._may_identify(trace, ids, by_key=by_key):
             return
         if opens:
             if trace.opened is not None and trace.opened != ids:
@@ -100,7 +100,7 @@ class TraceMemory:
         self.spans_held += len(trace.spans) - held
         self._forget(now)
 
-    def _may_tell(self, trace: _Trace, ids: Ids, *, by_key: bool) -> bool:
+    def _may_identify(self, trace: _Trace, ids: Ids, *, by_key: bool) -> bool:
         """Return whether this sender's ids count for the trace; drop entries of lower authority."""
         differs = trace.several or trace.owner != ids
         if trace.by_key and differs:

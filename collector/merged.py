@@ -37,8 +37,8 @@ def messages(signal: Signal, raw: bytes, *, lists: bool = True) -> int:
     """
     kind, unfolding = _types(signal, lists)
     found = kind.FromString(raw)
-    heads = (len(raw) - found.ByteSize()) // HEAD_BYTES
-    return heads + _left(found, unfolding if lists else frozenset())
+    others = (len(raw) - found.ByteSize()) // HEAD_BYTES
+    return others + _left(found, unfolding if lists else frozenset())
 
 
 def _left(message: Message, unfolding: frozenset[str]) -> int:

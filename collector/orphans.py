@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.sql import named_query
 
-TOGETHER: Final = 1_000  # orphans removed per statement
+ORPHANS_PER_STATEMENT: Final = 1_000  # orphans removed per statement
 ONE_BATCH: Final = "BatchId = {batch:UInt64}"
 
 
@@ -35,7 +35,7 @@ class Sum(NamedTuple):
         """Query for the hashed keys that no span has."""
         return (
             f"SELECT DISTINCT {self.hashed} FROM otel.{self.table} "
-            f"WHERE {self.hashed} NOT IN (SELECT DISTINCT {self.hashed} FROM otel.otel_traces) LIMIT {TOGETHER}"
+            f"WHERE {self.hashed} NOT IN (SELECT DISTINCT {self.hashed} FROM otel.otel_traces) LIMIT {ORPHANS_PER_STATEMENT}"
         )
 
     @property
@@ -50,12 +50,12 @@ ROLLOUTS: Final = Sum("rollout_summary_states", ("RolloutId",), "refill_rollout_
 
 def forget(engine: Engine, sums: Sequence[Sum]) -> int:
     """Remove sums without stored spans; return the number of keys. Raises ClickHouseError; it may be repeated then."""
-    gone = 0
+    removed = 0
     for each in sums:
         while found := engine.select(each.orphans):
             remove(engine, each, [row[0] for row in found])
-            gone += len(found)
-    return gone
+            removed += len(found)
+    return removed
 
 
 def remove(engine: Engine, each: Sum, hashes: Sequence[object]) -> None:

@@ -1,7 +1,7 @@
 """OTLP/JSON ↔ protobuf. It is protobuf's JSON mapping with one exception: trace and span ids are hex, not base64.
 
 An id that is not hex becomes one zero byte, which identification refuses for its length: one bad span, not a bad request. Invalid text
-(half a surrogate pair, bytes that are not UTF-8) becomes invalid bytes, so that the intake refuses its span only (unreadable.py).
+(an unpaired surrogate, bytes that are not UTF-8) becomes invalid bytes, so that the intake refuses its span only (unreadable.py).
 In OTLP/JSON every object key is a field name (attributes are lists of {key, value}), so ids are found by key at any depth.
 """
 
@@ -65,7 +65,7 @@ def _rewrite(tree: Any, no_text: str) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    """Return whether it has no half of a surrogate pair."""
+    """Return whether it has no unpaired surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

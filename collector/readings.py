@@ -108,7 +108,7 @@ COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     (
         "unavailable",
         "{request}",
-        "requests that were told to come again, by reason",
+        "requests refused for now, which clients repeat, by reason",
         lambda p: [(p.disk.refused, {"reason": "disk"}), (p.in_flight.refused, {"reason": "in_flight"})],
     ),
     ("heartbeat_failures", "{call}", "reports that the queue did not take; sent again later", _one(lambda p: p.heartbeats.failures)),

@@ -13,11 +13,10 @@ from google.rpc.status_pb2 import Status
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.signals import Protocol
 from agl_otel.collector.write import Writer
-from agl_otel.errors import AglError, grpc_status
+from agl_otel.errors import AglError, SwitchedOffError, grpc_status
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = 1  # the delay that responses ask clients for
-METRICS_OFF: Final = "this collector takes no metrics (AGL_METRICS is false): set OTEL_METRICS_EXPORTER=none, or send them elsewhere"
 GRPC_NUMBER: Final = {code.name: code.value[0] for code in grpc.StatusCode}
 
 
@@ -33,9 +32,12 @@ class Receiver:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """Limit on a message after decompression."""
 
-    def takes(self, protocol: Protocol) -> bool:
-        """Return whether this signal is enabled."""
-        return self.metrics or protocol.signal != "metrics"
+    def check(self, protocol: Protocol) -> None:
+        """Raise SwitchedOffError if this signal is not accepted."""
+        if protocol.signal == "metrics" and not self.metrics:
+            raise SwitchedOffError(
+                "this collector takes no metrics (AGL_METRICS is false): set OTEL_METRICS_EXPORTER=none, or send them elsewhere"
+            )
 
 
 def status_of(error: AglError) -> Status:

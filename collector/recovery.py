@@ -54,14 +54,14 @@ class Recovery:
         now = self._try
         if now.apart:
             _logger.warning("recovery: a start has died on batch %d: its %d requests are tried alone", batch.batch_id, len(members))
-            self._apart(batch, members, now)
+            self._store_one_by_one(batch, members, now)
         else:
             with self._noted(now):
                 self._store.store(batch, members, in_doubt=True)
         self._try = None
         self._path.unlink(missing_ok=True)
 
-    def _apart(self, batch: Batch, members: Sequence[Member], now: _Try) -> None:
+    def _store_one_by_one(self, batch: Batch, members: Sequence[Member], now: _Try) -> None:
         for member in members:
             position = member[0]
             if position in now.aside:

@@ -24,7 +24,7 @@ from agl_otel.collector.grpc_port import grpc_server
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.http_port import Handler, HttpPort
 from agl_otel.collector.intake import Intake
-from agl_otel.collector.journal import describe, leftover
+from agl_otel.collector.journal import describe, recovery_state
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector.readings import Parts, watch
 from agl_otel.collector.receive import Receiver
@@ -38,7 +38,7 @@ from agl_otel.collector.write import Writer
 from agl_otel.errors import InUseError, SettingsError, UnavailableError
 from agl_otel.net.auth import own_names
 from agl_otel.net.grpc_server import GrpcPort
-from agl_otel.net.http_server import is_well, listen, make_runner, require_certificate
+from agl_otel.net.http_server import is_healthy, listen, make_runner, require_certificate
 from agl_otel.net.in_flight import InFlight
 from agl_otel.net.tls import Tls
 from agl_otel.queue.client import QueueClient
@@ -94,7 +94,7 @@ class Collector:
         self._log = log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8), describe=describe)
         self._closers.callback(log.close)
         self._closers.callback(self._clear_log)
-        left = leftover(log.replay())
+        left = recovery_state(log.replay())
         if not left.in_doubt and not left.unwritten:
             log.clear()
         resends = ResendJournal(settings.wal_dir)
@@ -127,7 +127,7 @@ class Collector:
             max_span_attributes=settings.max_span_attributes,
             max_expanded_bytes=settings.max_expanded_bytes,
             unidentified=settings.unidentified,
-            accepted=forwarder.offer if forwarder is not None else None,
+            forward=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
         )
         resends.known.clear()  # the intake has copied them, into less memory
@@ -212,7 +212,7 @@ class Collector:
     async def _probe_clickhouse(self, server: ServerAddress) -> None:
         """Check whether the server answers even while nothing is written; create or update its schema as soon as it does."""
         while True:
-            if not await is_well(server.ping):  # without this check a server that hangs would block a query for minutes
+            if not await is_healthy(server.ping):  # without this check a server that hangs would block a query for minutes
                 self._away = f"ClickHouse at {server} does not answer at {server.ping}"
             else:
                 try:
@@ -262,7 +262,7 @@ class Collector:
         }
 
     def _look_at_disk(self) -> tuple[Level, str]:
-        return self._disk.look(0 if self._writer.idle else self._commit.bytes_held)
+        return self._disk.current_level(0 if self._writer.idle else self._commit.bytes_held)
 
     def _metrics_page(self) -> web.Response:
         body, content_type = self._telemetry.prometheus()

@@ -21,9 +21,9 @@ from aiohttp.base_protocol import BaseProtocol
 
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import DataError, QueryError, UnavailableError, http_status
-from agl_otel.net.auth import SQL, Visitors, shown_to_sql, shows
+from agl_otel.net.auth import SQL, BrowserAccess, is_token_itself, shown_to_sql
 from agl_otel.net.bodies import Bodies, body_of
-from agl_otel.net.http_server import STALLED_SECONDS, end_stalled, is_well, own_visitors, readable
+from agl_otel.net.http_server import STALLED_SECONDS, browser_access, end_stalled, is_healthy, readable
 from agl_otel.net.in_flight import InFlight
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.http import OWN_HEADER
@@ -89,9 +89,9 @@ class SqlEndpoint:
         self.counts: Counter[str] = Counter()
 
     def app(self, names: Collection[str] | None = None) -> web.Application:
-        """Build the HTTP application: GET and POST on /, GET /ping; `names`: see `auth.Visitors`."""
+        """Build the HTTP application: GET and POST on /, GET /ping; `names`: see `auth.BrowserAccess`."""
         bodies = Bodies(InFlight(self._in_flight_bytes), MAX_BODY_BYTES)
-        app = web.Application(middlewares=[own_visitors(Visitors(names)), readable, bodies.held])
+        app = web.Application(middlewares=[browser_access(BrowserAccess(names)), readable, bodies.held])
         app.router.add_get("/ping", self._ping)
         app.router.add_route("*", "/", self._query)
         end_stalled(app, self._stalled_seconds)
@@ -103,12 +103,12 @@ class SqlEndpoint:
             lane.threads.shutdown(wait=True, cancel_futures=True)
 
     async def _ping(self, _: web.Request) -> web.Response:
-        if self._server_ping and not await is_well(self._server_ping, seconds=PING_SECONDS):
+        if self._server_ping and not await is_healthy(self._server_ping, seconds=PING_SECONDS):
             return web.Response(status=503, text="ClickHouse does not answer\n")
         return web.Response(text="Ok.\n")
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
-        if (why := SQL.opens(self._token, shown_to_sql(request.headers, request.query))) is not None:
+        if (why := SQL.refusal_of_all(self._token, shown_to_sql(request.headers, request.query))) is not None:
             return _error(401, 516, why, "AUTHENTICATION_FAILED")
         lane = self._own if self._is_own(request) else self._others
         values = dict(request.query)
@@ -158,15 +158,7 @@ class SqlEndpoint:
                 404 if error.code in _NOT_FOUND else 400 if error.code in {62, 36} else 500, error.code, public_text(str(error)), ""
             )
         self.counts["queries"] += 1
-        elapsed = time.perf_counter_ns() - started
-        headers = {
-            "X-ClickHouse-Query-Id": query_id,
-            "X-ClickHouse-Format": used,
-            "X-ClickHouse-Timezone": "UTC",
-            "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed}"}}',
-            "X-Content-Type-Options": "nosniff",  # rows contain text written by agents
-            "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
-        }
+        headers = _response_headers(query_id, used, time.perf_counter_ns() - started)
         if len(data) <= SLICE_BYTES or request.method == "HEAD":
             return web.Response(body=data, headers=headers)
         return await self._send(request, data, headers, lane)
@@ -195,7 +187,7 @@ class SqlEndpoint:
             async with asyncio.timeout(ROOM_SECONDS), lane.taken:
                 await lane.taken.wait_for(lambda: lane.held <= self._held_bytes)
         except TimeoutError:
-            raise UnavailableError(f"answers of {lane.held >> 20} MiB wait for their readers: ask again when these have read") from None
+            raise UnavailableError(f"answers of {lane.held >> 20} MiB wait for slow clients: ask again later") from None
 
     def run(self, sql: str, params: Mapping[str, str], settings: Mapping[str, str], default_format: str) -> tuple[bytes, str]:
         """Run a query in this thread; return (bytes, format). Raises QueryError if the guard refuses it, otherwise ClickHouseError."""
@@ -233,7 +225,7 @@ class SqlEndpoint:
 
     def _is_own(self, request: web.Request) -> bool:
         """Return whether the query is from our own reader: it has the reader's header and, if the stack has a token, the token."""
-        shown = not self._token or shows(request.headers.get("Authorization", ""), self._token)
+        shown = not self._token or is_token_itself(request.headers.get("Authorization", ""), self._token)
         return OWN_HEADER in request.headers and shown
 
 
@@ -254,6 +246,17 @@ def public_text(message: str) -> str:
     end = text.rfind("?") + 2
     text = _HINT.sub("", text[:end]) + text[end:]  # the pattern cannot match beyond the last "?"; searching there would take quadratic time
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"
+
+
+def _response_headers(query_id: str, used: str, elapsed_nano: int) -> dict[str, str]:
+    return {
+        "X-ClickHouse-Query-Id": query_id,
+        "X-ClickHouse-Format": used,
+        "X-ClickHouse-Timezone": "UTC",
+        "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed_nano}"}}',
+        "X-Content-Type-Options": "nosniff",  # rows contain text written by agents
+        "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
+    }
 
 
 def _error(status: int, code: int, message: str, name: str) -> web.Response:

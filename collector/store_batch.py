@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from agl_otel.collector import dead_letters, faults
 from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
+from agl_otel.collector.dedup_tokens import DedupTokens
 from agl_otel.collector.expansion import size_of
 from agl_otel.collector.journal import Batch, Member, Request, assign
 from agl_otel.collector.metrics import COLUMNS as METRIC_COLUMNS
@@ -24,7 +25,6 @@ from agl_otel.collector.metrics import TABLES as METRIC_TABLES
 from agl_otel.collector.metrics import kinds_of, metric_rows
 from agl_otel.collector.raw import Packed, pack
 from agl_otel.collector.stored import find_stored
-from agl_otel.collector.tries import Tries
 from agl_otel.collector.values import REPEATED
 from agl_otel.traces.engine import DATABASE, ClickHouseError, Engine
 from agl_otel.traces.schema import OTLP_ROWS
@@ -125,7 +125,7 @@ class BatchStore:
         self._engine = engine
         self._refused_dir = refused_dir
         self._fast_from = fast_from_spans
-        self._tries = Tries()
+        self._tries = DedupTokens()
         self._received: dict[str, object] = {}  # of the current batch
         self.counts: Counter[str] = Counter()
         """Counts: rows; fast (of them, those that ClickHouse built); fast_refused (batches that it would not build); refused (dead
@@ -160,7 +160,7 @@ class BatchStore:
         self.counts.update(counts)
         if in_doubt and spans:
             self.refill(batch)
-        faults.reach("inserted")
+        faults.failpoint("inserted")
 
     def store_alone(self, batch: Batch, members: Sequence[Member], position: int) -> None:
         """Insert the missing rows of one request of a batch in doubt, spans in pieces of PIECE_BYTES. Raises ClickHouseError.
@@ -205,7 +205,7 @@ class BatchStore:
             try:
                 self._engine.insert_protobuf(OTLP_ROWS, OTLP_ROWS_SCHEMA, data, token=self._tries.token(FAST))
             except ClickHouseError as error:
-                if not self._tries.refused(about_the_data=error.about_the_data, in_doubt=in_doubt):
+                if not self._tries.refused(is_data_error=error.is_data_error, in_doubt=in_doubt):
                     raise
                 _logger.warning("ClickHouse did not build the rows of batch %d; they are built here: %s", batch.batch_id, error)
                 self.counts["fast_refused"] += 1
@@ -237,7 +237,7 @@ class BatchStore:
         try:
             self._engine.insert(table, columns, "\n".join(rows).encode(), token=self._tries.token(part))
         except ClickHouseError as error:
-            if not error.about_the_data:
+            if not error.is_data_error:
                 raise
             if len(parts) == 1:
                 self.refuse(parts[0].member, str(error))

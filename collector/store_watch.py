@@ -25,7 +25,7 @@ class StoreWatch:
         """Check until cancelled."""
         while True:
             try:
-                self.problems = await asyncio.to_thread(self._store.look)
+                self.problems = await asyncio.to_thread(self._store.check_disk)
             except (UnavailableError, ClickHouseError) as error:
                 self.problems = [f"the tables of the store cannot be checked: {error}"]
             await asyncio.sleep(EMBEDDED_SECONDS if self._store.embedded else SERVER_SECONDS)

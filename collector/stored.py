@@ -19,7 +19,7 @@ from agl_otel.collector.journal import Member, Request
 from agl_otel.collector.metrics import TABLES, kinds_of, metric_rows
 from agl_otel.traces.engine import DATABASE, Engine
 
-TOGETHER: Final = 2_000  # limit on spans per query
+SPANS_PER_QUERY: Final = 2_000  # limit on spans per query
 _SPANS: Final = (
     f"SELECT TraceId, SpanId, toUnixTimestamp64Milli(ReceivedAt) FROM {DATABASE}.otel_traces WHERE SpanId IN {{spans:Array(String)}} "
     "AND ReceivedAt BETWEEN fromUnixTimestamp64Milli({first:Int64}) AND fromUnixTimestamp64Milli({last:Int64})"
@@ -30,14 +30,14 @@ _SAME_TIME: Final = "ReceivedAt = fromUnixTimestamp64Milli({received:Int64}) AND
 def find_stored(engine: Engine, members: Sequence[Member]) -> dict[int, list[int]]:
     """Return {log position: indexes of the identities whose rows are stored} for every request. Raises ClickHouseError."""
     found = {position: _others(engine, request) if request.signal != "traces" else [] for position, request in members}
-    wanted: list[tuple[str, str, int, int, int]] = []  # trace, span, received, position, index
+    rows: list[tuple[str, str, int, int, int]] = []  # trace, span, received, position, index
     for position, request in members:
         if request.signal == "traces":
             spans = _spans(request)
             taken = (index for index, identity in enumerate(request.identities) if not identity.reason)
-            wanted += [(*spans[index], request.received_ms, position, index) for index in taken]
-    for start in range(0, len(wanted), TOGETHER):
-        some = wanted[start : start + TOGETHER]
+            rows += [(*spans[index], request.received_ms, position, index) for index in taken]
+    for start in range(0, len(rows), SPANS_PER_QUERY):
+        some = rows[start : start + SPANS_PER_QUERY]
         received = [each[2] for each in some]
         asked = {"spans": sorted({each[1] for each in some}), "first": min(received), "last": max(received)}
         stored = {(str(trace), str(span), int(str(at))) for trace, span, at in engine.select(_SPANS, asked)}

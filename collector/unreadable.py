@@ -45,7 +45,7 @@ _REQUESTS: Final[dict[Signal, tuple[type[Message], _Level]]] = {
 }
 
 
-def take_out(signal: Signal, raw: bytes) -> tuple[bytes, int]:
+def remove_unreadable(signal: Signal, raw: bytes) -> tuple[bytes, int]:
     """Return a request without what cannot be parsed, and the number of spans, records or points removed (at least one).
 
     Raises DecodeError if it is not a request at all, and DataError if it has too many parts to walk in Python, field by field.
@@ -63,12 +63,12 @@ def take_out(signal: Signal, raw: bytes) -> tuple[bytes, int]:
 
     fields = _fields(raw)
     if fields is None:
-        raise DecodeError("its fields cannot be told apart")
-    data, refused = _sift(level, fields, lambda data: data, reads)
+        raise DecodeError("its fields cannot be parsed")
+    data, refused = _filter(level, fields, lambda data: data, reads)
     return data or b"", refused
 
 
-def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, reads: Callable[[bytes], bool]) -> tuple[bytes | None, int]:
+def _filter(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, reads: Callable[[bytes], bool]) -> tuple[bytes | None, int]:
     """Return a message without what cannot be parsed (None: nothing is left), and the number of spans removed.
 
     `wrap` makes a request of the message's bytes.
@@ -88,8 +88,8 @@ def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, read
         if inner is None:
             refused += 1
             continue
-        data, gone = _sift(below, inner, lambda data, number=number: wrap(_enclosed(number, data)), reads)
-        refused += gone
+        data, removed = _filter(below, inner, lambda data, number=number: wrap(_enclosed(number, data)), reads)
+        refused += removed
         if data is not None:
             parts.append(_enclosed(number, data))
     return b"".join(parts), refused

@@ -135,10 +135,10 @@ def _long_array(value: AnyValue) -> tuple[str, str] | None:
 def _json(value: AnyValue, name: str, counts: Counter[str]) -> tuple[str, str]:
     """Return (text, type) of a list or an object."""
     letters: list[str] = []  # one for each number and string
-    told = True  # whether the text alone determines the types
+    unambiguous = True  # whether the text alone determines the types
 
     def write(value: AnyValue) -> str:
-        nonlocal told
+        nonlocal unambiguous
         kind = value.WhichOneof("value")
         if kind == "string_value":
             letters.append("s")
@@ -150,11 +150,11 @@ def _json(value: AnyValue, name: str, counts: Counter[str]) -> tuple[str, str]:
             letters.append("d")
             text = double_text(value.double_value)
             finite = math.isfinite(value.double_value)
-            told &= finite and ("." in text or "e" in text)
+            unambiguous &= finite and ("." in text or "e" in text)
             return text if finite else f'"{text}"'
         if kind == "bytes_value":
             letters.append("y")
-            told = False
+            unambiguous = False
             return f'"{base64.b64encode(value.bytes_value).decode()}"'
         if kind == "array_value":
             return f"[{','.join([write(item) for item in value.array_value.values])}]"
@@ -167,7 +167,7 @@ def _json(value: AnyValue, name: str, counts: Counter[str]) -> tuple[str, str]:
         return encode(value, kind, counts)[0] or "null"
 
     text = write(value)
-    return text, name if told else f"{name}:{''.join(letters).rstrip(letters[-1])}{letters[-1]}"
+    return text, name if unambiguous else f"{name}:{''.join(letters).rstrip(letters[-1])}{letters[-1]}"
 
 
 def _json_string(text: str) -> str:
@@ -212,8 +212,8 @@ def _varints(raw: bytes) -> NDArray[np.uint32] | None:
     width = last - kind
     if tag[0] or last[-1] != size - 1 or int(width.max()) > 5 or not bool(np.all(kind - tag == 2) and np.all(tag[1:] == last[:-1] + 1)):
         return None
-    heads = np.ndarray((size,), dtype="<u4", buffer=data, strides=(1,))[tag] & 0xFFFFFF
-    if not bool(np.all(heads == 0x18000A + ((width + 1) << 8))):
+    prefixes = np.ndarray((size,), dtype="<u4", buffer=data, strides=(1,))[tag] & 0xFFFFFF
+    if not bool(np.all(prefixes == 0x18000A + ((width + 1) << 8))):
         return None
     word = np.ndarray((size,), dtype="<u8", buffer=data, strides=(1,))[kind + 1] & _WIDTH_MASKS[width]
     numbers = (word & 0x7F) | (word >> 1 & 0x3F80) | (word >> 2 & 0x1FC000) | (word >> 3 & 0xFE00000) | (word >> 4 & 0x7F0000000)

@@ -104,12 +104,12 @@ class Log:
     def append(self, records: Sequence[tuple[int, bytes]]) -> list[Place]:
         """Write and fsync `records` as one group. Raises UnavailableError if the disk refuses; the log has none of them then."""
         if self._file is None or self._file.size >= self.segment_bytes:
-            self.turn_over()
+            self.rotate()
         file, segment = self._file, self._segments[-1]
-        assert file is not None  # turn_over has opened one
+        assert file is not None  # rotate has opened one
         try:
             places = file.write(records)
-            faults.reach("written")
+            faults.failpoint("written")
             file.sync()
         except OSError as error:
             self._abandon(file, segment)
@@ -130,12 +130,14 @@ class Log:
             try:
                 return framed.read_at(place.segment, place.offset, place.position)
             except DataError:
-                self.damaged_bytes += framed.keep_aside(place.segment, place.offset, place.position, place.length, describe=self._describe)
+                self.damaged_bytes += framed.save_damaged(
+                    place.segment, place.offset, place.position, place.length, describe=self._describe
+                )
                 raise
         except OSError as error:
             raise UnavailableError(f"the write-ahead log in {self.directory} cannot be read: {error.strerror or error}") from None
 
-    def turn_over(self) -> int:
+    def rotate(self) -> int:
         """Start a new segment and return its first position. Raises UnavailableError if there is no space for it."""
         if self._file is None or self._segments[-1].first < self._next:
             try:
@@ -158,7 +160,7 @@ class Log:
             framed.remove(self._segments[0].path)
             self._segments.pop(0)
             released = True
-            faults.reach("segment-released")
+            faults.failpoint("segment-released")
         if released:
             framed.sync_folder(self.directory)
 
@@ -201,7 +203,7 @@ class Log:
         file = FramedFile(path, self._next)
         try:
             file.cut(0, self._next)  # discard old contents of the file
-            faults.reach("segment-opened")
+            faults.failpoint("segment-opened")
         except OSError:
             file.close()
             raise

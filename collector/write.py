@@ -23,8 +23,8 @@ from agl_otel.collector.journal import (
     SETTLED,
     STORED,
     Batch,
-    Leftover,
     Member,
+    RecoveryState,
     Request,
     number_requests,
     pack_batch,
@@ -47,9 +47,9 @@ MAX_BATCH_BYTES: Final = 32 << 20
 MAX_BATCH_EXPANDED: Final = 128 << 20  # bytes of rows (expansion.py); a larger request is a batch of its own
 MAX_HELD_BYTES: Final = 128 << 20  # of waiting requests kept in memory; beyond it they are read back from the log
 GATHER_SECONDS: Final = 0.02  # from the first row to the insert: related spans arrive together, and a starting agent needs the CPU
-LINGER_SECONDS: Final = 0.9  # between two inserts while no client waits: each costs 20 to 50 ms of CPU, however few its rows
-BUSY_LINGER_SECONDS: Final = 0.5  # the same under load: writing many rows takes longer, and they must be visible within a second
-BUSY_ROWS: Final = 200  # within BUSY_LINGER_SECONDS
+BATCHING_DELAY_SECONDS: Final = 0.9  # between two inserts while no client waits: each costs 20 to 50 ms of CPU, however few its rows
+BUSY_BATCHING_DELAY_SECONDS: Final = 0.5  # the same under load: writing many rows takes longer, and they must be visible within a second
+BUSY_ROWS: Final = 200  # within BUSY_BATCHING_DELAY_SECONDS
 BACKOFF: Final = Backoff(0.1, 5.0)
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Writer:
         store: BatchStore,
         commit: GroupCommit,
         numbers: Numbers,
-        leftover: Leftover,
+        recovery_state: RecoveryState,
         read: Callable[[Place], bytes],
         resends: ResendJournal,
         *,
@@ -93,15 +93,15 @@ class Writer:
         self._read = read
         self._resends = resends
         self._on_stored = on_stored  # see Telemetry.batch_stored
-        self._in_doubt = leftover.in_doubt
-        self._batch_id = leftover.batch_id
+        self._in_doubt = recovery_state.in_doubt
+        self._batch_id = recovery_state.batch_id
         self._waiting: deque[_Waiting] = deque()
-        self._held = 0
-        self._rows = 0
+        self._held = 0  # bytes of waiting requests in memory
+        self._rows = 0  # of waiting requests
         self._last_batch_at = float("-inf")
-        self._wake = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._again = asyncio.Event()
+        self._wake = asyncio.Event()  # a request waits
+        self._write_now = asyncio.Event()  # do not linger: somebody waits for the insert, or a batch is full
+        self._again = asyncio.Event()  # repeat a failed try now, without the rest of its pause
         self._closing = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -115,7 +115,7 @@ class Writer:
         self._full = False
         self.trouble = ""
         """Why nothing is being written; empty if there is no problem."""
-        for position, request in leftover.unwritten:
+        for position, request in recovery_state.unwritten:
             self._push(_Waiting(position, None, request, len(request.raw), request.rows, request.expanded))
         if self._in_doubt:
             batch, members = self._in_doubt[-1]
@@ -143,7 +143,7 @@ class Writer:
         self._held += item.size if item.request is not None else 0
         self._rows += item.rows
         if self._rows >= MAX_BATCH_ROWS:
-            self._hurry.set()
+            self._write_now.set()
         self.accepted = max(self.accepted, item.position)
         self._wake.set()
 
@@ -156,7 +156,7 @@ class Writer:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((position, future))
-        self._hurry.set()
+        self._write_now.set()
         if self._full:
             self._again.set()
         await future
@@ -177,20 +177,17 @@ class Writer:
         A crash in between loses nothing: as after any batch, segments are deleted oldest first, and only if everything in them is stored.
         Raises UnavailableError, OSError; the call may then be repeated.
         """
-        await self._turn_over()
+        position = await self._commit.rotate()
+        await self.barrier()  # everything before `position` has been added: records are delivered in order
+        await self._commit.release(position)
 
     async def expire(self, before: float) -> int:
         """Remove stored data from the log, and dead letters written before a time (Unix seconds); return the number of dead letter files.
 
         Raises UnavailableError, OSError; the call may then be repeated.
         """
-        await self._turn_over()
+        await self.purge()
         return await asyncio.to_thread(self._store.expire_dead_letters, self._commit.directory, before)
-
-    async def _turn_over(self) -> None:
-        position = await self._commit.turn_over()
-        await self.barrier()  # everything before `position` has been added: records are delivered in order
-        await self._commit.release(position)
 
     async def run(self) -> None:
         """Write until `close`."""
@@ -215,20 +212,20 @@ class Writer:
         """Write the waiting requests and end; what cannot be written at once stays in the log."""
         self._closing.set()
         self._wake.set()
-        self._hurry.set()
+        self._write_now.set()
         self._again.set()
 
     async def _settle(self, members: Sequence[Member]) -> None:
         """Insert the rows that are not stored, of requests that a lost batch may have contained."""
         for some in _in_batches(members):
-            found = await self._until_it_works("ClickHouse", lambda some=some: self._in_thread(lambda: self._store.find(some)))
+            found = await self._retry_until_done("ClickHouse", lambda some=some: self._in_thread(lambda: self._store.find(some)))
             _logger.warning(
-                "recovery: records of the log that told which batch took %d requests are lost; of their %d rows %d are stored",
+                "recovery: the log has lost which batch took %d requests; of their %d rows %d are stored",
                 len(some),
                 sum(request.rows for _, request in some),
                 sum(map(len, found.values())),
             )
-            await self._until_it_works("the write-ahead log", lambda found=found: self._commit.append(SETTLED, pack_settled(found)))
+            await self._retry_until_done("the write-ahead log", lambda found=found: self._commit.append(SETTLED, pack_settled(found)))
             left = [(position, without_stored(request, found[position])) for position, request in some]
             if any(request.rows for _, request in left):
                 await self._write(left)
@@ -240,8 +237,8 @@ class Writer:
         """Number these requests, note them as a batch, and insert it."""
         numbers = await self._number(members)
         batch = Batch(self._next_batch_id(), members[0][0], members[-1][0], numbers)
-        await self._until_it_works("the write-ahead log", lambda: self._commit.append(BATCH, pack_batch(batch)))
-        faults.reach("batch-noted")
+        await self._retry_until_done("the write-ahead log", lambda: self._commit.append(BATCH, pack_batch(batch)))
+        faults.failpoint("batch-noted")
         await self._insert(batch, members, in_doubt=False)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -254,7 +251,7 @@ class Writer:
                 return None
             self._wake.clear()
             await self._wake.wait()
-        await self._linger()
+        await self._wait_for_more()
         members: list[Member] = []
         room = _Room()
         last = -1
@@ -277,34 +274,34 @@ class Writer:
         place = item.place
         assert place is not None  # a request without a place is in memory
         try:
-            payload = await self._until_it_works("the write-ahead log", lambda: self._in_thread(lambda: self._read(place)))
+            payload = await self._retry_until_done("the write-ahead log", lambda: self._in_thread(lambda: self._read(place)))
         except DataError:
             self.lost.add(item.position)
             return None
         return unpack_request(payload)
 
-    async def _linger(self) -> None:
+    async def _wait_for_more(self) -> None:
         """Wait for more rows, unless somebody waits for the insert or a batch is full."""
         for since, seconds, rows in (
             (time.monotonic(), GATHER_SECONDS, MAX_BATCH_ROWS),
-            (self._last_batch_at, BUSY_LINGER_SECONDS, MAX_BATCH_ROWS),
-            (self._last_batch_at, LINGER_SECONDS, BUSY_ROWS),
+            (self._last_batch_at, BUSY_BATCHING_DELAY_SECONDS, MAX_BATCH_ROWS),
+            (self._last_batch_at, BATCHING_DELAY_SECONDS, BUSY_ROWS),
         ):
             rest = since + seconds - time.monotonic()
             if rest > 0 and not self._waiters and self._rows < rows:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), rest)
-        self._hurry.clear()
+                    await asyncio.wait_for(self._write_now.wait(), rest)
+        self._write_now.clear()
         if self._closing.is_set():
-            self._hurry.set()
+            self._write_now.set()
         self._last_batch_at = time.monotonic()
 
     async def _number(self, members: Sequence[Member]) -> dict[str, int]:
-        wanted = number_requests(request for _, request in members)
-        if not wanted:
+        requested = number_requests(request for _, request in members)
+        if not requested:
             return {}
-        first = await self._until_it_works("the queue", lambda: self._numbers.take_sequence(wanted))
-        return {rollout_id: number for (rollout_id, count, _), number in zip(wanted, first, strict=True) if count}
+        first = await self._retry_until_done("the queue", lambda: self._numbers.take_sequence(requested))
+        return {rollout_id: number for (rollout_id, count, _), number in zip(requested, first, strict=True) if count}
 
     async def _insert(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         doubt = recovering = in_doubt
@@ -319,19 +316,19 @@ class Writer:
             else:
                 await self._in_thread(lambda: self._store.store(batch, members, in_doubt=before))
 
-        await self._until_it_works("ClickHouse", attempt)
+        await self._retry_until_done("ClickHouse", attempt)
         if self._on_stored is not None:
             self._on_stored([request.received_ms for _, request in members], watch.began_at, watch.seconds)
         await self._remember(members)
         self._commit.append(STORED, pack_stored(batch)).add_done_callback(_look_at)  # recovery works without this record
         self._is_stored(batch.last)
-        faults.reach("stored-noted")
+        faults.failpoint("stored-noted")
         self.batches += 1
 
     async def _remember(self, members: Sequence[Member]) -> None:
         """Write the responses to these requests to the journal of resends: the log may delete the requests afterwards."""
         requests = [request for _, request in members]
-        await self._until_it_works("the journal of resends", lambda: self._in_thread(lambda: self._resends.add(requests)))
+        await self._retry_until_done("the journal of resends", lambda: self._in_thread(lambda: self._resends.add(requests)))
 
     def _is_stored(self, position: int) -> None:
         """Record that all requests up to this log position are stored or lost: release their segments and their waiters."""
@@ -353,7 +350,7 @@ class Writer:
                 future.set_exception(UnavailableError(why))
         self._waiters.clear()
 
-    async def _until_it_works(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_until_done(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry in order, without limit, while `what` is unavailable; only stopping the service ends it."""
         failures = 0
         while True:
@@ -401,12 +398,13 @@ class _Room:
 def _in_batches(members: Sequence[Member]) -> Iterator[list[Member]]:
     some: list[Member] = []
     room = _Room()
-    for member in members:
-        if not room.takes(member[1].rows, len(member[1].raw), member[1].expanded):
+    for position, request in members:
+        size = request.rows, len(request.raw), request.expanded
+        if not room.takes(*size):
             yield some
             some, room = [], _Room()
-            room.takes(member[1].rows, len(member[1].raw), member[1].expanded)
-        some.append(member)
+            room.takes(*size)
+        some.append((position, request))
     yield some
 
 

@@ -19,10 +19,10 @@ from opentelemetry import trace
 from opentelemetry.util._once import Once
 
 from agl_otel.compat.tracer import process
-from agl_otel.service.interpreter import load_quickly
+from agl_otel.service.interpreter import tune_for_startup
 from agl_otel.telemetry.setup import uninstrument_all
 from agl_otel_hook import waiting
-from agl_otel_hook.unwrapping import unwrap_leftovers
+from agl_otel_hook.unwrapping import remove_wrappers
 from tests.one_certificate import read_one_certificate
 from tests.otlp_receiver import OtlpReceiver
 from tests.service_logs import pytest_runtest_makereport
@@ -32,7 +32,7 @@ __all__ = ["pytest_runtest_makereport"]  # a hook
 # Several workers share the cores, and no model here is large: a second thread of torch or numpy would wait for its turn, at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 read_one_certificate()
-load_quickly()
+tune_for_startup()
 
 # A busy machine is no fault of a test: nothing here depends on time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -72,7 +72,7 @@ def own_tracer_provider() -> Iterator[None]:
     for point in entry_points(group="opentelemetry_instrumentor"):
         if point.module in sys.modules and (instrumentor := point.load()()).is_instrumented_by_opentelemetry:
             instrumentor.uninstrument()
-            unwrap_leftovers(instrumentor)
+            remove_wrappers(instrumentor)
     process._telemetry = None  # pyright: ignore[reportPrivateUsage] - nothing public forgets it, nor the two below
     trace._TRACER_PROVIDER = None  # pyright: ignore[reportPrivateUsage]
     trace._TRACER_PROVIDER_SET_ONCE = Once()  # pyright: ignore[reportPrivateUsage]

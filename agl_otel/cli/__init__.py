@@ -18,7 +18,7 @@ import click
 
 from agl_otel import __version__
 from agl_otel.errors import AglError, UsageError
-from agl_otel.service.interpreter import load_quickly
+from agl_otel.service.interpreter import tune_for_startup
 from agl_otel.service.private import keep_private
 from agl_otel.text import printable_lines
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the `agl-otel` command, print errors as one line, and exit with one of the codes above."""
     if arguments is None:  # called as the console script, which owns the process
         _open_streams()
-        load_quickly()
+        tune_for_startup()
         if sys.argv[1:2] != ["export"]:  # its files may be meant for other users
             keep_private()
         _escape_unencodable()

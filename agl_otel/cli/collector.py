@@ -83,7 +83,7 @@ async def _status(session: aiohttp.ClientSession, address: str) -> dict[str, Any
     try:
         async with session.get(f"{address}/status") as answer:
             if answer.status == 404:
-                return {"error": "an OpenTelemetry Collector: its metrics are where its configuration says (:8888/metrics)"}
+                return {"error": "an OpenTelemetry Collector: it serves its metrics at the address in its configuration (:8888/metrics)"}
             if answer.status != 200:
                 return {"error": f"HTTP {answer.status}: {(await answer.text())[:200]}"}
             return await answer.json()

@@ -19,7 +19,7 @@ from agl_otel.net.auth import is_loopback
 from agl_otel.runner.groups import kill_all as kill_agents
 from agl_otel.service import logs as logformat
 from agl_otel.service.main import on_stop_signals
-from agl_otel.service.private import closed_to_us
+from agl_otel.service.private import access_problem
 from agl_otel.service.processes import kill_all
 from agl_otel.settings import PORTS, Settings
 from agl_otel.text import json_text
@@ -31,7 +31,7 @@ INTERRUPTED: Final = 130
 
 
 class Folder(click.Path):
-    """The path of a folder. A file is refused, and an empty path, of a variable that is not set: it is not the current folder."""
+    """The path of a folder. Refuses a file, and an empty path (an unset shell variable), which would mean the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, readable=False)
@@ -42,12 +42,12 @@ class Folder(click.Path):
             self.fail("the path is empty: name a folder", param, ctx)
         if Path(value).is_file():
             self.fail(f"{value} is a file: name a folder, or a path where one can be made", param, ctx)
-        if why := closed_to_us(Path(value)):
+        if why := access_problem(Path(value)):
             self.fail(why, param, ctx)
         return super().convert(value, param, ctx)
 
 
-data_dir_option: Decorator = click.option("--data-dir", type=Folder(), help="Where everything is kept.  [default: .agl]")
+data_dir_option: Decorator = click.option("--data-dir", type=Folder(), help="Folder of all data.  [default: .agl]")
 store_option: Decorator = click.option("--store", metavar="ADDRESS", help="A running stack: host:4747 or http://host:4748.")
 clickhouse_option: Decorator = click.option(
     "--clickhouse", "clickhouse_url", metavar="URL", help="clickhouse://…  [default: embedded, in the data directory]"
@@ -125,12 +125,12 @@ def warn_of_open_host(settings: Settings) -> None:
     if is_loopback(settings.host):
         return
     if not settings.token.get_secret_value():
-        text = "there is no token: whoever reaches it may read and change everything. Set AGL_TOKEN, or listen on 127.0.0.1"
+        text = "there is no token: anyone who reaches it may read and change everything. Set AGL_TOKEN, or listen on 127.0.0.1"
     elif not settings.tls_cert:
         text = "there is no TLS: the token can be read on the way. Set AGL_TLS_CERT and AGL_TLS_KEY, unless a proxy before it has them"
     else:
         return
-    click.echo(f"warning: host {settings.host} lets other machines in, and {text} (docs/security.md)", err=True)
+    click.echo(f"warning: host {settings.host} accepts connections from other machines, and {text} (docs/security.md)", err=True)
 
 
 def setup_logging(level: str = "WARNING") -> None:

@@ -48,12 +48,12 @@ def backup(target: Path, data_dir: Path | None, store: str | None, as_json: bool
 
         async def running() -> dict[str, Any]:
             async with open_queue(data_dir, settings.store) as queue:
-                return await copies.backup_running(settings, queue, target, _Show(as_json))
+                return await copies.backup_running(settings, queue, target, _Progress(as_json))
 
         manifest = run_async(running)
     else:
-        with _claimed(settings):
-            manifest = copies.backup(settings, target, _Show(as_json))
+        with _locked(settings):
+            manifest = copies.backup(settings, target, _Progress(as_json))
     _report(as_json, {"backup": str(target.absolute()), **manifest}, f"backed up {settings.data_dir} to {target}")
 
 
@@ -70,7 +70,7 @@ def restore(source: Path, data_dir: Path | None, as_json: bool) -> None:
     from agl_otel.stack import backup as copies
 
     settings = _settings(data_dir)
-    manifest = copies.restore(source, settings, _Show(as_json))
+    manifest = copies.restore(source, settings, _Progress(as_json))
     _report(as_json, {"data_dir": str(settings.data_dir.absolute()), **manifest}, f"restored {source} to {settings.data_dir}")
 
 
@@ -103,13 +103,13 @@ def move(queue_url: str | None, clickhouse_url: str | None, data_dir: Path | Non
             "name a server: --queue postgresql://user:password@host/database (or AGL_QUEUE_URL), "
             "--clickhouse clickhouse://user:password@host:9000/otel (or AGL_CLICKHOUSE_URL), or both"
         )
-    with _claimed(settings):
-        moved = move_stores(settings, queue_url=queue, clickhouse_url=traces, progress=_Show(as_json))
+    with _locked(settings):
+        moved = move_stores(settings, queue_url=queue, clickhouse_url=traces, progress=_Progress(as_json))
     rows = " and ".join(f"{sum(counts.values())} rows of the {store}" for store, counts in moved.items())
     _report(as_json, moved, f"copied {rows}; {settings.data_dir} is as it was")
 
 
-class _Show:
+class _Progress:
     """Prints progress to stderr."""
 
     def __init__(self, quiet: bool) -> None:
@@ -125,7 +125,7 @@ def _settings(data_dir: Path | None, store: str | None = None) -> Settings:
     return settings
 
 
-def _claimed(settings: Settings) -> FileLock:
+def _locked(settings: Settings) -> FileLock:
     """Lock an existing data directory, so that no stack can start on it."""
     if not settings.data_dir.is_dir():
         raise SettingsError(f"there is no data directory {settings.data_dir}: name it with --data-dir")

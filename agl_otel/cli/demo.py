@@ -1,6 +1,6 @@
 """`agl-otel demo`: train the example agent end to end on this machine.
 
-Presentation only: Stack and Training do the work, as under `agl-otel up` and `agl-otel train`.
+Presentation only: Stack and GRPORun do the work, as under `agl-otel up` and `agl-otel train`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
     "--shuffle-rewards", is_flag=True, help="Control experiment: shuffle the rewards within each step. Nothing should be learned."
 )
 @click.option("--max-steps", type=Whole(1), help="Stop after so many steps, whatever the score.")
-@click.option("--data-dir", type=Folder(), help="Where everything is kept.  [default: .agl/demo-<time>]")
+@click.option("--data-dir", type=Folder(), help="Folder of all data.  [default: .agl/demo-<time>]")
 @clickhouse_option
 @collector_option
 @json_option
@@ -98,7 +98,7 @@ def example_job() -> Path:
 @asynccontextmanager
 async def _started(settings: Settings, job: Any, console: Console) -> AsyncGenerator[_Demo]:
     """Start the stack, a store over it and the training run, with a line for each; stop them at the end of the context."""
-    from agl_otel.jobs.grpo import Training
+    from agl_otel.jobs.grpo import GRPORun
     from agl_otel.stack.supervisor import Stack
     from agl_otel.store import Store
 
@@ -109,7 +109,7 @@ async def _started(settings: Settings, job: Any, console: Console) -> AsyncGener
         console.print(f"[bold]1.[/] The stack is up: queue {stack.address}, data in {settings.data_dir}")
         async with await Store.connect(stack.address) as store:
             with console.status("making a tiny model and its server …"):
-                training = Training(job, store, settings.data_dir.absolute() / "run", stack_failed=stack.failed, settings=settings)
+                training = GRPORun(job, store, settings.data_dir.absolute() / "run", stack_failed=stack.failed, settings=settings)
                 await training.__aenter__()
             try:
                 console.print(f"[bold]2.[/] A 0.2 M-parameter Llama is made and served at {training.server_url}")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from agl_otel.adapters.own_sampling import own_of, several_choices_words
+from agl_otel.adapters.own_sampling import own_parameters, several_choices_warning
 from agl_otel.cli.collector import read_status, status_session
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.environment_checks import Finding, check_environment, inspect_environment
@@ -30,7 +30,7 @@ from agl_otel.types.columns import CallColumns
 from agl_otel.types.options import Finite
 from agl_otel_hook import conventions
 
-FOUND_SOMETHING_MISSING: Final = 3
+MISSING_EXIT_CODE: Final = 3
 
 
 def examine(once: FinishedAttempt) -> list[Finding]:
@@ -39,7 +39,7 @@ def examine(once: FinishedAttempt) -> list[Finding]:
     return [*(replace(finding, remedy="") if finding.good else finding for finding in found), *_own_sampling(once), *_choices(once)]
 
 
-def _ended_well(once: FinishedAttempt) -> Finding:
+def _command_succeeded(once: FinishedAttempt) -> Finding:
     detail = once.rollout.attempt.error or "exit code 0"
     return Finding("the command ended well", once.rollout.status == "succeeded", detail, "run it by hand and mend it first")
 
@@ -52,7 +52,7 @@ def _own_spans(once: FinishedAttempt) -> Finding:
     ]
     remedy = (
         "is agl-otel installed in the agent's own environment, and does the agent use an instrumented library "
-        "(opentelemetry-instrumentation-…)? Frameworks with a telemetry of their own must have it switched on"
+        "(opentelemetry-instrumentation-…)? Frameworks with their own telemetry must have it enabled"
     )
     return Finding("its own spans arrive, with ids and marker", bool(own), f"{len(own)} spans" if own else "none", remedy)
 
@@ -84,8 +84,8 @@ def _token_ids(once: FinishedAttempt) -> Finding:
         _NO_ANSWER
         if unanswered and not with_ids
         else (
-            "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids. "
-            "Messages and Responses, which mostly come without, are asked by chat/completions where litellm is set up (AGL_LITELLM)"
+            "the model server must support return_token_ids: vLLM 0.10.2 or newer, SGLang, or this package's. Hosted models do not "
+            "return token ids. Messages and Responses mostly lack them: with litellm (AGL_LITELLM) such calls are sent to chat/completions"
         )
     )
     return Finding("token ids come with them", with_ids > 0 and with_ids == calls.count, detail, remedy)
@@ -119,7 +119,7 @@ def _verdict(once: FinishedAttempt) -> Finding:
 def _own_sampling(once: FinishedAttempt) -> list[Finding]:
     """Advise on sampling parameters, which matter to training alone. The attempt's resources set none, so the agent set those of calls."""
     requests = [span for span in once.spans if span.name == conventions.SPAN_LLM and not span.attributes.get(conventions.LLM_CHOICE)]
-    calls = [own for span in requests if (own := own_of(span.attributes, {}))]
+    calls = [own for span in requests if (own := own_parameters(span.attributes, {}))]
     if not calls:
         return [Finding("it leaves temperature and top_p to training", True, "no model call sets them")] if len(once.traces.calls) else []
     parameters = ", ".join(dict.fromkeys(f"{name} {value:g}" for own in calls for name, value in own.items()))
@@ -135,10 +135,10 @@ def _choices(once: FinishedAttempt) -> list[Finding]:
     """Advise on calls with several choices, which matter to training alone."""
     calls = once.traces.calls
     several = int(calls.several_choices.sum())
-    return [Finding("each call asks for one choice", True, "not all", several_choices_words(several, len(calls)))] if several else []
+    return [Finding("each call asks for one choice", True, "not all", several_choices_warning(several, len(calls)))] if several else []
 
 
-_CHECKS: Sequence[Callable[[FinishedAttempt], Finding]] = (_ended_well, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
+_CHECKS: Sequence[Callable[[FinishedAttempt], Finding]] = (_command_succeeded, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
 
 
 @click.command()
@@ -187,7 +187,7 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
         print_json({"good": all(f.good for f in findings), "findings": [vars(f) for f in findings]})
     else:
         _print(findings, command)
-    return 0 if all(finding.good for finding in findings) else FOUND_SOMETHING_MISSING
+    return 0 if all(finding.good for finding in findings) else MISSING_EXIT_CODE
 
 
 async def _statuses(opened: Store, settings: Settings) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ async def _statuses(opened: Store, settings: Settings) -> list[dict[str, Any]]:
 def tables_are_whole(statuses: Sequence[Mapping[str, Any]]) -> Finding:
     """Check what the collectors report of their stores' disks: full, or damaged parts whose rows may be lost."""
     problems = list(dict.fromkeys(problem for each in statuses for problem in each.get("store_problems", [])))
-    remedy = "make room where a disk is full; docs/data.md tells what to do with a damaged part" if problems else ""
+    remedy = "make room on full disks; docs/data.md says what to do with damaged parts" if problems else ""
     return Finding("the tables of traces are whole", not problems, f"{len(problems)} problems" if problems else "yes", remedy, problems)
 
 

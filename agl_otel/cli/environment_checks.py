@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from agl_otel.service.ports import is_free
-from agl_otel.service.private import open_to_others
+from agl_otel.service.private import exposure_problem
 from agl_otel.settings import PORTS, Settings
 
 LIST_SECONDS: Final = 60.0
@@ -234,7 +234,9 @@ def inspect_environment(command: Sequence[str], environment: Mapping[str, str], 
     taken = () if settings.store or (settings.data_dir / "stack.json").exists() else _taken(settings)
     own = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
     token = bool(settings.token.get_secret_value())
-    return Environment(environment, packages_of(command, environment), own, taken, settings.store, token, open_to_others(settings.data_dir))
+    return Environment(
+        environment, packages_of(command, environment), own, taken, settings.store, token, exposure_problem(settings.data_dir)
+    )
 
 
 def _taken(settings: Settings) -> tuple[tuple[str, int], ...]:
@@ -310,7 +312,7 @@ def _versions(seen: Environment) -> list[Finding]:
     wanted = seen.own.get("opentelemetry-sdk", sdk)
     if _minor(sdk) < _minor(wanted):
         remedy = f"agl-otel is tested with {wanted}: pip install -U 'opentelemetry-sdk=={wanted}'"
-        found.append(Finding("the SDK is as new as ours", True, detail, remedy))
+        found.append(Finding("the SDK has the version that this package needs", True, detail, remedy))
     return found
 
 

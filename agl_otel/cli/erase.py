@@ -92,7 +92,7 @@ async def eraser(
                 await stored.delete(ids)
             except AglError as error:
                 raise UnavailableError(
-                    f"{len(ids)} rollouts are gone from the queue, but not what is stored of them: {error}. "
+                    f"{len(ids)} rollouts are deleted from the queue, but their stored data are not: {error}. "
                     f"When that is mended, finish with: agl-otel rollouts delete --yes {' '.join(ids)}"
                 ) from None
             return deleted
@@ -187,10 +187,10 @@ def forget_in_runs(data_dir: Path, rollout_ids: Sequence[str]) -> list[str]:
     ids = [rollout_id.encode() for rollout_id in rollout_ids]
     remaining: list[str] = []
     for run in sorted(path for path in (data_dir / RUNS).glob("*") if path.is_dir()):
-        made = _made(run, rollout_ids)
+        made = _made_by_run(run, rollout_ids)
         texts = [path for path in run.rglob("*") if path.suffix in TEXTS and path.name != KEPT and path.is_file()]
         if records := [path for path in texts if made or _names(path, ids)]:
-            with _unused(run) as unused:
+            with _lock_unused(run) as unused:
                 for path in records if unused else ():
                     path.unlink(missing_ok=True)
             if not unused:
@@ -206,7 +206,7 @@ def _names(path: Path, ids: Sequence[bytes]) -> bool:
     return any(rollout_id in data for rollout_id in ids)
 
 
-def _made(run: Path, rollout_ids: Sequence[str]) -> bool:
+def _made_by_run(run: Path, rollout_ids: Sequence[str]) -> bool:
     """Return whether a run made one of these rollouts, which their ids show: most records name no rollout."""
     from agl_otel.algorithms.run_folder import RUN  # half a second to import
 
@@ -218,7 +218,7 @@ def _made(run: Path, rollout_ids: Sequence[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _unused(run: Path) -> Generator[bool]:
+def _lock_unused(run: Path) -> Generator[bool]:
     """Yield whether the run is not in use (algorithms/run_folder.py), and keep it locked in the context."""
     lock = run / "lock"
     if not lock.exists():

@@ -12,7 +12,7 @@ import click
 from agl_otel.adapters.bias import NO_REWARD, bias_of_attempts
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
-from agl_otel.adapters.own_sampling import several_choices_words
+from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.adapters.pins import Pin, differences
 from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
@@ -105,7 +105,7 @@ def export(
     changes = {name: given[name] for name in _READING_OPTIONS if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
-        raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
+        raise UsageError("--rebuild uses the options in the pin: use --diff to try others")
     rules = parse_rules(mask_file.read_bytes(), str(mask_file)) if mask_file is not None else []
     settings = settings_for(data_dir, store)
 
@@ -129,7 +129,7 @@ async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: S
             f"masking rules do not know the rows of an adapter of your own ({reading.adapter}) and would leave texts in them: "
             "export a form of ours, or mask in the collector (AGL_MASK)"
         )
-    traces, spans = await _observed(store, ids, with_spans=needs_spans(reading))
+    traces, spans = await _read_traces(store, ids, with_spans=needs_spans(reading))
     _check_reward(reading, traces)
     found = rows_of(reading, traces, spans, functions_of(reading))
     return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
@@ -150,7 +150,7 @@ def functions_of(reading: Reading) -> Functions:
     return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is an adapter of Agent Lightning 0.3
 
 
-async def _observed(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
+async def _read_traces(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
     traces = await store.traces(ids, deadline_seconds=0, texts=True)
     return traces, await store.spans([r.rollout_id for r in traces.rollouts]) if with_spans and traces.rollouts else []
 
@@ -197,7 +197,7 @@ def _write_files(target: Path, rows: Sequence[Row], pin: Pin) -> Path:
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
     readings = pin.reading, replace(pin.reading, **changes)
-    traces, spans = await _observed(store, list(pin.rollouts), with_spans=any(map(needs_spans, readings)))
+    traces, spans = await _read_traces(store, list(pin.rollouts), with_spans=any(map(needs_spans, readings)))
     old, new = (rows_of(reading, traces, spans, functions_of(reading)) for reading in readings)
     return {
         **differences(old.rows, new.rows),
@@ -216,7 +216,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         return [
             f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
             f"refused: {refused}",
-            *([several_choices_words(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
+            *([several_choices_warning(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
             *(_share(_with_reward(name), shares) for name, shares in sorted(report["refused_share"]["reward"].items())),
             *(_share(f"at task {name}", shares) for name, shares in _most_refused(report["refused_share"]["task"])),
         ]

@@ -17,25 +17,25 @@ EVERY_SECONDS: Final = 15.0
 
 
 @asynccontextmanager
-async def counted(store: Store, what: str, *, total: int, prefix: str) -> AsyncGenerator[None]:
+async def rollout_progress(store: Store, what: str, *, total: int, prefix: str) -> AsyncGenerator[None]:
     """While the block runs, print how many of `total` rollouts, whose ids contain `prefix`, have ended: at once and at intervals."""
     query = RolloutQuery(rollout_id_contains=prefix, status_in=[*TERMINAL_STATUSES], limit=1)
 
-    async def tell() -> None:
+    async def report() -> None:
         while True:
             with suppress(AglError):  # the run itself reports a stack that has ended
                 click.echo(f"{what}: {(await store.rollouts(query)).total}/{total} rollouts have ended", err=True)
             await asyncio.sleep(EVERY_SECONDS)
 
-    async with _beside(tell()):
+    async with _in_background(report()):
         yield
 
 
 @asynccontextmanager
-async def stepping(store: Store, run_id: str) -> AsyncGenerator[None]:
+async def step_progress(store: Store, run_id: str) -> AsyncGenerator[None]:
     """While the block trains, print how many rollouts of the run have ended and how many are open, at intervals."""
 
-    async def tell() -> None:
+    async def report() -> None:
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             with suppress(AglError):
@@ -43,12 +43,12 @@ async def stepping(store: Store, run_id: str) -> AsyncGenerator[None]:
                 ended = (await store.rollouts(RolloutQuery(run=run_id, status_in=[*TERMINAL_STATUSES], limit=1))).total
                 click.echo(f"training: {ended} rollouts of the run have ended, {everything - ended} are open", err=True)
 
-    async with _beside(tell()):
+    async with _in_background(report()):
         yield
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     task = asyncio.create_task(work)
     try:
         yield

@@ -180,7 +180,7 @@ def prune(
     settings = settings_for(data_dir, store)
     days = settings.retention_days
     if older_than is None and not days:
-        raise UsageError("say how old, as in --older-than 30d: retention_days is 0, which keeps everything")
+        raise UsageError("give an age, as in --older-than 30d: retention_days is 0, which keeps everything")
     before = time.time() - (span_of_time(older_than) if older_than is not None else days * DAY_SECONDS)
 
     async def main() -> None:

@@ -147,7 +147,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
         async with open_store(settings) as opened:
             item = await one_rollout(opened.queue, rollout_id)
             attempts = await opened.queue.query_attempts([item.rollout_id])
-            seen = await _observed(opened, item, attempts)
+            seen = await _read_details(opened, item, attempts)
         if as_json:
             verdicts = {attempt_id: verdict.model_dump(mode="json") for attempt_id, verdict in seen.verdicts.items()}
             output = [{"attempt_id": key[0], "stream": key[1], "text": text} for key, text in seen.printed.items()]
@@ -166,7 +166,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Details:
     """Verdicts and output of a rollout's attempts, from the trace store."""
 
     verdicts: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
@@ -174,18 +174,18 @@ class _Seen:
     problem: str = ""
 
 
-async def _observed(opened: Store, item: Rollout, attempts: Sequence[Attempt]) -> _Seen:
+async def _read_details(opened: Store, item: Rollout, attempts: Sequence[Attempt]) -> _Details:
     """Read verdicts and output of ended attempts. An unavailable trace store is reported, so that the queue's part is still shown."""
     try:
         traces = await opened.traces([item], deadline_seconds=0)
         printed = await opened.reader.printed(item.rollout_id)
     except AglError as error:
-        return _Seen(problem=str(error))
+        return _Details(problem=str(error))
     over = {attempt.attempt_id for attempt in attempts if attempt.status not in OPEN or item.status in FINISHED}
-    return _Seen({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in over}, printed)
+    return _Details({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in over}, printed)
 
 
-def _print_attempt(console: Console, attempt: Attempt, seen: _Seen) -> None:
+def _print_attempt(console: Console, attempt: Attempt, seen: _Details) -> None:
     verdict = seen.verdicts.get(attempt.attempt_id)
     head = Text.assemble(("attempt ", "dim"), f"{attempt.sequence_id}  {attempt.attempt_id}  {attempt.status}")
     if verdict:

@@ -22,7 +22,9 @@ _BACKENDS: Final = click.Choice(["default", "memory", "mongo"])
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 lets other machines in.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 accepts connections from other machines."
+)
 @click.option("--port", default=4747, show_default=True, type=Whole(0, 65535), help="REST, OTLP/HTTP, metrics; 0: a free one.")
 @click.option("--queue-port", type=Whole(0, 65535), help="gRPC of the queue.  [default: the port after --port]")
 @click.option("--cors-origin", "cors_origins", multiple=True, help="Let pages of this origin call (repeatable; * for all).")

@@ -17,7 +17,7 @@ from rich.console import Console
 from agl_otel.cli.common import Folder, data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
 from agl_otel.cli.output import open_console
-from agl_otel.cli.progress_lines import counted, stepping
+from agl_otel.cli.progress_lines import rollout_progress, step_progress
 from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.text import printable_lines
@@ -108,7 +108,7 @@ async def _stack(settings: Settings) -> AsyncGenerator[tuple[Store, asyncio.Futu
 
 async def _scored(run: ServedRun, tasks: Sequence[Any], name: str) -> Evaluation:
     when, prefix = name.partition("-")[0], f"ro-{run.run.run_id}-{name}-"
-    async with counted(run.store, f"scoring {when} the training", total=len(tasks), prefix=prefix):
+    async with rollout_progress(run.store, f"scoring {when} the training", total=len(tasks), prefix=prefix):
         return await run.evaluate_once(tasks, name=name)
 
 
@@ -130,12 +130,12 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console) 
 
 
 async def _search(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.jobs.prompts import PromptSearching
+    from agl_otel.jobs.prompts import PromptSearchRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
     async with (
         _stack(settings) as (store, failed),
-        PromptSearching(job, store, folder, stack_failed=failed, settings=settings) as searching,
+        PromptSearchRun(job, store, folder, stack_failed=failed, settings=settings) as searching,
     ):
         found = await searching.fit(train_tasks, val_tasks)
     best = {name: prompt.template for name, prompt in found.get_best_prompts().items()}
@@ -153,15 +153,15 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console) 
 
 
 async def _tune(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.jobs.sft import Tuning
+    from agl_otel.jobs.sft import SFTRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with _stack(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed, settings=settings) as tuning:
+    async with _stack(settings) as (store, failed), SFTRun(job, store, folder, stack_failed=failed, settings=settings) as tuning:
         await tuning.publish_policy()
         async with tuning.runners():
             before = await _scored(tuning, val_tasks, "before")
             console.print(f"score before: {before.described()}")
-            async with stepping(store, tuning.run.run_id):
+            async with step_progress(store, tuning.run.run_id):
                 rounds = await tuning.fit(
                     train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
                 )
@@ -196,15 +196,15 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console)
 
 
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.jobs.grpo import Training
+    from agl_otel.jobs.grpo import GRPORun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with _stack(settings) as (store, failed), Training(job, store, folder, stack_failed=failed, settings=settings) as training:
+    async with _stack(settings) as (store, failed), GRPORun(job, store, folder, stack_failed=failed, settings=settings) as training:
         await training.publish_policy()
         async with training.runners():
             before = await _scored(training, val_tasks, "before")
             console.print(f"score before: {before.described()}")
-            async with stepping(store, training.run.run_id):
+            async with step_progress(store, training.run.run_id):
                 with LiveSteps(console) as live:
                     report = await training.fit(train_tasks, on_step=live.add)
             after = await _scored(training, val_tasks, f"after-{len(report.steps)}")

@@ -43,7 +43,7 @@ LATEST: Final = "latest"
 
 @final
 class Unset:
-    """The type of UNSET; there is one object of it, also after pickling."""
+    """The type of UNSET; a singleton, also after unpickling."""
 
     __slots__ = ()
 
@@ -55,18 +55,18 @@ class Unset:
 
 
 UNSET: Final = Unset()
-"""An argument that was not given, where None is a value."""
+"""Default of arguments for which None is a value."""
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
-    """What a store can do."""
+    """Capabilities of a store."""
 
     thread_safe: bool
     async_safe: bool
     zero_copy: bool
-    """Copies of the object in other processes speak to the same data."""
+    """Whether copies of the object in other processes use the same data."""
     otlp_traces: bool
-    """It takes OTLP: see `otlp_traces_endpoint`."""
+    """Whether it accepts OTLP (`otlp_traces_endpoint`)."""
 
 
 class LightningStore(Store):
@@ -74,11 +74,11 @@ class LightningStore(Store):
 
     @staticmethod
     def over(store: Store) -> LightningStore:
-        """`store` where it has these methods, else one on the same stack."""
+        """Return `store` if it has these methods, else a LightningStore on the same stack."""
         return store if isinstance(store, LightningStore) else LightningStore(source=store._source)
 
     def __getattr__(self, name: str) -> Any:
-        """A user's own subclass that does not call our `__init__`, as 0.3's base had none, has a stack of its own."""
+        """Start a private stack for a subclass that does not call `__init__`, which 0.3's base class did not have."""
         if name not in CONNECTIONS:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         Connected.__init__(self, EmbeddedStack())
@@ -95,7 +95,7 @@ class LightningStore(Store):
         metadata: dict[str, Any] | None = None,
         worker_id: str | None = None,
     ) -> AttemptedRollout:
-        """A rollout that is never queued, with a first attempt of `worker_id`; resources: the latest where no id is given."""
+        """Start a rollout that is never queued, with a first attempt of `worker_id`, by default with the latest resources."""
         request = _request(input, mode, resources_id, config, metadata)
         return (await (await self._open()).queue.start([request], worker_id=worker_id))[0]
 
@@ -107,7 +107,7 @@ class LightningStore(Store):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Rollout:
-        """Put one rollout at the end of the queue; resources: the latest where no id is given."""
+        """Put one rollout at the end of the queue, by default with the latest resources."""
         return (await self.enqueue([_request(input, mode, resources_id, config, metadata)]))[0]
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
@@ -115,7 +115,7 @@ class LightningStore(Store):
         return await self.enqueue(rollouts)
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
-        """Claim the next rollout; None at once where there is none."""
+        """Claim the next rollout; return None at once if there is none."""
         claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id)
         return claimed[0] if claimed else None
 
@@ -124,7 +124,7 @@ class LightningStore(Store):
         return await (await self._open()).queue.claim(limit, worker_id=worker_id) if limit > 0 else []
 
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
-        """A further attempt, whatever max_attempts says. Raises NotFoundError (a ValueError)."""
+        """Start a further attempt, regardless of max_attempts. Raises NotFoundError (a ValueError)."""
         return (await (await self._open()).queue.start_attempt([rollout_id], worker_id=worker_id))[0]
 
     async def query_rollouts(
@@ -146,7 +146,7 @@ class LightningStore(Store):
         attempts_from: int = 0,
         output_contains: str | None = None,
     ) -> PaginatedResult[Rollout | AttemptedRollout]:
-        """`rollouts` by keywords; `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`."""
+        """Query rollouts; `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`."""
         return await self.rollouts(
             RolloutQuery(
                 status_in=status_in if status_in is not None else status,
@@ -166,7 +166,7 @@ class LightningStore(Store):
         )
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | AttemptedRollout | None:
-        """The rollout, with its latest attempt; None where there is none."""
+        """Return the rollout with its latest attempt; None if it does not exist."""
         return await self.rollout(rollout_id)
 
     async def query_attempts(
@@ -178,16 +178,16 @@ class LightningStore(Store):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
-        """The attempts of a rollout; none for an unknown one."""
+        """Return the attempts of a rollout; empty if the rollout does not exist."""
         queue = (await self._open()).queue
         return await queue.query_attempts([rollout_id], sort_by=sort_by, sort_order=sort_order, limit=limit, offset=offset)
 
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        """The attempt with the highest number; None where there is none."""
+        """Return the attempt with the highest number; None if there is none."""
         return next(iter(await (await self._open()).queue.query_attempts([rollout_id], latest_only=True)), None)
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout | AttemptedRollout]:
-        """Those that have finished, in the order asked for, once all have or `timeout` seconds (0: one look) are over."""
+        """Wait for rollouts, at most `timeout` seconds (0: do not wait); return the finished ones, in the given order."""
         return await self.wait(rollout_ids, timeout_seconds=timeout)
 
     async def update_rollout(
@@ -200,7 +200,7 @@ class LightningStore(Store):
         config: RolloutConfig | Unset | None = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
-        """Change what is given, None included; attempts are not touched. Raises NotFoundError (a ValueError).
+        """Set the given fields, also to None; attempts are not changed. Raises NotFoundError (a ValueError).
 
         A finished status stamps the end time; queuing or requeuing puts the rollout into the queue again.
         """
@@ -222,7 +222,7 @@ class LightningStore(Store):
         last_heartbeat_time: float | Unset | None = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Attempt:
-        """Change what is given, None included, and what follows for the rollout (of its latest attempt) and the worker.
+        """Set the given fields, also to None; update the worker and, for its latest attempt, the rollout accordingly.
 
         Raises NotFoundError and UsageError (both are ValueErrors).
         """
@@ -238,26 +238,26 @@ class LightningStore(Store):
     # --- spans
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """The next number of the rollout's counter, which its attempts share; the first is 1."""
+        """Return the next number of the rollout's counter, which its attempts share; the first is 1."""
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
-        """The next number for each of these (rollout id, attempt id), in order."""
+        """Return the next number for each of these (rollout id, attempt id), in order."""
         asked = [(rollout_id, 1, 0) for rollout_id, _ in rollout_attempt_ids]
         return await (await self._open()).queue.take_sequence(asked) if asked else []
 
     async def add_span(self, span: Span) -> Span | None:
-        """Store a span; it can be read when this returns. None where it is stored already. See add_many_spans."""
+        """Store a span, visible to queries when this returns; return None if it is stored already. Raises what `add_spans` raises."""
         return next(iter(await self.add_many_spans([span])), None)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
-        """Store spans; those that were new, in order. See `add_spans` for its errors."""
+        """Store spans; return the new ones, in order. Raises what `add_spans` raises."""
         return await self.add_spans(spans)
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
-        """Store a span of the OpenTelemetry SDK; without a number it gets the next one. None where it is stored already."""
+        """Store a span of the OpenTelemetry SDK, by default with the next number; return None if it is stored already."""
         if sequence_id is None:
             sequence_id = await self.get_next_span_sequence_id(rollout_id, attempt_id)
         return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id))
@@ -282,9 +282,9 @@ class LightningStore(Store):
         sort_order: SortOrder = "asc",
         everything: bool = False,
     ) -> PaginatedResult[Span]:
-        """Spans of a rollout, or of one attempt, that match; all that was acked before this call is seen. `limit` below 0 means all.
+        """Query spans of a rollout, or of one attempt, including all that were acknowledged before this call. `limit` below 0 means all.
 
-        The root span of an attempt and seals, which no agent made, are left out unless `everything` is asked for.
+        The root span of an attempt and seals are left out unless `everything` is set.
         """
         if attempt_id == LATEST:
             latest = await self.get_latest_attempt(rollout_id)
@@ -314,19 +314,19 @@ class LightningStore(Store):
     # --- resources and workers
 
     async def add_resources(self, resources: GivenResources) -> ResourcesUpdate:
-        """A new set, in version 1."""
+        """Add a set of resources, in version 1."""
         return await self.publish(resources)
 
     async def update_resources(self, resources_id: str, resources: GivenResources) -> ResourcesUpdate:
-        """Replace a set by its next version; an unknown id is created."""
+        """Add the next version of a set of resources; an unknown id is created."""
         return await self.publish(resources, resources_id=resources_id)
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        """The current version of a set; None where there is none."""
+        """Return the current version of a set of resources; None if it does not exist."""
         return await (await self._open()).queue.get_resources(resources_id)
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        """The set that was written last; None where there is none."""
+        """Return the set of resources that was written last; None if there is none."""
         return await (await self._open()).queue.get_resources()
 
     async def query_resources(
@@ -339,7 +339,7 @@ class LightningStore(Store):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
-        """Current versions of the sets that match."""
+        """Query sets of resources, in their current versions."""
         return await (await self._open()).queue.query_resources(
             resources_id_in=None if resources_id is None else [resources_id],
             resources_id_contains=resources_id_contains,
@@ -360,7 +360,7 @@ class LightningStore(Store):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """Workers that match, by id unless `sort_by` names a field."""
+        """Query workers, sorted by id unless `sort_by` names a field."""
         return await (await self._open()).queue.query_workers(
             status_in=status_in,
             worker_id_contains=worker_id_contains,
@@ -372,11 +372,11 @@ class LightningStore(Store):
         )
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        """The worker; None where there is none."""
+        """Return the worker; None if it does not exist."""
         return next(iter(await (await self._open()).queue.query_workers(worker_id_in=[worker_id])), None)
 
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset | None = UNSET) -> Worker:
-        """A heartbeat, with stats where they are given; makes the worker known. Its status follows from its attempts alone."""
+        """Send a heartbeat of a worker, which registers it, with optional statistics. Its status depends on its attempts only."""
         stats = None if isinstance(heartbeat_stats, Unset) else heartbeat_stats
         await (await self._open()).queue.heartbeat(worker_id, stats=stats)
         worker = await self.get_worker_by_id(worker_id)
@@ -388,11 +388,11 @@ class LightningStore(Store):
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        """Everything that 0.3 asked for."""
+        """All capabilities that 0.3 knows."""
         return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
 
     def otlp_traces_endpoint(self) -> str:
-        """Where OTLP over HTTP goes; ends in /v1/traces. Raises NotImplementedError where the stack has no collector."""
+        """The URL for OTLP over HTTP (…/v1/traces). Raises NotImplementedError if the stack has no collector."""
         found: list[Describe] = []
         thread = threading.Thread(target=lambda: found.append(asyncio.run(self._describe())))  # a running loop cannot be entered again
         thread.start()
@@ -416,7 +416,7 @@ def _request(
 
 
 def _given(fields: Mapping[str, object]) -> dict[str, Any]:
-    """What an update says of optional fields: values, and the names that become null."""
+    """Split an update of optional fields into values and the names of fields to set to null."""
     given = {name: value for name, value in fields.items() if not isinstance(value, Unset)}
     return {
         **{name: value for name, value in given.items() if value is not None},

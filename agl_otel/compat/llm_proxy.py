@@ -98,9 +98,9 @@ class LLMProxy:
         store = self.get_store()
         proxy = store.description.proxy if store is not None else None
         if store is not None and proxy is not None:
-            from agl_otel.proxy.llm_proxy import hand_over
+            from agl_otel.proxy.llm_proxy import replace_models
 
-            await hand_over(proxy.rstrip("/"), models, token=store.token)
+            await replace_models(proxy.rstrip("/"), models, token=store.token)
 
     def initialize(self) -> None:
         """Do nothing: 0.3's callers may call it."""

@@ -23,12 +23,12 @@ from agl_otel.runner.agents import CommandAgent, load_function
 from agl_otel.store import Store
 from agl_otel.types import RolloutQuery
 
-LOOKED_THROUGH: Final = 4096  # last rollouts of the store that are searched for the job's tasks
-LOOKED_AT: Final = 64  # of those, how many are searched for names of agents
+SEARCHED_ROLLOUTS: Final = 4096  # last rollouts of the store that are searched for the job's tasks
+SEARCHED_TRACES: Final = 64  # of those, how many are searched for names of agents
 
 
 @dataclass
-class Checked:
+class CheckReport:
     """What was found."""
 
     problems: list[str] = field(default_factory=list[str])
@@ -46,10 +46,10 @@ def missing_extra(error: ModuleNotFoundError) -> SettingsError:
     return SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'")
 
 
-async def check_job(path: Path, *, store: str = "", token: str = "") -> Checked:
-    """Check the job file `path`, everything that it names, and the store at this address, if there is one."""
-    found = Checked()
-    with _told(found):
+async def check_job(path: Path, *, store: str = "", token: str = "") -> CheckReport:
+    """Check the job file `path`, everything that it names, and the store at this address, if any."""
+    found = CheckReport()
+    with _collecting(found):
         job, found.problems[:] = Job.read(path)
         if job is not None:
             tasks = _check(job, found)
@@ -66,7 +66,7 @@ def checked_job(path: Path) -> Job:
         job, problems = Job.read(path)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    found = Checked(problems)
+    found = CheckReport(problems)
     if job is not None:
         _check(job, found)
     if job is None or found.problems:
@@ -74,22 +74,22 @@ def checked_job(path: Path) -> Job:
     return job
 
 
-def _check(job: Job, found: Checked) -> list[Any]:
+def _check(job: Job, found: CheckReport) -> list[Any]:
     """Check everything that needs no store, and return the tasks."""
     found.algorithm = job.algorithm.get("name", "grpo")
     for need in import_module(job.run_by).needs(job):
-        with _told(found):
+        with _collecting(found):
             need()
     train, val = list[Any](), list[Any]()
     scores = job.run_by != own.__name__
-    with _told(found):
+    with _collecting(found):
         train = job.tasks("train")
     if (scores or job.data.val) and not job.has_wrong("[data] val"):
-        with _told(found):
+        with _collecting(found):
             val = job.tasks("val")
     found.train, found.val = len(train), len(val)
     if not scores:
-        with _told(found):
+        with _collecting(found):
             own.named(job, val=job.data.val is not None)
     with contextlib.chdir(job.folder):  # the runners' working directory
         _check_agent(job, [*train, *val], found)
@@ -98,13 +98,13 @@ def _check(job: Job, found: Checked) -> list[Any]:
     return [*train, *val]
 
 
-def _check_agent(job: Job, tasks: Sequence[Any], found: Checked) -> None:
+def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
     for key, reference in (("function", job.agent.function), ("grader", job.agent.grader)):
         if reference is not None:
-            with _told(found, f"[agent] {key}: "):
+            with _collecting(found, f"[agent] {key}: "):
                 load_function(reference)
     if command := job.agent.command:
-        with _told(found, "[agent] command: "):
+        with _collecting(found, "[agent] command: "):
             beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
             agent = CommandAgent(command, env={"PATH": beside})
             for argument in command[1:]:
@@ -114,38 +114,38 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: Checked) -> None:
                 agent.check(task)
 
 
-async def _check_store(address: str, token: str, found: Checked, pattern: str | None, tasks: Sequence[Any]) -> None:
+async def _check_store(address: str, token: str, found: CheckReport, pattern: str | None, tasks: Sequence[Any]) -> None:
     if not address:
         found.notes.append("no store is named, and none runs on the data directory: a run starts a stack of its own")
         return
-    with _told(found, f"the store {address}: "):
+    with _collecting(found, f"the store {address}: "):
         async with await Store.connect(address, token=token) as store:
             if pattern is not None:
                 await _check_match(store, found, pattern, tasks)
 
 
-async def _check_match(store: Store, found: Checked, pattern: str, tasks: Sequence[Any]) -> None:
+async def _check_match(store: Store, found: CheckReport, pattern: str, tasks: Sequence[Any]) -> None:
     """Check that `agent_match` matches an agent in the last rollouts of these tasks."""
     known = {digest_of(task) for task in tasks}
-    ended = await store.rollouts(RolloutQuery(status_in=["succeeded"], sort_by="start_time", sort_order="desc", limit=LOOKED_THROUGH))
+    ended = await store.rollouts(RolloutQuery(status_in=["succeeded"], sort_by="start_time", sort_order="desc", limit=SEARCHED_ROLLOUTS))
     of_tasks = [rollout for rollout in ended if digest_of(rollout.input) in known]
-    traces = await store.traces(of_tasks[:LOOKED_AT], deadline_seconds=0.0)
+    traces = await store.traces(of_tasks[:SEARCHED_TRACES], deadline_seconds=0.0)
     names = sorted(set(traces.calls.agent))
     if not names:
         found.notes.append(f"agent_match = {pattern!r} is held against nothing: the store has no model calls of these tasks yet")
     elif not any(re.search(pattern, name) for name in names):
-        told = ", ".join(name or "(one without a name)" for name in names)
+        known = ", ".join(name or "(one without a name)" for name in names)
         found.problems.append(
-            f"[algorithm] agent_match = {pattern!r} matches none of the agents that the store knows of these tasks: {told}"
+            f"[algorithm] agent_match = {pattern!r} matches none of the agents that the store knows of these tasks: {known}"
         )
 
 
 @contextlib.contextmanager
-def _told(found: Checked, before: str = "") -> Generator[None]:
+def _collecting(found: CheckReport, before: str = "") -> Generator[None]:
     """Record an error of the block as a problem, once, and continue."""
     try:
         yield
     except (ModuleNotFoundError, AglError) as error:
-        told = str(missing_extra(error)) if isinstance(error, ModuleNotFoundError) else before + str(error)
-        if told not in found.problems:
-            found.problems.append(told)
+        message = str(missing_extra(error)) if isinstance(error, ModuleNotFoundError) else before + str(error)
+        if message not in found.problems:
+            found.problems.append(message)

@@ -16,7 +16,7 @@ from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, options_of
-from agl_otel.jobs.run import JobRun, unless
+from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call
 
@@ -88,7 +88,7 @@ class CustomRun(JobRun):
             options={**self.job.options, "agent": self.job.agent.model_dump(include={"function", "command", "grader"})},
         ):
             async with self.runners():
-                await unless(self.failed, call(algorithm.run, train, val))
+                await unless_failed(self.failed, call(algorithm.run, train, val))
         return algorithm
 
     def algorithm(self, *, val: bool = False) -> Algorithm:

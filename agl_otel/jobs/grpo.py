@@ -14,7 +14,7 @@ from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
-from agl_otel.jobs.run import unless
+from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "rollout_config", *OPTION_GROUPS})
@@ -48,7 +48,7 @@ class Report:
     stopped_because: str = ""
 
 
-class Training(ServedRun):
+class GRPORun(ServedRun):
     """The processes of one GRPO run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "grpo"
@@ -57,7 +57,7 @@ class Training(ServedRun):
         """Train until the algorithm is done. `on_step` receives every step done now; the report includes earlier ones, too."""
         algorithm = self.algorithm(run=self.run, on_step=on_step)
         self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
-        steps = await unless(self.failed, algorithm.train(self.store, tasks))
+        steps = await unless_failed(self.failed, algorithm.train(self.store, tasks))
         return Report(steps, "the target score is reached" if len(steps) < algorithm.schedule.max_steps else "max_steps are done")
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:

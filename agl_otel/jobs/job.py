@@ -68,7 +68,7 @@ class AgentSpec(_Strict):
         return retry_lost_runner(self.timeout_seconds, self.unresponsive_seconds)
 
     @model_validator(mode="after")
-    def _one_way_to_run(self) -> AgentSpec:
+    def _exactly_one_kind(self) -> AgentSpec:
         if not (self.function or self.command):
             raise ValueError("give `function` or `command`")
         if self.command and not self.command[0].strip():
@@ -163,7 +163,7 @@ class Job(_Strict):
     @field_validator("algorithm")
     @classmethod
     def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        if _is_own(options.get("name")):
+        if _is_custom(options.get("name")):
             return options  # checked against its arguments when it is loaded
         name = _Named.model_validate(options).name
         known = _model_of_options(name)
@@ -192,7 +192,7 @@ class Job(_Strict):
     def run_by(self) -> str:
         """The module that runs the algorithm."""
         name = self.algorithm.get("name", "grpo")
-        return OPTIONS_OF["baseline" if _is_own(name) else name]
+        return OPTIONS_OF["baseline" if _is_custom(name) else name]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _drop(content: dict[str, Any], where: Sequence[int | str]) -> None:
     table.pop(key, None)
 
 
-def _is_own(name: object) -> bool:
+def _is_custom(name: object) -> bool:
     """Whether an algorithm's name refers to a custom one."""
     return isinstance(name, str) and ":" in name
 

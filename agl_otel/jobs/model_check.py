@@ -53,27 +53,36 @@ class _Tensor:
     dtype: str
 
 
-def tiny_facts() -> ModelFacts:
-    """Return the facts of the tiny model, which a run creates."""
+def tiny_facts(*, attention: str | None = None) -> ModelFacts:
+    """Return the facts of the tiny model, which a run creates. Raises SettingsError for an `attention` that transformers does not have."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = tiny.make_model(tiny.make_tokenizer())
-    return _facts(model, {})
+        config = tiny.make_model(tiny.make_tokenizer()).config
+    return _facts(_model_without_weights(config, attention), {})
 
 
-def model_facts(folder: Path) -> ModelFacts:
-    """Return the facts of the model in a folder of transformers' format.
+def model_facts(folder: Path, *, attention: str | None = None) -> ModelFacts:
+    """Return the facts of the model in a folder of transformers' format, with `attention` as its attn_implementation.
 
     Raises SettingsError, which names the file and the remedy, where it is no causal language model, its weights are missing, damaged or of
     another shape than its config says, or its tokenizer has no usable chat template.
     """
-    config = _config(folder)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+    model = _model_without_weights(_config(folder), attention)
     stored = _stored_tensors(folder)
     facts = _facts(model, stored)
     _check_weights(folder, model, stored)
     _check_tokenizer(folder, facts)
     return facts
+
+
+def _model_without_weights(config: Any, attention: str | None) -> Any:
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        if attention is None:
+            return AutoModelForCausalLM.from_config(config)
+        try:
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        except (ImportError, ValueError) as error:
+            why = _first_line(error)
+            raise SettingsError(f"[algorithm] attention = {shown(attention)}: transformers refuses it ({why}); leave it out") from error
 
 
 def _facts(model: Any, stored: Mapping[str, _Tensor]) -> ModelFacts:

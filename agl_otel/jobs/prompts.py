@@ -17,7 +17,7 @@ from agl_otel.algorithms.prompts.search import default_client, require_openai
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of
-from agl_otel.jobs.run import JobRun, unless
+from agl_otel.jobs.run import JobRun, unless_failed
 
 SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}
 _SET_BY_JOB: Final = frozenset({"async_openai_client", "run_dir", "rollout_config", "more", "_poml_trace"})
@@ -70,7 +70,7 @@ def key_of(job: Job) -> str:
     return key
 
 
-class PromptSearching(JobRun):
+class PromptSearchRun(JobRun):
     """A search for prompts over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any]) -> PromptSearch:
@@ -82,7 +82,7 @@ class PromptSearching(JobRun):
             algorithm.set_adapter(adapter)
             algorithm.set_initial_resources(self.job.resources)
             await stack.enter_async_context(self.runners())
-            await unless(self.failed, algorithm.run(train, val))
+            await unless_failed(self.failed, algorithm.run(train, val))
         return algorithm
 
     @property

@@ -84,7 +84,7 @@ class JobRun:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when a process of the run ends by itself."""
         if stack_failed is not None:
-            stack_failed.add_done_callback(self._stack_is_gone)
+            stack_failed.add_done_callback(self._on_stack_failed)
         self.resources_id: str | None = None
         """The resources for rollouts of `evaluate`; None: the latest."""
         self._exit = AsyncExitStack()
@@ -110,7 +110,7 @@ class JobRun:
             self.failed.cancel()
         await self._exit.aclose()
 
-    def _stack_is_gone(self, stack: asyncio.Future[None]) -> None:
+    def _on_stack_failed(self, stack: asyncio.Future[None]) -> None:
         if not stack.cancelled() and (error := stack.exception()) and not self.failed.done():
             self.failed.set_exception(error)
 
@@ -125,7 +125,7 @@ class JobRun:
         code = await process.wait()
         if not self.failed.done():
             self.failed.set_exception(
-                self._ended(process)(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.last_words()}")
+                self._ended(process)(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
             )
 
     def runners(self, *, command: bool = False, mode: RolloutMode | None = None) -> Runners:
@@ -179,7 +179,7 @@ class JobRun:
 
     async def until_done(self, rollout_ids: Sequence[str]) -> list[Any]:
         """Wait for the rollouts; raise early if a process of the run ends."""
-        return await unless(self.failed, self.store.wait(rollout_ids))
+        return await unless_failed(self.failed, self.store.wait(rollout_ids))
 
     def _ended(self, process: Process) -> type[AglError]:
         """Return the type of error for the end of this process."""
@@ -230,7 +230,7 @@ class Runners:
         await self._exit.aclose()
 
 
-async def unless(failure: asyncio.Future[None], work: Awaitable[T]) -> T:
+async def unless_failed(failure: asyncio.Future[None], work: Awaitable[T]) -> T:
     """Return the result of `work`, but if `failure` fails first, cancel `work` and raise that.
 
     A dying process closes its port before its end is detected, so an error about a service first waits a moment for `failure`.

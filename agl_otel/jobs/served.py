@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, get_args
 import torch
 from transformers.utils import logging as transformers_logging
 
-from agl_otel.algorithms.grpo.groups import cancel_if_there
+from agl_otel.algorithms.grpo.groups import cancel_if_exists
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
@@ -22,7 +22,7 @@ from agl_otel.jobs.job import Job
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.options import Need
 from agl_otel.jobs.run import Evaluation, JobRun
-from agl_otel.net.http_server import is_well
+from agl_otel.net.http_server import is_healthy
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import Settings, free_port
@@ -60,8 +60,9 @@ def needs_of_policy(job: Job) -> list[Need]:
 def check_policy(job: Job) -> ModelFacts:
     """Return the facts of the job's model. Raises SettingsError if it cannot be trained, or not with the job's options."""
     folder = policy_of(job)
-    facts = tiny_facts() if folder is None else model_facts(folder)
     given, name = job.options, job.policy.model
+    attention: str | None = given.get("attention")
+    facts = tiny_facts(attention=attention) if folder is None else model_facts(folder, attention=attention)
     if (most := given.get("max_tokens", 0)) >= facts.context:
         raise SettingsError(
             f"[algorithm] max_tokens = {most}: it must be less than {facts.context}, because the context of {name} holds the prompt, too; "
@@ -124,7 +125,7 @@ class ServedRun(JobRun):
         """
         unfinished = [status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES]
         left = await self.store.rollouts(RolloutQuery(status_in=unfinished, rollout_id_contains=f"ro-{self.run.run_id}-"))
-        await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))
+        await asyncio.gather(*(cancel_if_exists(self.store, rollout.rollout_id) for rollout in left))
 
     async def _port(self) -> int:
         """Return the run's fixed port, where rollouts still waiting after a stop look for their model. Raises InUseError, DataError."""
@@ -168,10 +169,10 @@ class ServedRun(JobRun):
             arguments += ["--record", str(self.record)]
         self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log")
         await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
-        await self._server.ready(self._server_is_well, timeout_seconds=seconds)
+        await self._server.ready(self._server_is_healthy, timeout_seconds=seconds)
 
-    async def _server_is_well(self) -> bool:
-        return await is_well(f"{self.server_url}/health")
+    async def _server_is_healthy(self) -> bool:
+        return await is_healthy(f"{self.server_url}/health")
 
     def _ended(self, process: Process) -> type[AglError]:
         return ModelServerError if process is self._server else super()._ended(process)

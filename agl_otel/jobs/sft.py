@@ -12,7 +12,7 @@ from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
-from agl_otel.jobs.run import unless
+from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "run_dir", "rollout_config"})
@@ -37,7 +37,7 @@ def _check_options(job: Job) -> None:
         SFT(model_dir="", model_server_url="", **without(job.options, "metrics"))
 
 
-class Tuning(ServedRun):
+class SFTRun(ServedRun):
     """The processes of one SFT run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "sft"
@@ -45,7 +45,7 @@ class Tuning(ServedRun):
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[RoundReport], object] | None = None) -> list[RoundReport]:
         """Train until the algorithm is done; `on_step` receives every round done now. Raises what SFT.train raises."""
         self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
-        return await unless(self.failed, self.algorithm(run=self.run, on_step=on_step).train(self.store, tasks))
+        return await unless_failed(self.failed, self.algorithm(run=self.run, on_step=on_step).train(self.store, tasks))
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
         """Create the job's algorithm over this run's policy and model server."""

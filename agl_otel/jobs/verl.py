@@ -14,7 +14,7 @@ from agl_otel.algorithms.verl.keys import get, has, translate
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, of_table, options_of
-from agl_otel.jobs.run import unless
+from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, check_policy
 
 MODEL: Final = "actor_rollout_ref.model.path"
@@ -73,5 +73,5 @@ class VerlRun(ServedRun):
         algorithm.run_dir = kept = RunFolder(self.folder, algorithm=algorithm.name, options=options, seed=algorithm.seed)
         self._exit.callback(kept.close)
         algorithm.set_store(self.store)
-        await unless(self.failed, algorithm.run(train, val))
+        await unless_failed(self.failed, algorithm.run(train, val))
         return algorithm

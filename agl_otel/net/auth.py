@@ -14,7 +14,7 @@ All keys are derived from the stack's token (HMAC-SHA256), so none are stored, a
 | another key | a model call of no attempt, where `AGL_PROXY_OWN_KEYS` allows it |
 | nothing | the status in /health, /ping, the files of the dashboard |
 
-A stack without a token requires none; on loopback its HTTP ports then accept only their own host names (`Visitors`), against web pages
+A stack without a token requires none; on loopback its HTTP ports then accept only their own host names (`BrowserAccess`), against web pages
 whose name resolves to this machine (DNS rebinding). Of several Authorization headers the first counts.
 
 The Go collector makes and checks the same telemetry keys (collector/otelcol/agentlightning; golden vectors in collector/conformance/keys).
@@ -115,9 +115,9 @@ def _signature(token: str, *parts: str) -> str:
     return hmac.new(token.encode(), "\0".join(parts).encode(errors="replace"), sha256).hexdigest()[:SIGNATURE_DIGITS]
 
 
-def _same(given: str | bytes, wanted: str) -> bool:
+def _same(given: str | bytes, expected: str) -> bool:
     """Compare in constant time."""
-    return hmac.compare_digest(given.encode(errors="replace") if isinstance(given, str) else given, wanted.encode())
+    return hmac.compare_digest(given.encode(errors="replace") if isinstance(given, str) else given, expected.encode())
 
 
 # --- what is shown
@@ -128,8 +128,8 @@ def bearer(headers: Mapping[str, str]) -> str:
     return headers.get("Authorization", "").removeprefix(_BEARER)
 
 
-def shows(authorization: str | bytes, token: str) -> bool:
-    """Whether this Authorization header is the scheme and this token itself, not one derived from it."""
+def is_token_itself(authorization: str | bytes, token: str) -> bool:
+    """Whether an Authorization header holds exactly this token, not one derived from it."""
     return _same(authorization, _BEARER + token)
 
 
@@ -140,7 +140,7 @@ def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def refusal(token: str, given: str, *scopes: str, now: float | None = None) -> str | None:
-    """Return why `given` does not open a service of these scopes; empty for an unknown token, None if it does."""
+    """Return why services of these scopes refuse the token `given`: None if they accept it, empty if it is unknown."""
     if _same(given, token):
         return None
     body, _, signature = given.rpartition("-")
@@ -170,23 +170,24 @@ def shown_to_sql(headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[
     return sent.removeprefix(_BEARER), headers.get("X-ClickHouse-Key", ""), query.get("password", "")
 
 
-# --- the doors
+# --- ports
 
 
 @dataclass(frozen=True)
-class Door:
-    """A port that requires the stack's token: the scoped tokens that open it as well, and the text of a refusal."""
+class PortAccess:
+    """Access to a port that requires the stack's token: the scopes whose tokens suffice as well, and the text of a refusal."""
 
     scopes: tuple[str, ...]
     """The first is the port's name in refusals."""
-    wanted: str
+    no_token: str
+    """The refusal of a request without a valid token."""
 
     def refusal(self, token: str, headers: Mapping[str, str], *more: str) -> str | None:
         """Return why a request with these headers is refused; None if it is allowed. `more`: further scopes that open this path."""
-        return self.opens(token, (bearer(headers),), *more)
+        return self.refusal_of_all(token, (bearer(headers),), *more)
 
-    def opens(self, token: str, candidates: Sequence[str], *more: str) -> str | None:
-        """As `refusal`, for several candidates, of which one must be valid."""
+    def refusal_of_all(self, token: str, candidates: Sequence[str], *more: str) -> str | None:
+        """Do as `refusal` does, for several candidate tokens of which one must be valid."""
         if not token:
             return None
         words = ""
@@ -195,24 +196,24 @@ class Door:
             if why is None:
                 return None
             words = words or why
-        return words or self.wanted
+        return words or self.no_token
 
 
-QUEUE: Final = Door(("queue",), "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
-COLLECTOR: Final = Door(("collector",), "this collector wants the header `Authorization: Bearer TOKEN` (AGL_TOKEN)")
-SQL: Final = Door(("clickhouse",), "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password")
-PROXY: Final = Door(("proxy",), NEEDED)
-WEB: Final = Door(("web",), NEEDED)
-JAEGER: Final = Door(("web", "view"), "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
-METRICS: Final = Door(("metrics",), NEEDED)
+QUEUE: Final = PortAccess(("queue",), "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
+COLLECTOR: Final = PortAccess(("collector",), "this collector wants the header `Authorization: Bearer TOKEN` (AGL_TOKEN)")
+SQL: Final = PortAccess(("clickhouse",), "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password")
+PROXY: Final = PortAccess(("proxy",), NEEDED)
+WEB: Final = PortAccess(("web",), NEEDED)
+JAEGER: Final = PortAccess(("web", "view"), "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
+METRICS: Final = PortAccess(("metrics",), NEEDED)
 
 
-def not_admitted(what: str, token: str, said: str) -> SettingsError:
-    """Return the error for a client that `what` refused. `said` is the server's reason, shown if it explains more than a wrong token."""
+def refused_error(what: str, token: str, reason: str) -> SettingsError:
+    """Return the error for a client that `what` refused. `reason` is the server's reason, shown if it explains more than a wrong token."""
     if not token:
         return SettingsError(f"{what} wants a token, and none was given: {_SET}")
-    generic = said in (NEEDED, QUEUE.wanted)
-    return SettingsError(f"{what} does not accept this token: {_SET if generic else said}")
+    generic = reason in (NEEDED, QUEUE.no_token)
+    return SettingsError(f"{what} does not accept this token: {_SET if generic else reason}")
 
 
 _SET: Final = "set AGL_TOKEN to the one that it was started with"
@@ -246,7 +247,7 @@ def admission(token: str, authorization: str, *scopes: str, sending: bool = Fals
         sender = sender_of(token, authorization.removeprefix(_BEARER))
         if sender.is_agent:
             return Admission(sender=sender)
-    return Admission(COLLECTOR.opens(token, (authorization.removeprefix(_BEARER),), *scopes))
+    return Admission(COLLECTOR.refusal_of_all(token, (authorization.removeprefix(_BEARER),), *scopes))
 
 
 def sender_of(token: str, key: str) -> Sender:
@@ -278,7 +279,7 @@ def is_trusted(token: str, given: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Visitors:
+class BrowserAccess:
     """The host names and origins for which browsers may call an HTTP port: any web page can post to 127.0.0.1.
 
     Reads by other sites are refused as well: the browser hides the answer from the page, but not its timing.
@@ -302,7 +303,7 @@ class Visitors:
 
 
 def own_names(settings: Settings) -> frozenset[str] | None:
-    """Return the host names of services that require no token and are reachable from this machine only (see `Visitors`); None: any.
+    """Return the host names of services that require no token and are reachable from this machine only (see `BrowserAccess`); None: any.
 
     With a token no check is needed, because other pages do not have it.
     """

@@ -60,7 +60,7 @@ class Bodies:
         encoding = "" if packed else request.headers.get("Content-Encoding", "")
 
         def unpack() -> bytes:
-            plain = decompress(encoding, body, self._limit, hold=hold, gone=lambda: request.transport is None)
+            plain = decompress(encoding, body, self._limit, hold=hold, disconnected=lambda: request.transport is None)
             return convert(plain) if convert is not None else plain
 
         if not encoding and (convert is None or len(body) < LONG_BYTES):

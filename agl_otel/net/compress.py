@@ -50,14 +50,14 @@ def decompress(
     limit: int,
     *,
     hold: Hold = _nothing,
-    gone: Callable[[], bool] = _never,
+    disconnected: Callable[[], bool] = _never,
     cpu_seconds: float = CPU_SECONDS,
 ) -> bytes:
     """Decompress `body`; `encoding` is the value of Content-Encoding. Time and memory are linear in `body` and `limit`.
 
-    `hold` is called with the size of each decompressed piece; `gone` returns whether the client has disconnected. Raises EncodingError for
-    an unknown encoding, TooLargeError beyond `limit` bytes or `cpu_seconds` of this thread, DataError for damaged bodies and too many
-    members, UnavailableError if `gone`, and what `hold` raises.
+    `hold` is called with the size of each decompressed piece; `disconnected` returns whether the client has disconnected. Raises
+    EncodingError for an unknown encoding, TooLargeError beyond `limit` bytes or `cpu_seconds` of this thread, DataError for damaged bodies
+    and too many members, UnavailableError if `disconnected`, and what `hold` raises.
     """
     name = encoding.strip().lower() or "identity"
     if name == "identity":
@@ -70,7 +70,7 @@ def decompress(
     until = time.thread_time() + cpu_seconds
 
     def check(members: int) -> None:
-        if gone():
+        if disconnected():
             raise UnavailableError(f"the client went away while its {name} body was unpacked")
         if members > MAX_MEMBERS:
             raise DataError(f"the {name} body has more than {MAX_MEMBERS} members: compress a request as one")

@@ -2,7 +2,7 @@
 
 - `GrpcPort` restarts a failed server: grpcio 1.85 terminates the whole server at a request whose path is not UTF-8, which any client can
   send. Calls in flight are cut, as in a restart of the service, and clients retry them.
-- `AskingForToken` authenticates calls by auth.py; the request of a refused call is never read (`refusing`).
+- `TokenInterceptor` authenticates calls by auth.py; the request of a refused call is never read (`refusing`).
 - `Aborted` releases the requests of aborted calls.
 - `Registrar` and `tolerant` answer INVALID_ARGUMENT to undecodable requests: grpc.aio answers UNKNOWN and logs a traceback for each, as if
   the service had failed.
@@ -22,9 +22,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from agl_otel.errors import InUseError, UsageError
-from agl_otel.net.auth import OWN_NEEDED, Door, authorization_of, shows
+from agl_otel.net.auth import OWN_NEEDED, PortAccess, authorization_of, is_token_itself
 from agl_otel.net.tls import Tls
-from agl_otel.service.logs import WithoutErrors
+from agl_otel.service.logs import ErrorFilter
 from agl_otel.service.ports import check_free
 
 LOOK_SECONDS: Final = 0.25
@@ -34,7 +34,7 @@ Observe = Callable[[str, str, float], None]
 Check = Callable[[str, Any], object]
 """Called before each call with its method and request. Raises UsageError to refuse it."""
 _log = logging.getLogger(__name__)
-_OF_STRANGERS: Final = WithoutErrors(UnicodeDecodeError)
+_CLIENT_ERRORS: Final = ErrorFilter(UnicodeDecodeError)
 """Suppress tracebacks for header names that are not UTF-8, which grpcio then reads as Latin-1."""
 _GRPCIO: Final = logging.getLogger("grpc._cython.cygrpc")
 
@@ -51,25 +51,25 @@ class GrpcPort:
         self._make = make
         self._setting = setting
         self._server: grpc.aio.Server | None = None
-        self._staying: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Listen on host:port (0: a free port), with `tls` if given; return the port. Raises InUseError if it is taken."""
-        _GRPCIO.addFilter(_OF_STRANGERS)
+        _GRPCIO.addFilter(_CLIENT_ERRORS)
         if port:
             check_free(host, port, self._setting)  # gRPC's own error does not name the reason
         try:
             self._server, port = await self._listening(host, port, tls)
         except RuntimeError as error:
             raise InUseError.of_port(host, port, str(error), self._setting) from None
-        self._staying = asyncio.create_task(self._stay(self._server, host, port, tls), name="grpc-port")
+        self._restarting = asyncio.create_task(self._restart_when_ended(self._server, host, port, tls), name="grpc-port")
         return port
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, and let those in flight finish for `grace_seconds`."""
-        if self._staying is not None:
-            self._staying.cancel()
-            await asyncio.wait({self._staying})
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait({self._restarting})
         if self._server is not None:
             await self._server.stop(grace_seconds)
 
@@ -80,14 +80,14 @@ class GrpcPort:
         await server.start()
         return server, port
 
-    async def _stay(self, server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> None:
+    async def _restart_when_ended(self, server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> None:
         while True:
             try:
                 while await server.wait_for_termination(LOOK_SECONDS):
                     pass
                 return
-            except Exception as error:  # noqa: BLE001 - whatever ended it: an Error is no reason not to serve
-                _log.error("a request ended the server at %s:%d (%s): another one takes its place", host, port, error)
+            except Exception as error:  # noqa: BLE001 - the boundary: whatever ended the server, it is restarted
+                _log.error("a request ended the server at %s:%d (%s): restarting it", host, port, error)
             await server.stop(0)
             while True:
                 with contextlib.suppress(RuntimeError):  # another program took the port: retry
@@ -97,18 +97,18 @@ class GrpcPort:
             self._server = server
 
 
-class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
-    """Refuses calls without a token that opens `door`; the methods in `own` require the stack's token itself."""
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
+    """Refuses calls without a token that `access` accepts; the methods in `own` require the stack's token itself."""
 
-    def __init__(self, door: Door, token: str, own: Collection[str] = ()) -> None:
-        self._door = door
+    def __init__(self, access: PortAccess, token: str, own: Collection[str] = ()) -> None:
+        self._door = access
         self._token = token
         self._own = own
 
     @classmethod
-    def at(cls, door: Door, token: str, own: Collection[str] = ()) -> list[AskingForToken]:
+    def at(cls, access: PortAccess, token: str, own: Collection[str] = ()) -> list[TokenInterceptor]:
         """Return the interceptors of a server; none without a token."""
-        return [cls(door, token, own)] if token else []
+        return [cls(access, token, own)] if token else []
 
     async def intercept_service(
         self,
@@ -118,7 +118,7 @@ class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissi
         """See grpc.aio.ServerInterceptor."""
         authorization = authorization_of(handler_call_details.invocation_metadata)
         why = self._door.refusal(self._token, {"Authorization": authorization})
-        if why is None and handler_call_details.method in self._own and not shows(authorization, self._token):
+        if why is None and handler_call_details.method in self._own and not is_token_itself(authorization, self._token):
             why = OWN_NEEDED
         return await continuation(handler_call_details) if why is None else refusing(why)
 
@@ -141,7 +141,7 @@ class Aborted:
     """
 
     def __enter__(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         """See above."""

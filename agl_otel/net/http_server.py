@@ -23,8 +23,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 from yarl import URL
 
-from agl_otel.net.auth import NO_CERTIFICATE, Visitors
-from agl_otel.service.logs import WithoutErrors
+from agl_otel.net.auth import NO_CERTIFICATE, BrowserAccess
+from agl_otel.service.logs import ErrorFilter
 
 BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters pause between requests (5 s, metrics 60 s)
@@ -47,7 +47,7 @@ async def listens(address: str, *, seconds: float = 1.0) -> bool:
     return True
 
 
-async def is_well(url: str, session: aiohttp.ClientSession | None = None, *, seconds: float = PROBE_SECONDS) -> bool:
+async def is_healthy(url: str, session: aiohttp.ClientSession | None = None, *, seconds: float = PROBE_SECONDS) -> bool:
     """Whether a GET of `url`, through `session` if given, is answered with 200 within `seconds`."""
     async with contextlib.AsyncExitStack() as closers:
         asking = session or await closers.enter_async_context(aiohttp.ClientSession())
@@ -57,7 +57,7 @@ async def is_well(url: str, session: aiohttp.ClientSession | None = None, *, sec
     return False
 
 
-_OF_STRANGERS: Final = WithoutErrors(HttpProcessingError, web.RequestPayloadError, ConnectionError)
+_CLIENT_ERRORS: Final = ErrorFilter(HttpProcessingError, web.RequestPayloadError, ConnectionError)
 """Suppress tracebacks for requests that are not HTTP or whose body does not match its Content-Encoding (the client got a 400 with the
 reason), and for disconnected clients."""
 
@@ -68,12 +68,12 @@ def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **o
     A connection is closed if it has not sent the complete head of a request within `idle_seconds` of its start or its last answer. Bodies
     are not decompressed here: bodies.py does it, with limits.
     """
-    server_logger.addFilter(_OF_STRANGERS)
-    app.on_response_prepare.append(_keep_from_other_pages)
+    server_logger.addFilter(_CLIENT_ERRORS)
+    app.on_response_prepare.append(_forbid_other_origins)
     return _Runner(app, access_log=None, keepalive_timeout=idle_seconds, auto_decompress=False, **options)
 
 
-async def _keep_from_other_pages(_: web.Request, answer: web.StreamResponse) -> None:
+async def _forbid_other_origins(_: web.Request, answer: web.StreamResponse) -> None:
     """Forbid pages of other origins to load the answer, for example as an image or a script."""
     answer.headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
 
@@ -120,7 +120,7 @@ def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
     app.on_response_prepare.append(limit)
 
 
-def own_visitors(visitors: Visitors, *, page: str = "") -> Any:
+def browser_access(visitors: BrowserAccess, *, page: str = "") -> Any:
     """Middleware that refuses requests by the rules of `visitors`; other sites may link to the route named `page`."""
 
     @web.middleware

@@ -88,7 +88,7 @@ class Tls:
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or str(error)
             raise SettingsError(
-                f"clients of this machine could not come in with TLS at {host}: {why}. AGL_TLS_CA names the authority of AGL_TLS_CERT "
+                f"clients of this machine could not connect with TLS to {host}: {why}. AGL_TLS_CA names the authority of AGL_TLS_CERT "
                 "(for a self-signed one the same file), and the certificate must be made for the host that clients dial (AGL_HOST)"
             ) from None
 
@@ -130,7 +130,7 @@ class Trust:
         certificate, key = _read(self.certificate, "AGL_TLS_CLIENT_CERT"), _read(self.key, "AGL_TLS_CLIENT_KEY")
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
-    def dialled_securely(self, address: str) -> bool:
+    def uses_tls(self, address: str) -> bool:
         """Whether connections to `address` (host:port, or with a scheme) use TLS."""
         scheme, separator, _ = address.partition("://")
         return scheme in SECURE if separator else self.by_default
@@ -152,7 +152,7 @@ def target(address: str) -> str:
 def aio_channel(address: str, options: Options = (), trust: Trust | None = None) -> grpc.aio.Channel:
     """Return a grpc.aio channel to `address`."""
     trust = trust or ambient()
-    if trust.dialled_securely(address):
+    if trust.uses_tls(address):
         return grpc.aio.secure_channel(target(address), trust.credentials(), options=options)
     return grpc.aio.insecure_channel(target(address), options=options)
 
@@ -160,7 +160,7 @@ def aio_channel(address: str, options: Options = (), trust: Trust | None = None)
 def channel(address: str, options: Options = ()) -> grpc.Channel:
     """Return a channel to `address`, for threads."""
     trust = ambient()
-    if trust.dialled_securely(address):
+    if trust.uses_tls(address):
         return grpc.secure_channel(target(address), trust.credentials(), options=options)
     return grpc.insecure_channel(target(address), options=options)
 

@@ -19,11 +19,11 @@ from agl_otel.net.http_server import listen, listens, make_runner, require_certi
 from agl_otel.net.tls import Tls
 from agl_otel.proxy.app import SCOPE_NAME, Proxy
 from agl_otel.proxy.forward import Limits
-from agl_otel.proxy.inheritance import Inheritance
 from agl_otel.proxy.journal import FOLDER, Journal
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.models import load as load_models
+from agl_otel.proxy.recovery import JournalRecovery
 from agl_otel.proxy.upstream import Budget, QueueUpstreams
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.registration import Registration
@@ -54,7 +54,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
         if journal is not None:
             closers.push_async_callback(asyncio.to_thread, journal.close)
         closers.push_async_callback(asyncio.to_thread, telemetry.shutdown)
-        inheritance = Inheritance(
+        recovery = JournalRecovery(
             settings.data_dir.absolute() / FOLDER,
             exporter.send,
             partial(_known, queue),
@@ -64,25 +64,18 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
         upstreams = QueueUpstreams(
             queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
         )
-        budget = Budget(settings.attempt_max_calls, settings.attempt_max_tokens)
-        limits = Limits(
-            budget=budget,
-            litellm_url=settings.litellm_url,
-            translate=settings.translate,
-            held_bytes=settings.proxy_max_in_flight_bytes,
-        )
         litellm = Litellm(settings.litellm, settings.data_dir.absolute()) if settings.litellm else None
         proxy = Proxy(
             upstreams,
             telemetry,
             token=token,
             own_keys=settings.proxy_own_keys,
-            limits=limits,
+            limits=_limits(settings),
             models=models,
             litellm=litellm,
             names=own_names(settings),
             journal=journal,
-            inheritance=inheritance,
+            recovery=recovery,
             queue=queue,
             address=url,
         )
@@ -101,6 +94,15 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
             raise InUseError.of_port(settings.host, settings.proxy_port, error, "AGL_PROXY_PORT") from None
         registration.start()
         yield Serving(f"the proxy serves on {url}")
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        budget=Budget(settings.attempt_max_calls, settings.attempt_max_tokens),
+        litellm_url=settings.litellm_url,
+        translate=settings.translate,
+        held_bytes=settings.proxy_max_in_flight_bytes,
+    )
 
 
 def _journal(settings: Settings, telemetry: Telemetry) -> Journal | None:

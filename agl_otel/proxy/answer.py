@@ -97,14 +97,14 @@ async def pass_on(
         small = web.Response(status=response.status, body=body, headers=passed(response, own=translated is None))
         await small.prepare(request)
         await small.write_eof()
-        call.handed = True
+        call.delivered = True
         return small
     out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
     out.content_length = len(body)
     await out.prepare(request)
     if not await _write(request, out, body, call, client_seconds):
         return out
-    call.handed = True
+    call.delivered = True
     await out.write_eof()
     return out
 
@@ -140,7 +140,7 @@ async def _stream(
             ready = translated(ready)
         if ready and not await _write(request, out, ready, call, client_seconds):
             return out
-        call.handed = call.handed or (last and call.no_whole_reply is None)  # clients may close after the last event
+        call.delivered = call.delivered or (last and call.no_whole_reply is None)  # clients may close after the last event
         if not piece:
             break
     await out.write_eof()

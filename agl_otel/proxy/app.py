@@ -19,18 +19,18 @@ from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
 from agl_otel.net import auth
 from agl_otel.net.bodies import Bodies, body_of
-from agl_otel.net.http_server import own_visitors, readable
+from agl_otel.net.http_server import browser_access, readable
 from agl_otel.net.in_flight import InFlight
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
 from agl_otel.proxy.forward import OWN_KEY, Forwarder, Limits
 from agl_otel.proxy.gate import Gate
-from agl_otel.proxy.inheritance import Inheritance
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
+from agl_otel.proxy.recovery import JournalRecovery
 from agl_otel.proxy.reply import Json, dicts, parse_object
 from agl_otel.proxy.upstream import Upstreams
 from agl_otel.proxy.witness import Queue, Witnesses
@@ -80,13 +80,14 @@ class Proxy:
         litellm: Litellm | None = None,
         names: Collection[str] | None = None,
         journal: Journal | None = None,
-        inheritance: Inheritance | None = None,
+        recovery: JournalRecovery | None = None,
         queue: Queue | None = None,
         address: str = "",
     ) -> None:
         """`own_keys`: whether calls of no attempt may bring a provider's key in place of the token.
 
-        `names`: see `auth.Visitors`; `queue`: gets an announcement, before an attempt's first call, that the proxy at `address` serves it.
+        `names`: see `auth.BrowserAccess`; `queue`: gets an announcement, before an attempt's first call, that the proxy at `address`
+        serves it.
         """
         self._upstreams = upstreams
         self._telemetry = telemetry
@@ -97,10 +98,10 @@ class Proxy:
         self._models = models if models is not None else ModelList()
         self._gate = gate or Gate()
         self._litellm = litellm
-        self._visitors = own_visitors(auth.Visitors(names))
+        self._visitors = browser_access(auth.BrowserAccess(names))
         self._attempts = Attempts(self._forget, idle=upstreams.forget)
         self._journal = journal
-        self._inheritance = inheritance
+        self._recovery = recovery
         self._recorder = Recorder(telemetry.whole_spans(SCOPE_NAME), self._attempts, journal)
         self._witnesses = Witnesses(queue, address, self._recorder.counts) if queue is not None else None
         if journal is not None:
@@ -110,7 +111,7 @@ class Proxy:
         self.meters = Meters()
         self._count = counted_requests(self.meters)
         self.meters.gauge("agl.proxy.attempts", "Attempts that are remembered.", lambda: [({}, len(self._attempts))])
-        self.meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.under_way)])
+        self.meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.in_flight)])
         self.meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
         self.meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
 
@@ -149,8 +150,8 @@ class Proxy:
         )
         await self._forwarder.start()
         self._expiring = asyncio.create_task(self._expire(), name="expire")
-        if self._inheritance is not None:
-            await self._inheritance.start()
+        if self._recovery is not None:
+            await self._recovery.start()
 
     def _forget(self, key: Key) -> None:
         self._telemetry.forget(*key)
@@ -171,8 +172,8 @@ class Proxy:
             await self._last_seals(running)
         if self._witnesses is not None:
             await self._witnesses.close()
-        if self._inheritance is not None:
-            await self._inheritance.stop()
+        if self._recovery is not None:
+            await self._recovery.stop()
 
     def _running(self) -> Forwarder:
         assert self._forwarder is not None, "the application was not started"
@@ -214,7 +215,7 @@ class Proxy:
                 **({"reason": trouble} if trouble else {}),
                 "marker": self._telemetry.marker,
                 "paused": self._gate.mode,
-                "under_way": self._gate.under_way,
+                "under_way": self._gate.in_flight,
                 "held": self._gate.held,
                 "version": forwarder.version,
                 "down": forwarder.health.down(),
@@ -277,8 +278,8 @@ class Proxy:
         ):  # pyright: ignore[reportUnknownArgumentType]  # any JSON
             raise UsageError('the body must be {"attempts": [[rollout id, attempt id], …]}')
         closed = await self._close([(str(r), str(a)) for r, a in pairs])
-        told = [{count.marker: count.spans for count in counts} if counts is not None else None for counts in closed]
-        return web.json_response({"counts": told})
+        counts_by_marker = [{count.marker: count.spans for count in counts} if counts is not None else None for counts in closed]
+        return web.json_response({"counts": counts_by_marker})
 
     async def _close(self, keys: Sequence[Key]) -> list[list[_Closed] | None]:
         """Close, seal and flush attempts; return the counts of this process, and of dead ones on this disk, for each.
@@ -298,8 +299,8 @@ class Proxy:
             self._attempts.close(key)
         counts = await self._last_seals(keys)
         before: list[list[Count] | None] = [[] for _ in keys]
-        if self._inheritance is not None:
-            before = await self._inheritance.counts(keys, timeout_seconds=self._flush_seconds)
+        if self._recovery is not None:
+            before = await self._recovery.counts(keys, timeout_seconds=self._flush_seconds)
         own = [[count] if (count := counts.get(key)) is not None else [] for key in keys]
         return [
             [
@@ -328,12 +329,12 @@ class Proxy:
         gone = cast("list[str]", ids)
         if self._journal is not None:
             await asyncio.to_thread(self._journal.forget, gone)
-        if self._inheritance is not None:
-            await self._inheritance.forget(gone)
+        if self._recovery is not None:
+            await self._recovery.forget(gone)
         return web.json_response({"deleted": len(gone)})
 
     def _refusal(self, request: web.Request, *scopes: str) -> str | None:
-        return auth.PROXY.opens(self._token, [auth.shown_to_proxy(request.headers)], *scopes)
+        return auth.PROXY.refusal_of_all(self._token, [auth.shown_to_proxy(request.headers)], *scopes)
 
     def _authorise(self, request: web.Request, *scopes: str) -> None:
         if (why := self._refusal(request, *scopes)) is not None:

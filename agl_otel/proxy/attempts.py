@@ -29,8 +29,8 @@ class Try(NamedTuple):
     """The fingerprint of a call's request, to find which call a retry repeats."""
 
     fingerprint: bytes
-    wish: int
-    good: bool | None = None
+    logical_number: int
+    succeeded: bool | None = None
 
 
 @dataclass(slots=True)
@@ -45,44 +45,44 @@ class Attempt:
     """Tokens sampled."""
     latest: float = 0.0
     """Start time of the latest call; infinite once the attempt is idle."""
-    said: TokenPrefixes = field(default_factory=TokenPrefixes)
-    messages: MessagePrefixes = field(default_factory=MessagePrefixes)
-    wishes: int = 0
+    token_prefixes: TokenPrefixes = field(default_factory=TokenPrefixes)
+    message_prefixes: MessagePrefixes = field(default_factory=MessagePrefixes)
+    logical_calls: int = 0
     """Logical calls: those that are not retries of others."""
     _tries: OrderedDict[int, Try] = field(default_factory=OrderedDict[int, "Try"])
 
-    def tried(self, call: int, fingerprint: bytes, *, retry: bool) -> tuple[int | None, int]:
+    def record_request(self, call: int, fingerprint: bytes, *, retry: bool) -> tuple[int | None, int]:
         """Record a call's request; return (the earlier call that a retry repeats, if any, the logical call number).
 
         The earlier call has the same request; it is the latest that failed, else the only one. Among several that succeeded the repeated
         one is unknown (None). A retry has the logical call number of the call that it repeats.
         """
         earlier = [(number, one) for number, one in self._tries.items() if one.fingerprint == fingerprint] if retry else []
-        failed = [number for number, one in earlier if one.good is False]
+        failed = [number for number, one in earlier if one.succeeded is False]
         found = failed[-1] if failed else earlier[0][0] if len(earlier) == 1 else None
-        self.wishes += found is None
-        wish = self.wishes if found is None else self._tries.pop(found).wish
-        self._tries[call] = Try(fingerprint, wish)
+        self.logical_calls += found is None
+        logical = self.logical_calls if found is None else self._tries.pop(found).logical_number
+        self._tries[call] = Try(fingerprint, logical)
         if len(self._tries) > MAX_TRIES:
             self._tries.popitem(last=False)
-        return found, wish
+        return found, logical
 
-    def forget_said(self) -> int:
+    def drop_history(self) -> int:
         """Drop the history, so that later calls are stored in full; return how many items were dropped."""
         held = self.held
-        self.said, self.messages, self.held = TokenPrefixes(), MessagePrefixes(), 0
+        self.token_prefixes, self.message_prefixes, self.held = TokenPrefixes(), MessagePrefixes(), 0
         return held
 
-    def rest(self) -> int:
+    def drop_all_but_counts(self) -> int:
         """Keep the counts only; return how many items of the history were dropped."""
         self.latest = math.inf
         self._tries.clear()
-        return self.forget_said()
+        return self.drop_history()
 
-    def ended(self, call: int, *, good: bool) -> None:
+    def record_end(self, call: int, *, succeeded: bool) -> None:
         """Record whether the call succeeded."""
         if call in self._tries:
-            self._tries[call] = self._tries[call]._replace(good=good)
+            self._tries[call] = self._tries[call]._replace(succeeded=succeeded)
 
 
 class Attempts:
@@ -128,11 +128,11 @@ class Attempts:
         if not prompt or not replies:
             return None
         self._hold(attempt, len(replies))
-        return attempt.said.continued(call, prompt, replies)
+        return attempt.token_prefixes.continued(call, prompt, replies)
 
     def remember(self, attempt: Attempt, call: int, digests: Sequence[bytes]) -> None:
         """Index the messages of a call, given by their digests, so that later calls can refer to them."""
-        self._hold(attempt, attempt.messages.remember(call, digests))
+        self._hold(attempt, attempt.message_prefixes.remember(call, digests))
 
     def _hold(self, attempt: Attempt, count: int) -> None:
         """Count remembered items; beyond the limit drop the longest histories, so that later calls of those attempts are stored in full."""
@@ -140,7 +140,7 @@ class Attempts:
         self._held += count
         if self._held > self._max_held:
             for each in sorted(self._attempts.values(), key=lambda each: each.held, reverse=True):
-                self._held -= each.forget_said()
+                self._held -= each.drop_history()
                 if self._held <= self._max_held * 7 // 8:  # some slack, so that the next call does not sort again
                     break
 
@@ -166,7 +166,7 @@ class Attempts:
                 self._forget(key)
         for key, attempt in self._attempts.items():
             if not attempt.active and attempt.latest + IDLE_SECONDS <= now:
-                self._held -= attempt.rest()
+                self._held -= attempt.drop_all_but_counts()
                 self._idle(key)
 
     def is_closed(self, key: Key) -> bool:

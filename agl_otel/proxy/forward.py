@@ -27,10 +27,10 @@ from agl_otel.net.bodies import body_of
 from agl_otel.proxy import crowded
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
+from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
 from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
-from agl_otel.proxy.native import NO_ROUTE, REFUSED, Native, Place, Translate, names_any
 from agl_otel.proxy.outgoing import REDIRECT, RedirectedError, RefusedAnswerError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
@@ -45,7 +45,7 @@ from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
 CONNECT_SECONDS: Final = 10.0
-QUESTION_SECONDS: Final = 30.0  # for an answer to a probe (native.py)
+PROBE_SECONDS: Final = 30.0  # for an answer to a probe (capabilities.py)
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may send nothing: a long prompt behind a full batch
 KEEP_ALIVE_SECONDS: Final = 3.0  # shorter than the 5 s after which uvicorn, and so vLLM, closes
 LARGE_BYTES: Final = 1 << 20
@@ -107,13 +107,13 @@ class Forwarder:
         self._limits = limits
         self._token = token
         self._settling: asyncio.TimerHandle | None = None
-        self._native = Native(limits.translate, can_translate=litellm is not None)
+        self._capabilities = Capabilities(limits.translate, can_translate=litellm is not None)
         self._litellm = litellm
         self._translation = (
             Translation(
                 litellm,
                 recorder,
-                self._tried,
+                self._try_endpoints,
                 client_seconds=limits.client_seconds,
                 silence_seconds=limits.silence_seconds,
                 answer_bytes=limits.answer_bytes,
@@ -147,7 +147,7 @@ class Forwarder:
     async def close(self) -> None:
         """Close the connections, and stop litellm."""
         self.settle()
-        await self._native.close()
+        await self._capabilities.close()
         await self._session.close()
         if self._translation is not None:
             await self._translation.stop()
@@ -158,41 +158,41 @@ class Forwarder:
         Raises UsageError, NotFoundError, UnavailableError or RefusedError if nothing was forwarded.
         """
         raw = await body_of(request)
-        asked = crowded.read(raw, request.path)
+        body = crowded.read(raw, request.path)
         await self._gate.enter()
         try:
-            model = asked.get("model")
+            model = body.get("model")
             route = await self._route(request, key, model)
             served, pool = _by_litellm(route.pool), route.pool
             if served is not None:
-                raw, asked = for_litellm(asked, dialect.fields, served, request.path)
-                pool = [await self._located(each) for each in pool]
+                raw, body = for_litellm(body, dialect.fields, served, request.path)
+                pool = [await self._with_litellm_address(each) for each in pool]
             if key is not None:  # last: the attempt may be closed during any await
                 self._admit(key, (route.budget or self._limits.budget) if dialect.samples else Budget())
-            return await self._recorded(request, key, dialect, raw, asked, pool, route.seed)
+            return await self._forward_recorded(request, key, dialect, raw, body, pool, route.seed)
         finally:
             self._gate.leave()
 
     async def pass_through(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
         """Forward a request without recording it."""
         raw = await body_of(request)
-        asked = crowded.read(raw, request.path) if raw else None
-        model = asked.get("model") if asked is not None else None
+        body = crowded.read(raw, request.path) if raw else None
+        model = body.get("model") if body is not None else None
         pool = (await self._route(request, key, model)).pool
-        if asked is not None and (served := _by_litellm(pool)) is not None:
+        if body is not None and (served := _by_litellm(pool)) is not None:
             known = DIALECTS.get(path.partition("/")[0])  # count_tokens takes a request of messages
-            raw, asked = for_litellm(asked, known.fields if known is not None else (), served, request.path)
-        upstream = await self._located(self.health.order(pool, key[0] if key is not None else None)[0])
-        if asked is not None and isinstance(model, str) and upstream.model:
-            raw = with_fields(raw, asked, _keyed({"model": upstream.model}, upstream))
+            raw, body = for_litellm(body, known.fields if known is not None else (), served, request.path)
+        upstream = await self._with_litellm_address(self.health.order(pool, key[0] if key is not None else None)[0])
+        if body is not None and isinstance(model, str) and upstream.model:
+            raw = with_fields(raw, body, _with_key({"model": upstream.model}, upstream))
         headers = self._headers(request, upstream, _KEY_HEADERS)
-        if asked is not None:
+        if body is not None:
             headers["content-type"] = "application/json"  # it was parsed as JSON here
         try:
             url = f"{upstream.base_url}/{path}"
-            async with ask(self._session, request.method, url, data=_sent(raw) or None, headers=headers) as response:
-                body = await whole(response, self._limits.answer_bytes)
-                return web.Response(status=response.status, body=body, headers=passed(response))
+            async with ask(self._session, request.method, url, data=_request_data(raw) or None, headers=headers) as response:
+                content = await whole(response, self._limits.answer_bytes)
+                return web.Response(status=response.status, body=content, headers=passed(response))
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
             return _failure(error, upstream)
 
@@ -202,10 +202,10 @@ class Forwarder:
         if not request.get(OWN_KEY):
             return route
         if any(each.provider != "openai" for each in route.pool):
-            raise RefusedError(f"model {model!r} is asked with the stack's own key: show the stack's token", status=401, code="wrong_key")
+            raise RefusedError(f"model {model!r} is called with the stack's own key: send the stack's token", status=401, code="wrong_key")
         return replace(route, pool=[each.without_secrets() for each in route.pool])
 
-    async def _located(self, upstream: Upstream) -> Upstream:
+    async def _with_litellm_address(self, upstream: Upstream) -> Upstream:
         """Return the upstream with litellm's address if litellm serves it. Raises RefusedError without a litellm."""
         if upstream.provider == "openai":
             return upstream
@@ -237,31 +237,31 @@ class Forwarder:
                     f"attempt {key[1]} of rollout {key[0]} has used its budget: {used} of {limit} {name}", status=403, code="budget"
                 )
 
-    async def _recorded(
-        self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, asked: Json, pool: Sequence[Upstream], seed: int | None
+    async def _forward_recorded(
+        self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream], seed: int | None
     ) -> web.StreamResponse:
         stranger = request.get(OWN_KEY, False)
         traceparent = None if stranger else request.headers.get("traceparent")
-        shown = as_sampled(asked, pool[0].fields)
+        shown = as_sampled(body, pool[0].fields)
         retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # needed to know whether the first try failed
         caller = None if stranger else caller_of(request.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         if seed is not None and dialect.samples:
-            drawn = {SEED: call_seed(seed, call.wish)}
+            drawn = {SEED: call_seed(seed, call.logical_number)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
             call.body = {**drawn, **shown}
         try:
             if self._witnesses is not None and key is not None:
                 await self._witnesses.announce(key, call.span.marker)
             ordered = self.health.order(pool, key[0] if key is not None else None)
-            if not (dialect.via_chat and self._goes_by_chat(request, ordered[0], asked, dialect)):
+            if not (dialect.via_chat and self._goes_by_chat(request, ordered[0], body, dialect)):
                 with contextlib.suppress(_NoRouteError):
-                    return await self._tried(request, ordered, raw, asked, call)
-            return await self._translated(request, ordered, raw, asked, call)
+                    return await self._try_endpoints(request, ordered, raw, body, call)
+            return await self._forward_translated(request, ordered, raw, body, call)
         except (asyncio.CancelledError, ConnectionResetError):
-            if not call.handed:
+            if not call.delivered:
                 call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
@@ -269,18 +269,22 @@ class Forwarder:
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.settle)
 
-    async def _translated(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
+    async def _forward_translated(
+        self, request: web.Request, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call
+    ) -> web.StreamResponse:
         if self._translation is not None:
-            return await self._translation.ask(request, pool, raw, asked, call)
+            return await self._translation.ask(request, pool, raw, body, call)
         call.status = 501
         raise RefusedError(
-            f"the model server {_shown(pool[0])} has no route /{call.dialect.path}, and litellm, which would ask it by chat/completions, "
-            f"is not set up: {HOW}",
+            f"the model server {_public_address(pool[0])} has no route /{call.dialect.path}, and litellm, which would translate the "
+            f"call to chat/completions, is not set up: {HOW}",
             status=501,
             code="no_litellm",
         )
 
-    async def _tried(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
+    async def _try_endpoints(
+        self, request: web.Request, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call
+    ) -> web.StreamResponse:
         """Try one endpoint after the other until one answers."""
         answer: web.StreamResponse | None = None
         for number in range(MAX_TRIES):
@@ -288,13 +292,13 @@ class Forwarder:
             call.tries = number + 1
             last = number + 1 == MAX_TRIES
             try:
-                answer = await self._exchange(request, upstream, raw, asked, call, may_skip=not last and len(pool) > 1)
+                answer = await self._exchange(request, upstream, raw, body, call, may_skip=not last and len(pool) > 1)
             except RedirectedError as error:
                 failure = _failure(error, upstream)
                 call.status, call.incomplete = failure.status, "upstream_redirect"
                 return failure
             except (aiohttp.ClientError, OSError) as error:
-                if isinstance(error, ConnectionResetError) and _is_gone(request):
+                if isinstance(error, ConnectionResetError) and _has_disconnected(request):
                     raise
                 timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
                 self.health.failed(upstream.base_url)
@@ -308,7 +312,7 @@ class Forwarder:
         raise AssertionError("the last try answers or fails")
 
     async def _exchange(
-        self, request: web.Request, upstream: Upstream, raw: bytes, asked: Json, call: Call, *, may_skip: bool
+        self, request: web.Request, upstream: Upstream, raw: bytes, body: Json, call: Call, *, may_skip: bool
     ) -> web.StreamResponse | None:
         """Call one endpoint; return None if it answers that it cannot serve now and `may_skip` is set."""
         dialect = call.dialect
@@ -317,23 +321,23 @@ class Forwarder:
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.context)
         url = f"{upstream.base_url}/{dialect.path}"
-        place, question = _place(upstream, dialect, asked, headers), partial(self._question, request, upstream)
-        for capture in (False,) if self._native.is_plain(place) else (True, False):
-            prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.fields, capture=capture)
+        place, send_probe = _place(upstream, dialect, body, headers), partial(self._send_probe, request, upstream)
+        for capture in (False,) if self._capabilities.is_plain(place) else (True, False):
+            prepared = prepare(dialect, body, model=upstream.model, sampling=upstream.fields, capture=capture)
             if self._recorder.unsettled:  # while the model server works
                 asyncio.get_running_loop().call_soon(self.settle)
-            sent = _sent(with_fields(raw, asked, _keyed(prepared.fields, upstream)))
+            sent = _request_data(with_fields(raw, body, _with_key(prepared.fields, upstream)))
             self._recorder.forwarded(call)
             async with ask(self._session, "POST", url, data=sent, headers=headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)
                     return None
                 self.health.answered(upstream.base_url)
-                body = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
-                if response.status in NO_ROUTE and dialect.via_chat and await self._native.lacks_route(place, dialect, question):
+                content = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
+                if response.status in NO_ROUTE and dialect.via_chat and await self._capabilities.lacks_route(place, dialect, send_probe):
                     raise _NoRouteError
-                if body is not None and response.status in REFUSED and names_any(body, prepared.added):
-                    self._native.look(place, dialect, question)
+                if content is not None and response.status in REFUSED and names_any(content, prepared.added):
+                    self._capabilities.probe(place, dialect, send_probe)
                     continue
                 answer = await pass_on(
                     request,
@@ -342,30 +346,30 @@ class Forwarder:
                     call,
                     client_seconds=self._limits.client_seconds,
                     most=self._limits.answer_bytes,
-                    body=body,
+                    body=content,
                     write_down=self._recorder.write_down,
                 )
-            self._native.answered(place, call, upstream, question)
+            self._capabilities.answered(place, call, upstream, send_probe)
             return answer
         raise AssertionError("without extras nothing is refused because of them")
 
-    async def _question(self, request: web.Request, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
-        """Send a probe (native.Ask)."""
-        headers = CIMultiDict(_own(self._headers(request, upstream, dialect.key_headers), upstream))
+    async def _send_probe(self, request: web.Request, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
+        """Send a probe (capabilities.Ask)."""
+        headers = CIMultiDict(_credentials(self._headers(request, upstream, dialect.key_headers), upstream))
         headers["content-type"] = "application/json"
-        data = encoded(_keyed(body, upstream))
+        data = encoded(_with_key(body, upstream))
         try:
             async with (
-                asyncio.timeout(QUESTION_SECONDS),
+                asyncio.timeout(PROBE_SECONDS),
                 ask(self._session, "POST", f"{upstream.base_url}/{dialect.path}", data=data, headers=headers) as response,
             ):
                 return response.status, await whole(response, self._limits.answer_bytes)
         except (aiohttp.ClientError, OSError, RedirectedError):
             return 0, b""
 
-    def _goes_by_chat(self, request: web.Request, upstream: Upstream, asked: Json, dialect: Dialect) -> bool:
+    def _goes_by_chat(self, request: web.Request, upstream: Upstream, body: Json, dialect: Dialect) -> bool:
         headers = self._headers(request, upstream, dialect.key_headers)
-        return self._native.is_asked_by_chat(dialect, upstream, _place(upstream, dialect, asked, headers))
+        return self._capabilities.uses_chat(dialect, upstream, _place(upstream, dialect, body, headers))
 
     def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
         agent = request.get(AGENT, request)
@@ -411,30 +415,30 @@ def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
     return max(0, whole_of(number)), digest
 
 
-def _keyed(fields: Json, upstream: Upstream) -> Json:
+def _with_key(fields: Json, upstream: Upstream) -> Json:
     """The fields to set in a body, with the provider's key for litellm."""
     return {**fields, KEY_FIELD: upstream.provider_key} if upstream.provider_key else fields
 
 
-def _sent(body: bytes) -> bytes | io.BytesIO:
+def _request_data(body: bytes) -> bytes | io.BytesIO:
     """Wrap a large body, so that it is sent in pieces and other calls run in between."""
     return body if len(body) < LARGE_BYTES else io.BytesIO(body)
 
 
-def _place(upstream: Upstream, dialect: Dialect, asked: Json, headers: CIMultiDict[str]) -> Place:
-    """The Place (native.py) of a call with these headers."""
-    model = upstream.model or asked.get("model")
-    shown = repr((upstream.provider_key, _own(headers, upstream))).encode(errors="surrogateescape")
+def _place(upstream: Upstream, dialect: Dialect, body: Json, headers: CIMultiDict[str]) -> Place:
+    """The Place (capabilities.py) of a call with these headers."""
+    model = upstream.model or body.get("model")
+    shown = repr((upstream.provider_key, _credentials(headers, upstream))).encode(errors="surrogateescape")
     return Place(upstream.base_url, dialect.path, model if isinstance(model, str) else "", blake2b(shown, digest_size=16).digest())
 
 
-def _own(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[str, str]]:
+def _credentials(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[str, str]]:
     """The credentials among the headers of a call: keys, and headers added by its resource."""
     names = {*_KEY_HEADERS, *(name.lower() for name in upstream.headers)}
     return [(name.lower(), value) for name, value in headers.items() if name.lower() in names]
 
 
-def _is_gone(request: web.Request) -> bool:
+def _has_disconnected(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
@@ -448,13 +452,13 @@ def _failure(error: Exception, upstream: Upstream) -> web.Response:
     if isinstance(error, RedirectedError):
         return error_response(502, f"the model server {error}", REDIRECT)
     if isinstance(error, RefusedAnswerError):
-        return error_response(502, f"the model server {_shown(upstream)} {error}", error.code)
+        return error_response(502, f"the model server {_public_address(upstream)} {error}", error.code)
     if isinstance(error, TimeoutError):
-        return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
+        return error_response(504, f"the model server {_public_address(upstream)} did not answer in time", "timeout")
     why = f"cannot be reached or broke off: {error_text(error)}"
-    return error_response(502, f"the model server {_shown(upstream)} {why}", "upstream_error")
+    return error_response(502, f"the model server {_public_address(upstream)} {why}", "upstream_error")
 
 
-def _shown(upstream: Upstream) -> str:
+def _public_address(upstream: Upstream) -> str:
     """The upstream's address without credentials, for agents and spans."""
     return without_secrets(upstream.base_url)

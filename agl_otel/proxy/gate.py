@@ -25,9 +25,9 @@ class Gate:
         self._hold_seconds = hold_seconds
         self._clock = clock
         self._mode: Mode | None = None
-        self._told = asyncio.Event()
+        self._mode_changed = asyncio.Event()
         self._changed = asyncio.Event()
-        self.under_way = 0
+        self.in_flight = 0
         self.held = 0
 
     @property
@@ -39,11 +39,11 @@ class Gate:
         """Wait until the call may proceed; each `enter` that returns needs a `leave`. Raises RefusedError."""
         if self._mode is not None:
             await self._wait()
-        self.under_way += 1
+        self.in_flight += 1
 
     def leave(self) -> None:
         """Count a call as ended."""
-        self.under_way -= 1
+        self.in_flight -= 1
         self._changed.set()
 
     async def close(self, mode: Mode, *, wait_seconds: float) -> int:
@@ -51,10 +51,10 @@ class Gate:
         self._change(mode)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
-                while self.under_way:
+                while self.in_flight:
                     self._changed.clear()
                     await self._changed.wait()
-        return self.under_way
+        return self.in_flight
 
     def open(self) -> None:
         """Open the gate; held calls proceed first."""
@@ -62,8 +62,8 @@ class Gate:
 
     def _change(self, mode: Mode | None) -> None:
         self._mode = mode
-        told, self._told = self._told, asyncio.Event()
-        told.set()
+        changed, self._mode_changed = self._mode_changed, asyncio.Event()
+        changed.set()
 
     async def _wait(self) -> None:
         deadline = self._clock() + self._hold_seconds
@@ -71,12 +71,12 @@ class Gate:
         try:
             while self._mode == "hold":
                 async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                    await self._told.wait()
+                    await self._mode_changed.wait()
         except TimeoutError:
             pass
         finally:
             self.held -= 1
         if self._mode is not None:
             raise RefusedError(
-                "the model server is being given new weights: try again soon", status=429, code="paused", retry_seconds=RETRY_SECONDS
+                "the model server is loading new weights: try again soon", status=429, code="paused", retry_seconds=RETRY_SECONDS
             )

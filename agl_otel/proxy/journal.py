@@ -10,7 +10,7 @@ COUNT and CLOSED (the attempt is closed, and all of it stored): [rollout, attemp
 dropped, the call's span id], then END's spans. SETTLED (acknowledged or given up by the exporter): [no rollout], then span ids of calls.
 
 A write error, such as a full disk, fails no call. The attempt then counts a dropped span, and the file `whole` is renamed to `lossy`, which
-works on a full disk, too: it tells later readers of the journal (inheritance.py) that records are missing.
+works on a full disk, too: it tells later readers of the journal (recovery.py) that records are missing.
 """
 
 from __future__ import annotations

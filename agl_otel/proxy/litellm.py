@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from agl_otel.errors import InUseError, RefusedError, SettingsError, UnavailableError
-from agl_otel.net.http_server import is_well
+from agl_otel.net.http_server import is_healthy
 from agl_otel.service.processes import Process
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import free_port
@@ -111,7 +111,7 @@ class Litellm:
     def absent(self, what: str) -> RefusedError:
         """The error for a call that needs litellm."""
         log = self._process.log if self._process is not None else self._folder
-        message = f"litellm, which translates this call, {what}; it is started again by itself. See {log}; AGL_LITELLM is {self._python}"
+        message = f"litellm, which translates this call, {what}; it is restarted by itself. See {log}; AGL_LITELLM is {self._python}"
         return RefusedError(message, status=503, code="litellm_down", retry_seconds=1)
 
     async def _watch(self, capture_url: str) -> None:
@@ -129,7 +129,7 @@ class Litellm:
                 assert self._process is not None
                 self._is("down", f"it ended with exit code {await self._process.wait()}")
             failures += 1
-            logger.warning("litellm is down: %s; it is started again in %.0f s", self.why, RESTART.seconds(failures))
+            logger.warning("litellm is down: %s; it is restarted in %.0f s", self.why, RESTART.seconds(failures))
             await asyncio.sleep(RESTART.seconds(failures))
 
     async def _launch(self, capture_url: str) -> None:
@@ -143,7 +143,7 @@ class Litellm:
         environment = {**_ENVIRONMENT, "LITELLM_MASTER_KEY": self._key}
         self._process = Process("litellm", argv, log=self._folder / "logs" / "litellm.log", env=environment)
         await self._process.start()
-        await self._process.ready(lambda: is_well(f"http://127.0.0.1:{port}/health/liveliness"), timeout_seconds=READY_SECONDS)
+        await self._process.ready(lambda: is_healthy(f"http://127.0.0.1:{port}/health/liveliness"), timeout_seconds=READY_SECONDS)
         self._url = f"http://127.0.0.1:{port}/v1"
 
     def _is(self, state: State, why: str = "") -> None:

@@ -15,7 +15,7 @@ from agl_otel.text import error_text
 TIMEOUT_SECONDS: Final = 30.0
 
 
-async def hand_over(proxy: str, models: Sequence[Mapping[str, Any]], *, token: str = "") -> None:
+async def replace_models(proxy: str, models: Sequence[Mapping[str, Any]], *, token: str = "") -> None:
     """Replace the model list of the proxy at `proxy` (its base URL); models.py describes the form.
 
     Raises ModelServerError if the proxy rejects it, UnavailableError if it cannot be reached.
@@ -30,6 +30,6 @@ async def hand_over(proxy: str, models: Sequence[Mapping[str, Any]], *, token: s
             if answer.status != 200:
                 raise ModelServerError(f"the proxy {proxy} did not take the models (HTTP {answer.status}): {await answer.text()}")
     except RedirectedError as error:
-        raise ModelServerError(f"what is said to be the proxy is none: {error}") from None
+        raise ModelServerError(f"the address of the proxy is not that of a proxy: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
         raise UnavailableError(f"the proxy {proxy} cannot be reached: {error_text(error)}") from error

@@ -37,7 +37,7 @@ class RefusedAnswerError(aiohttp.ClientError):
 
 def oversized(what: str) -> RefusedAnswerError:
     """The error for an answer that is too large."""
-    return RefusedAnswerError(f"answers too much: {what}: the proxy takes no more", OVERSIZED)
+    return RefusedAnswerError(f"sends too large an answer: {what}: the proxy takes no more", OVERSIZED)
 
 
 @contextlib.asynccontextmanager
@@ -45,11 +45,12 @@ async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: 
     """Yield the answer to a request; `options` are aiohttp's. Raises RedirectedError, RefusedAnswerError, aiohttp.ClientError, OSError."""
     async with session.request(method, url, allow_redirects=False, **options) as response:
         if 300 <= response.status < 400:
-            raise RedirectedError(_told(url, response.status, response.headers.get("location", "")))
+            raise RedirectedError(_redirect_message(url, response.status, response.headers.get("location", "")))
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
-            told = f"answers with Content-Encoding: {printable(encoding[:_MOST_SHOWN])}, and was asked for none (Accept-Encoding: identity)"
-            raise RefusedAnswerError(told, PACKED)
+            shown = printable(encoding[:_MOST_SHOWN])
+            message = f"answers with Content-Encoding: {shown}, although none was requested (Accept-Encoding: identity)"
+            raise RefusedAnswerError(message, PACKED)
         yield response
 
 
@@ -66,18 +67,18 @@ async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(body)
 
 
-def _told(url: str, status: int, location: str) -> str:
+def _redirect_message(url: str, status: int, location: str) -> str:
     server, own = without_secrets(url), _origin(url)
     try:
         named = _origin(urljoin(url, location)) if location else ""
     except ValueError:
         named = ""
     if not named:
-        return f"{server} answered with HTTP {status} and no place to look instead: is this its address?"
+        return f"{server} answered with HTTP {status} without a location: is this its address?"
     where = "another path of its own" if named == own else named
     return (
-        f"{server} redirects to {where}, and no redirect is followed, because prompts and keys would go along: "
-        "if you trust that address, name it in place of the other"
+        f"{server} redirects to {where}, and redirects are not followed, because prompts and keys would be sent there: "
+        "if you trust that address, configure it instead"
     )
 
 

@@ -93,11 +93,11 @@ def tool_definitions(body: Mapping[str, Any]) -> str | None:
 
 def dump(messages: Iterable[Json]) -> str:
     """Encode messages as the attribute's value; if too long, a note replaces the oldest."""
-    return dump_told(messages)[0]
+    return dump_checked(messages)[0]
 
 
-def dump_told(messages: Iterable[Json]) -> tuple[str, bool]:
-    """Return the value of `dump`, and whether it has all messages."""
+def dump_checked(messages: Iterable[Json]) -> tuple[str, bool]:
+    """Return the value of `dump`, and whether it holds all messages."""
     texts = [dense(message) for message in messages]
     short = sum(map(len, texts)) > MAX_TEXT
     return clean(f"[{','.join(_shortened(texts) if short else texts)}]"), not short

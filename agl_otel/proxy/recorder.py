@@ -19,7 +19,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from agl_otel.proxy.attempts import Attempt, Attempts
 from agl_otel.proxy.dialects import Dialect
 from agl_otel.proxy.journal import Journal
-from agl_otel.proxy.parts import clean, dump, dump_told, output_message, tool_definitions
+from agl_otel.proxy.parts import clean, dump, dump_checked, output_message, tool_definitions
 from agl_otel.proxy.prefixes import Prefix
 from agl_otel.proxy.reply import MAX_IDS, Choice, Reply
 from agl_otel_hook import conventions
@@ -48,7 +48,7 @@ DEFECT_TEXTS: Final = {
     "logprobs_not_finite": "the model server returned a log-prob that is not finite",
     "logprobs_other_tokens": "the model server returned log-probs that name other tokens than its token ids",
     "logprobs_above_zero": "the model server returned a log-prob above 0",
-    "ids_out_of_range": "the model server returned token ids that are none, or beyond its vocabulary",
+    "ids_out_of_range": "the model server returned invalid token ids, or ids beyond its vocabulary",
     "too_many_ids": f"the model server returned more than {MAX_IDS} token ids or log-probs",
     "no_prompt_ids": "the model server returned token ids of the reply and none of the prompt",
     "token_count": "the model server counted another number of tokens than it returned ids of",
@@ -59,7 +59,7 @@ DEFECT_TEXTS: Final = {
 """{defect of a reply: its text for the log}."""
 
 
-class _Seen(NamedTuple):
+class _Completed(NamedTuple):
     """Results of a completed answer that are computed only once."""
 
     defect: str | None
@@ -81,7 +81,7 @@ class Call:
     number: int
     """Number of a model call in its attempt, from 1; 0 for other calls."""
     span: Begun
-    """The span of the first choice; those of further choices are made when the answer is complete."""
+    """The span of the first choice; those of further choices are built when the answer is complete."""
     body: Mapping[str, Any]
     """The request."""
     start_time: int
@@ -92,7 +92,7 @@ class Call:
     retry: int = 0
     """The client's retry count; 0 is the first try."""
     retry_of: int | None = None
-    wish: int = 0
+    logical_number: int = 0
     """Logical call number: a retry has the number of the call that it repeats, and so the same sampling seed."""
     status: int = 0
     model_version: str | None = None
@@ -104,13 +104,13 @@ class Call:
     """Why the answer was not received or passed on in full."""
     is_forwarded: bool = False
     """Whether the call may have reached a model server."""
-    handed: bool = False
+    delivered: bool = False
     """Whether the whole answer was written to the client's connection; a client that closes after that did not abandon the call."""
-    seen: _Seen | None = None
-    made: list[WholeSpan] = field(default_factory=list[WholeSpan])
+    completed: _Completed | None = None
+    built: list[WholeSpan] = field(default_factory=list[WholeSpan])
     """The spans, as written to the journal."""
-    made_of: tuple[Any, ...] = ()
-    """The value of `changeable` when `made` was built."""
+    built_from: tuple[Any, ...] = ()
+    """The value of `changeable` when `built` was built."""
 
     @property
     def no_whole_reply(self) -> str | None:
@@ -162,7 +162,7 @@ class Recorder:
             self._journal.known(span)
         call = Call(key, dialect, attempt, number, span, body, time.time_ns(), Reply(), caller, retry)
         if attempt is not None and number:
-            call.retry_of, call.wish = attempt.tried(number, fingerprint, retry=retry > 0)
+            call.retry_of, call.logical_number = attempt.record_request(number, fingerprint, retry=retry > 0)
             self.counts["retries"] += retry > 0
         self.counts["calls"] += 1
         return call
@@ -179,13 +179,13 @@ class Recorder:
         self._write_down(call)
 
     def _write_down(self, call: Call) -> None:
-        if call.made and call.made_of == call.changeable:
+        if call.built and call.built_from == call.changeable:
             return
         self.forwarded(call)  # calls refused before that count as well
-        earlier, call.made, call.made_of = call.made, self._made(call), call.changeable
+        earlier, call.built, call.built_from = call.built, self._build(call), call.changeable
         if self._journal is not None:
             self._journal.settled(earlier)
-            self._journal.end(call.span, call.made)
+            self._journal.end(call.span, call.built)
 
     def ended(self, call: Call) -> None:
         """Queue an ended call for `settle`, which exports its spans later, so that no call waits for the export."""
@@ -213,34 +213,34 @@ class Recorder:
         if call.attempt is not None:
             call.attempt.active -= 1
         self._write_down(call)
-        assert call.seen is not None, "it is written down"
+        assert call.completed is not None, "it is written down"
         failed = call.failed
         if call.attempt is not None:
-            call.attempt.ended(call.number, good=failed is None)
+            call.attempt.record_end(call.number, succeeded=failed is None)
         sampled = any(choice.token_ids for choice in call.reply.choices.values())
         if failed:
             self._count("failed", failed)
-        elif call.dialect.samples and not sampled and not call.seen.defect:
+        elif call.dialect.samples and not sampled and not call.completed.defect:
             self._count("without_token_ids", "the model server returned no token ids: these calls cannot be trained on")
-        for span, made in zip(call.seen.spans, call.made, strict=True):
-            self._spans.end(span, made)
+        for span, built in zip(call.completed.spans, call.built, strict=True):
+            self._spans.end(span, built)
 
-    def _made(self, call: Call) -> list[WholeSpan]:
+    def _build(self, call: Call) -> list[WholeSpan]:
         """Build the spans of a call from its current state."""
-        if call.seen is None:
-            call.seen = self._see(call)
+        if call.completed is None:
+            call.completed = self._complete(call)
         failed = call.failed
-        asked, error = _asked(call), clean(failed) if failed else None
-        made: list[WholeSpan] = []
-        for place, (span, index) in enumerate(zip(call.seen.spans, sorted(call.reply.choices) or [0], strict=False)):
-            said, choice = call.seen.messages[min(place, 1)], call.reply.choices.get(index, Choice())
-            attributes = asked | said | self._attributes(call, index, choice, call.seen.prefix, call.seen.defect)
-            made.append(
-                self._spans.made(span, conventions.SPAN_LLM, SpanKind.CLIENT, attributes, call.start_time, call.seen.end_time, error)
+        requested, error = _request_attributes(call), clean(failed) if failed else None
+        built: list[WholeSpan] = []
+        for place, (span, index) in enumerate(zip(call.completed.spans, sorted(call.reply.choices) or [0], strict=False)):
+            messages, choice = call.completed.messages[min(place, 1)], call.reply.choices.get(index, Choice())
+            attributes = requested | messages | self._attributes(call, index, choice, call.completed.prefix, call.completed.defect)
+            built.append(
+                self._spans.made(span, conventions.SPAN_LLM, SpanKind.CLIENT, attributes, call.start_time, call.completed.end_time, error)
             )
-        return made
+        return built
 
-    def _see(self, call: Call) -> _Seen:
+    def _complete(self, call: Call) -> _Completed:
         reply = call.reply
         defect = self._check_ids(call)
         replies = {index: choice.token_ids for index, choice in reply.choices.items() if choice.token_ids}
@@ -251,7 +251,7 @@ class Recorder:
         further = [self._spans.begin(call.key, call.span.parent) for _ in range(len(reply.choices) - 1)]
         (first, others), tools = self._messages(call), self._tools(call)
         again = {conventions.LLM_TOOLS_CALL: call.number} if gen_ai.GEN_AI_TOOL_DEFINITIONS in tools and call.number else tools
-        return _Seen(defect, prefix, (first | tools, others | again), [call.span, *further], time.time_ns())
+        return _Completed(defect, prefix, (first | tools, others | again), [call.span, *further], time.time_ns())
 
     def _check_ids(self, call: Call) -> str | None:
         """Return the defect of the call's token ids, and drop them if there is one."""
@@ -286,22 +286,22 @@ class Recorder:
 
     def _messages(self, call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
         """Input message attributes for the first choice's span and for the others, each without what an earlier span of the attempt has."""
-        said, shown = call.dialect.said(call.body), call.dialect.shown
+        messages, convert = call.dialect.messages(call.body), call.dialect.convert
         if call.attempt is None or not call.number:
-            held = {gen_ai.GEN_AI_INPUT_MESSAGES: dump(map(shown, said))}
+            held = {gen_ai.GEN_AI_INPUT_MESSAGES: dump(map(convert, messages))}
             return held, held
-        base, digests = call.attempt.messages.continued(call.dialect.path, said)
-        text, all_there = dump_told(map(shown, said[base[1] :] if base is not None else said))
+        base, digests = call.attempt.message_prefixes.continued(call.dialect.path, messages)
+        text, all_there = dump_checked(map(convert, messages[base[1] :] if base is not None else messages))
         first: dict[str, Any] = {gen_ai.GEN_AI_INPUT_MESSAGES: text}
         if base is not None:
             first |= {conventions.LLM_MESSAGES_CALL: base[0], conventions.LLM_MESSAGES_BEFORE: base[1]}
         if not all_there:  # truncated messages cannot be referred to
             return first, first
         self._attempts.remember(call.attempt, call.number, digests)
-        if len(said) < 2 or len(call.reply.choices) < 2:
+        if len(messages) < 2 or len(call.reply.choices) < 2:
             return first, first
-        before = {conventions.LLM_MESSAGES_CALL: call.number, conventions.LLM_MESSAGES_BEFORE: len(said) - 1}
-        return first, {gen_ai.GEN_AI_INPUT_MESSAGES: dump([shown(said[-1])]), **before}
+        before = {conventions.LLM_MESSAGES_CALL: call.number, conventions.LLM_MESSAGES_BEFORE: len(messages) - 1}
+        return first, {gen_ai.GEN_AI_INPUT_MESSAGES: dump([convert(messages[-1])]), **before}
 
     def _tools(self, call: Call) -> dict[str, Any]:
         """The request's tool definitions, or the number of the attempt's first call with the same ones."""
@@ -309,7 +309,7 @@ class Recorder:
         if text is None:
             return {}
         if call.attempt is not None and call.number:
-            base, digests = call.attempt.messages.continued("tools", [text, None])  # the last message is never referred to
+            base, digests = call.attempt.message_prefixes.continued("tools", [text, None])  # the last message is never referred to
             if base is not None:
                 return {conventions.LLM_TOOLS_CALL: base[0]}
             self._attempts.remember(call.attempt, call.number, digests[:1])
@@ -344,7 +344,7 @@ class Recorder:
             defect = choice.logprobs_defect()
             if defect is None:
                 held[conventions.LLM_RESPONSE_LOGPROBS] = pack_doubles(choice.logprobs)
-            elif not call.made:  # counted once
+            elif not call.built:  # counted once
                 self._count(defect, DEFECT_TEXTS[defect])
         held[conventions.LLM_DEFECT] = defect
         return {name: value for name, value in held.items() if value is not None}
@@ -352,10 +352,10 @@ class Recorder:
     def _count(self, what: str, text: str) -> None:
         self.counts[what] += 1
         if self.counts[what] == 1:
-            logger.warning("%s (said once; see the counts of /health)", text)
+            logger.warning("%s (logged once; /health has the count)", text)
 
 
-def _asked(call: Call) -> dict[str, Any]:
+def _request_attributes(call: Call) -> dict[str, Any]:
     """Attributes from the request."""
     held: dict[str, Any] = {
         gen_ai.GEN_AI_OPERATION_NAME: call.dialect.operation,

@@ -45,7 +45,7 @@ def for_litellm(asked: Json, fields: Collection[str], upstream: Upstream, path: 
     model = kept.get("model")
     if upstream.provider == "litellm" and not upstream.model and not _is_one_model(model):
         raise RefusedError(
-            f"the model {str(model)[:100]!r} is no name of one model: ask for one model, without commas and control characters",
+            f"the model {str(model)[:100]!r} is not the name of one model: request one model, without commas and control characters",
             status=400,
             code="model_name",
         )

@@ -20,9 +20,9 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import AglError, RefusedError, http_status
-from agl_otel.net.auth import Visitors
+from agl_otel.net.auth import BrowserAccess
 from agl_otel.net.bodies import Bodies, body_of
-from agl_otel.net.http_server import make_runner, own_visitors
+from agl_otel.net.http_server import browser_access, make_runner
 from agl_otel.net.in_flight import InFlight
 from agl_otel.proxy.answer import error_response, pass_on
 from agl_otel.proxy.dialects import CHAT, as_sampled
@@ -90,7 +90,7 @@ class Translation:
     async def start(self) -> None:
         """Listen, and start litellm."""
         bodies = Bodies(InFlight(self._held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)  # own budget: no self-wait
-        app = web.Application(middlewares=[own_visitors(Visitors(names=())), bodies.held])
+        app = web.Application(middlewares=[browser_access(BrowserAccess(names=())), bodies.held])
         app.router.add_post("/v1/chat/completions", self._capture)
         self._runner = make_runner(app, handler_cancellation=True)
         await self._runner.setup()
@@ -152,7 +152,7 @@ class Translation:
         held = self._held.get(str(given.get("model"))) if given is not None else None
         task = asyncio.current_task()
         if held is None or given is None or task is None:
-            return error_response(404, "this port is for litellm, and it names no call that is under way", "no_call")
+            return error_response(404, "this port is for litellm, and the request names no call in flight", "no_call")
         request[AGENT] = held.request
         raw = with_fields(raw, given, {"model": held.model})
         asked = {**given, "model": held.model}
@@ -164,7 +164,7 @@ class Translation:
         try:
             return await self._send(request, held.pool, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
-            if not call.handed:
+            if not call.delivered:
                 call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
@@ -174,7 +174,7 @@ class Translation:
 
 def _merge(call: Call, above: Call, *, taken: bool) -> None:
     """Copy to the sampled call what the agent saw of it."""
-    call.handed = above.handed
+    call.delivered = above.delivered
     if not taken:
         call.status, call.first_byte, call.incomplete, call.reply = above.status, above.first_byte, above.incomplete, above.reply
         return

@@ -368,5 +368,5 @@ def seed_of(rollout: Rollout) -> int | None:
 
 
 def call_seed(seed: int, call: int) -> int:
-    """Derive the 48-bit seed of a call from its logical number (recorder.Call.wish), so that equal requests sample differently."""
+    """Derive the 48-bit seed of a call from `Call.logical_number` (recorder.py), so that equal requests sample differently."""
     return int.from_bytes(blake2b(f"{seed}/{call}".encode(), digest_size=6).digest())

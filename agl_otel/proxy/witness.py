@@ -50,19 +50,19 @@ class Witnesses:
 
     async def announce(self, key: Key, marker: str) -> None:
         """Announce that this process forwards calls of the attempt under `marker`; return on success, refusal or timeout."""
-        known, told = self._known.get(key, ("", None))
-        if told is None or known != marker:
-            told = asyncio.get_running_loop().create_future()
-            self._known[key] = marker, told
+        known, announced = self._known.get(key, ("", None))
+        if announced is None or known != marker:
+            announced = asyncio.get_running_loop().create_future()
+            self._known[key] = marker, announced
             if len(self._known) > MAX_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._waiting.append((key, marker, told))
+            self._waiting.append((key, marker, announced))
             if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._tell(), name="witness")
-        if told.done():
+                self._task = asyncio.create_task(self._send(), name="witness")
+        if announced.done():
             return
         try:
-            taken = await asyncio.wait_for(asyncio.shield(told), self._wait_seconds)
+            taken = await asyncio.wait_for(asyncio.shield(announced), self._wait_seconds)
         except TimeoutError:
             taken = False
         if not taken:
@@ -78,7 +78,7 @@ class Witnesses:
         """Forget the attempt; its next call announces it again."""
         self._known.pop(key, None)
 
-    async def _tell(self) -> None:
+    async def _send(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             refused: Exception | None = None
@@ -86,21 +86,23 @@ class Witnesses:
                 await self._queue.witness([Witness(*key, marker, self._address) for key, marker, _ in batch])
             except Exception as error:  # noqa: BLE001 - the boundary: calls are forwarded, and their attempts shown as not announced
                 if isinstance(error, AglError) and error.retryable:
-                    _logger.warning("the queue was not told of %d attempts that this proxy serves; trying again: %s", len(batch), error)
+                    _logger.warning(
+                        "%d attempts that this proxy serves could not be announced to the queue; trying again: %s", len(batch), error
+                    )
                     self._waiting = [*batch, *self._waiting]
                     await asyncio.sleep(AGAIN_SECONDS)
                     continue
                 refused = error
-            self._say(refused)
-            for key, _, told in batch:
-                if refused is not None and self._known.get(key, ("", None))[1] is told:
+            self._log_refusal(refused)
+            for key, _, announced in batch:
+                if refused is not None and self._known.get(key, ("", None))[1] is announced:
                     del self._known[key]
-                told.set_result(refused is None)
+                announced.set_result(refused is None)
 
-    def _say(self, refused: Exception | None) -> None:
+    def _log_refusal(self, refused: Exception | None) -> None:
         if refused is not None and not self._refused:
             _logger.error(
-                "the queue does not take note of attempts that this proxy serves (said once; see the counts of /health): %s",
+                "the queue refuses announcements of attempts that this proxy serves (logged once; /health has the count): %s",
                 refused,
                 exc_info=None if isinstance(refused, AglError) else refused,
             )

@@ -29,7 +29,7 @@ def recall_all(tx: Transaction, request_ids: Iterable[str], method: str) -> dict
     asked = [request_id for request_id in request_ids if request_id]
     if not asked:
         return {}
-    tx.alone(asked)  # a retry may arrive while the first try is still running
+    tx.lock_keys(asked)  # a retry may arrive while the first try is still running
     found: dict[str, Any] = {}
     for request_id, used_for, answer in tx.rows("answers_recall", {"request_ids": json.dumps(asked)}):
         if used_for != method:
@@ -61,17 +61,17 @@ def rollouts_by_id(tx: Transaction, rollout_ids: Sequence[str]) -> pb.Rollouts:
     return rollouts_pb(found[rollout_id] for rollout_id in rollout_ids if rollout_id in found)
 
 
-def claimed_again(tx: Transaction, attempt_ids: Sequence[str]) -> pb.Rollouts:
+def claims_of(tx: Transaction, attempt_ids: Sequence[str]) -> pb.Rollouts:
     """Return the claims with these attempt ids, tokens included; claims deleted since are skipped."""
     attempts: dict[str, AttemptRow] = {}
     for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(attempt_ids)}):
         attempt = split(row)[1]
         attempts[attempt.attempt_id] = attempt
-    wanted = [attempts[attempt_id] for attempt_id in attempt_ids if attempt_id in attempts]
-    ids = json.dumps([attempt.rollout_id for attempt in wanted])
+    existing = [attempts[attempt_id] for attempt_id in attempt_ids if attempt_id in attempts]
+    ids = json.dumps([attempt.rollout_id for attempt in existing])
     found = {row[1]: row for row in tx.rows("rollouts_by_id", {"rollout_ids": ids})}
     answer = pb.Rollouts()
-    for attempt in wanted:
+    for attempt in existing:
         row = found[attempt.rollout_id]
         answer.rollouts.add(**rollout_fields(RolloutRow._make(row[:ROLLOUT_WIDTH]), row[ROLLOUT_WIDTH], attempt, with_token=True))
     return answer

@@ -31,7 +31,7 @@ def _check(request: Any, most: int) -> None:
             _check(value, most)
 
 
-def by_the_message(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def in_messages(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Split `items`, in order, into parts of at most MAX_ITEMS; at least one part."""
     for start in range(0, max(len(items), 1), MAX_ITEMS):
         yield items[start : start + MAX_ITEMS]

@@ -16,7 +16,7 @@ import grpc.aio
 
 from agl_otel.errors import AglError, UnavailableError, UsageError, from_grpc
 from agl_otel.net import tls
-from agl_otel.net.auth import not_admitted
+from agl_otel.net.auth import refused_error
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.service.retry import QUICK, Tries
@@ -97,9 +97,6 @@ class Calls:
             self._trust = tls.ambient()
         return self._trust
 
-    def _retry(self) -> Retry:
-        return Retry(self._retry_seconds, self.address, self._token, secure=self.trust.dialled_securely(self.address))
-
     async def close(self) -> None:
         """Close the channel."""
         if self._channel is not None:
@@ -108,41 +105,41 @@ class Calls:
 
     async def call(self, method: str, request: object, answer: type[T], *, extra_seconds: float = 0.0) -> T:
         """Make a unary call; `extra_seconds` (a long poll's wait) extends the deadline. Raises the AglError of its status."""
-        retry = self._retry()
+        tries = self._tries()
         while True:
             try:
                 reply = await getattr(self.stub, method)(request, timeout=self._timeout_seconds + extra_seconds, metadata=self._metadata)
                 assert isinstance(reply, answer)
                 return reply
             except grpc.aio.AioRpcError as error:
-                await retry.pause(error)
+                await self._pause(tries, error)
 
     async def stream(self, method: str, request: Callable[[], object], answer: type[T]) -> AsyncIterator[T]:
         """Make a streaming call; after a lost connection make it again with a new `request()`."""
-        retry = self._retry()
+        tries = self._tries()
         while True:
             try:
                 async for reply in getattr(self.stub, method)(request(), metadata=self._metadata):
                     assert isinstance(reply, answer)
-                    retry = self._retry()
+                    tries = self._tries()
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
-                await retry.pause(error)
+                await self._pause(tries, error)
 
     async def collect(self, method: str, request: object, answer: type[T], take: Callable[[T], R]) -> list[R]:
         """Make a streaming call and return `take` of each reply. After a lost connection it starts over.
 
         The timeout applies to each reply.
         """
-        retry = self._retry()
+        tries = self._tries()
         while True:
             try:
                 return await self._read_all(getattr(self.stub, method)(request, metadata=self._metadata), answer, take)
             except TimeoutError:
                 raise UnavailableError(_LATE.format(self.address)) from None
             except grpc.aio.AioRpcError as error:
-                await retry.pause(error)
+                await self._pause(tries, error)
 
     async def _read_all(self, replies: AsyncIterable[object], answer: type[T], take: Callable[[T], R]) -> list[R]:
         taken: list[R] = []
@@ -153,22 +150,14 @@ class Calls:
                 patience.reschedule(asyncio.get_running_loop().time() + self._timeout_seconds)
         return taken
 
+    def _tries(self) -> Tries:
+        return Tries(QUICK, seconds=self._retry_seconds)
 
-class Retry:
-    """The pauses between the tries of one call, for at most `seconds`."""
-
-    def __init__(self, seconds: float, address: str, token: str, *, secure: bool) -> None:
-        self._secure = secure
-        self._token = token
-        self._tries = Tries(QUICK, seconds=seconds)
-        self._address = address
-
-    async def pause(self, error: grpc.aio.AioRpcError) -> None:
+    async def _pause(self, tries: Tries, error: grpc.aio.AioRpcError) -> None:
         """Wait before the next try; raise the AglError for `error` if a retry is useless or time is up."""
-        failure = translated(error, self._address, self._token, secure=self._secure)
         passing = error.code() is grpc.StatusCode.UNAVAILABLE and _HTTP1 not in (error.details() or "")
-        if not passing or (seconds := self._tries.pause()) is None:
-            raise failure from None
+        if not passing or (seconds := tries.pause()) is None:
+            raise translated(error, self.address, self._token, secure=self.trust.uses_tls(self.address)) from None
         await asyncio.sleep(seconds)
 
 
@@ -177,7 +166,7 @@ def translated(error: grpc.aio.AioRpcError, address: str, token: str, *, secure:
     details = error.details() or ""
     code = error.code()
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return not_admitted(f"the stack at {address}", token, details)
+        return refused_error(f"the stack at {address}", token, details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return UsageError(f"what answers at {address} is no queue of agl-otel, or one of another version ({details}): give {WHERE}")
     if code is grpc.StatusCode.UNAVAILABLE and _HTTP1 in details:

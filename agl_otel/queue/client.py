@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from agl_otel.errors import AglError, UsageError, from_grpc
 from agl_otel.net.tls import Trust, target
 from agl_otel.queue import convert
-from agl_otel.queue.bounds import by_the_message
+from agl_otel.queue.bounds import in_messages
 from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id, parts
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate, Witness
@@ -112,7 +112,7 @@ class QueueClient:
     async def start_attempt(self, rollout_ids: Sequence[str], *, worker_id: str | None = None) -> list[AttemptedRollout]:
         """Begin a further attempt of each rollout, regardless of max_attempts; one transaction a message. Raises NotFoundError."""
         started: list[AttemptedRollout] = []
-        for part in by_the_message(rollout_ids):
+        for part in in_messages(rollout_ids):
             request = pb.StartAttemptRequest(rollout_ids=part, worker_id=worker_id, request_id=new_request_id())
             started += _attempted(await self._calls.call("StartAttempt", request, pb.Rollouts))
         return started
@@ -145,7 +145,7 @@ class QueueClient:
     async def release(self, claims: Sequence[AttemptedRollout]) -> int:
         """Give back claims that were not begun; return how many. The rollouts return to their places in the queue."""
         released = 0
-        for part in by_the_message([claim.attempt.attempt_id for claim in claims]):
+        for part in in_messages([claim.attempt.attempt_id for claim in claims]):
             request = pb.ReleaseRequest(attempt_ids=part, request_id=new_request_id())
             released += (await self._calls.call("Release", request, pb.ReleaseResponse)).released
         return released
@@ -168,7 +168,7 @@ class QueueClient:
         So if one of many attempts was cancelled meanwhile, the results of the others are still stored.
         """
         outcomes: list[AglError | None] = []
-        for part in by_the_message(updates):
+        for part in in_messages(updates):
             request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in part], request_id=new_request_id(), each=True)
             answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
             refused = {refusal.index: from_grpc(refusal.status, refusal.message) for refusal in answer.refusals}
@@ -185,7 +185,7 @@ class QueueClient:
             return PaginatedResult([], query.limit, query.offset, 0)
         applied: set[str] = set()
         found, total = await self._query(
-            "Rollouts", request, pb.Rollouts, convert.rollout_from_pb, lambda part: applied.update(part.filters)
+            "StreamRollouts", request, pb.Rollouts, convert.rollout_from_pb, lambda part: applied.update(part.filters)
         )
         if ignored := sorted({field.name for field, _ in request.filter.ListFields()} - applied):
             raise UsageError(
@@ -207,7 +207,7 @@ class QueueClient:
         """Query the attempts of these rollouts, ordered by number unless `sort_by` names a field; unknown rollouts have none."""
         page = convert.page_to_pb(sort_by, sort_order, limit, offset)
         request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
-        found, total = await self._query("Attempts", request, pb.Attempts, convert.attempt_from_pb)
+        found, total = await self._query("StreamAttempts", request, pb.Attempts, convert.attempt_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
     async def query_runs(self, run: str | None = None) -> list[Run]:
@@ -241,7 +241,7 @@ class QueueClient:
     async def delete(self, rollout_ids: Sequence[str]) -> int:
         """Delete rollouts and everything that the queue stores about them; return how many existed."""
         deleted = 0
-        for part in by_the_message(rollout_ids):
+        for part in in_messages(rollout_ids):
             request = pb.DeleteRequest(rollout_ids=part, request_id=new_request_id())
             deleted += (await self._calls.call("Delete", request, pb.DeleteResponse)).deleted
         return deleted
@@ -253,20 +253,20 @@ class QueueClient:
 
         `sent_at` is the current time (Unix seconds) on the clock of `received_at`: the queue uses it to correct for a wrong clock.
         """
-        for part in by_the_message(observations):
+        for part in in_messages(observations):
             request = pb.ObserveRequest(observations=[observation.to_pb() for observation in part], sent_at=sent_at)
             await self._calls.call("Observe", request, pb.ObserveResponse)
 
     async def witness(self, witnesses: Sequence[Witness]) -> None:
         """Report that proxies are about to forward the first call of these attempts. Idempotent; unknown attempts are no error."""
-        for part in by_the_message(witnesses):
+        for part in in_messages(witnesses):
             request = pb.WitnessRequest(witnesses=[pb.ProxyWitness(**witness._asdict()) for witness in part])
             await self._calls.call("Witness", request, pb.WitnessResponse)
 
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
         """Reserve `count` new numbers for each (rollout_id, count, at_least); return the first of each (0 for an empty rollout id)."""
         first: list[int] = []
-        for part in by_the_message(requests):
+        for part in in_messages(requests):
             asked = [pb.SequenceRequest(rollout_id=rollout_id, count=count, at_least=at_least) for rollout_id, count, at_least in part]
             request = pb.TakeSequenceRequest(requests=asked, request_id=new_request_id())
             first += (await self._calls.call("TakeSequence", request, pb.TakeSequenceResponse)).first
@@ -287,7 +287,7 @@ class QueueClient:
         """Return one version of a set (None: the current one), or without an id the set written last; None if there is none."""
         ids = pb.Filter() if resources_id is None else pb.Filter(id_in=[resources_id], has_id_in=True)
         request = pb.QueryResourcesRequest(filter=ids, latest_only=resources_id is None, version=version)
-        found, _ = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
+        found, _ = await self._query("StreamResources", request, pb.ResourcesList, convert.resources_from_pb)
         return found[0] if found else None
 
     async def query_resources(
@@ -308,7 +308,7 @@ class QueueClient:
             return PaginatedResult([], limit, offset, 0)
         page = convert.page_to_pb(sort_by, sort_order, limit, offset)
         request = pb.QueryResourcesRequest(filter=asked, page=page, all_versions=all_versions)
-        found, total = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
+        found, total = await self._query("StreamResources", request, pb.ResourcesList, convert.resources_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
     # --- workers
@@ -336,7 +336,7 @@ class QueueClient:
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
         request = pb.QueryWorkersRequest(filter=asked, page=convert.page_to_pb(sort_by, sort_order, limit, offset))
-        found, total = await self._query("Workers", request, pb.Workers, convert.worker_from_pb)
+        found, total = await self._query("StreamWorkers", request, pb.Workers, convert.worker_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
     # --- the stack
@@ -383,15 +383,15 @@ class QueueClient:
     # --- helpers
 
     async def _query(
-        self, what: str, request: object, answer: type[Any], converted: Callable[[Any], T], seen: Callable[[Any], object] = bool
+        self, method: str, request: object, answer: type[Any], converted: Callable[[Any], T], seen: Callable[[Any], object] = bool
     ) -> tuple[list[T], int]:
         """Run a query of any size: its items, and how many match regardless of the page; `seen` is called with each part of the answer."""
 
         def take(part: Any) -> tuple[list[T], int]:
             seen(part)
-            return [converted(item) for item in getattr(part, what.lower())], part.total
+            return [converted(item) for item in getattr(part, convert.ITEMS[answer])], part.total
 
-        taken = await self._calls.collect(f"Stream{what}", request, answer, take)
+        taken = await self._calls.collect(method, request, answer, take)
         return [item for items, _ in taken for item in items], taken[0][1]
 
     def _described(self, answer: pb.DescribeResponse) -> Describe:

@@ -28,6 +28,14 @@ from agl_otel.types import (
 )
 from agl_otel.types.queries import FilterLogic, SortOrder
 
+ITEMS: Final[dict[type[Any], str]] = {
+    pb.Rollouts: "rollouts",
+    pb.Attempts: "attempts",
+    pb.ResourcesList: "resources",
+    pb.Workers: "workers",
+}
+"""{type of an answer: its field with the items}, for the queries whose answers are streamed in parts."""
+
 # --- rows to protobuf --------------------------------------------------------------------------------------------
 
 

@@ -75,11 +75,11 @@ class Transaction(Protocol):
         """Run the named statement once for each of `params`: rows of one table, or mappings with the same keys."""
         ...
 
-    def alone(self, keys: Sequence[str]) -> None:
+    def lock_keys(self, keys: Sequence[str]) -> None:
         """Block other transactions that name one of these keys until this one ends; to be called first in an operation."""
         ...
 
-    def hold(self, rollout_ids: Sequence[str]) -> None:
+    def lock_rollouts(self, rollout_ids: Sequence[str]) -> None:
         """Lock these rollouts until the transaction ends; to be called before an operation changes several of them."""
         ...
 

@@ -13,7 +13,7 @@ import grpc.aio
 
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.net import auth
-from agl_otel.net.grpc_server import AskingForToken, GrpcPort, Registrar
+from agl_otel.net.grpc_server import GrpcPort, Registrar, TokenInterceptor
 from agl_otel.net.tls import Tls
 from agl_otel.queue.bounds import check_items
 from agl_otel.queue.engine import Engine
@@ -95,7 +95,7 @@ class QueueServer:
         return self.service.address
 
     def _make(self) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=AskingForToken.at(auth.QUEUE, self._token, _OF_SERVICES), options=OPTIONS)
+        server = grpc.aio.server(interceptors=TokenInterceptor.at(auth.QUEUE, self._token, _OF_SERVICES), options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
             cast("queue_pb2_grpc.QueueServicer", self.service),
             cast("grpc.aio.Server", Registrar(server, self._measured.called, check_items)),

@@ -18,10 +18,10 @@ import grpc
 import grpc.aio
 
 from agl_otel.errors import AglError, UnavailableError, grpc_status
-from agl_otel.net.auth import authorization_of, shows
+from agl_otel.net.auth import authorization_of, is_token_itself
 from agl_otel.queue import lifecycle
 from agl_otel.queue.batcher import RequestBatcher
-from agl_otel.queue.convert import rollouts_pb
+from agl_otel.queue.convert import ITEMS, rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
 from agl_otel.queue.operations import admin, claim, complete, enqueue, observe, query
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -48,17 +48,17 @@ WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
 }
 """Calls that run one writing operation."""
 READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
-    "Rollouts": query.query_rollouts,
-    "Attempts": query.query_attempts,
-    "Resources": query.query_resources,
-    "Workers": query.query_workers,
-}
-"""{field of the answer with the items: reading operation} of the queries that are streamed in parts (Stream…)."""
-COLUMNS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
     "QueryRuns": query.query_runs,
     "QueryRunMembers": query.query_run_members,
 }
 """Calls that run one reading operation and return one message."""
+STREAMS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
+    "StreamRollouts": query.query_rollouts,
+    "StreamAttempts": query.query_attempts,
+    "StreamResources": query.query_resources,
+    "StreamWorkers": query.query_workers,
+}
+"""Calls that run one reading operation and return its answer in parts."""
 _log = logging.getLogger(__name__)
 
 
@@ -96,10 +96,10 @@ class QueueService:
         self.address = ""
         for name, operation in WRITES.items():
             setattr(self, name, partial(self._write, operation))
-        for name, operation in COLUMNS.items():
-            setattr(self, name, partial(self._read, operation))
         for name, operation in READS.items():
-            setattr(self, f"Stream{name}", partial(self._read_in_parts, operation, name.lower()))
+            setattr(self, name, partial(self._read, operation))
+        for name, operation in STREAMS.items():
+            setattr(self, name, partial(self._read_in_parts, operation))
         engine.subscribe(self._waiters.on_signals)
 
     @property
@@ -139,7 +139,7 @@ class QueueService:
             writing.add_done_callback(partial(_hand_off, waiters))  # even if the caller disconnects
             try:
                 return (await asyncio.shield(writing))[0]
-            except Exception as error:  # noqa: BLE001 - a claim may be why: below, each has its own outcome
+            except Exception as error:  # noqa: BLE001 - a claim may have failed: below, each call gets its own outcome
                 _log.debug("an enqueue is tried again without the claims that wait", exc_info=error)
         try:
             return await self._engine.write(lambda tx: enqueue.enqueue(tx, request, self._clock()))
@@ -156,16 +156,16 @@ class QueueService:
     async def Wait(self, request: pb.WaitRequest, context: Context) -> AsyncIterator[pb.Rollouts]:  # noqa: N802 - the wire's name
         """Stream rollouts as they finish."""
         ids = [*dict.fromkeys(request.rollout_ids)]
-        heard = self._waiters.listen(ids)
+        settled_ids = self._waiters.listen(ids)
         try:
             timeout = request.timeout_seconds if request.HasField("timeout_seconds") else None
-            async for rollouts in self._finished(ids, heard, timeout):
+            async for rollouts in self._finished(ids, settled_ids, timeout):
                 for chunk in _chunks(rollouts):
                     yield pb.Rollouts(rollouts=chunk, total=len(chunk))
         except AglError as error:
             await _abort(context, error)
         finally:
-            self._waiters.forget(ids, heard)
+            self._waiters.forget(ids, settled_ids)
 
     # --- calls that many workers make at once
 
@@ -184,7 +184,7 @@ class QueueService:
 
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
         """Register or deregister a service."""
-        return self._described(await self._write(partial(admin.announce, heard_since=self._started), request, context))
+        return self._described(await self._write(partial(admin.announce, up_since=self._started), request, context))
 
     async def Statistics(self, request: pb.StatisticsRequest, context: Context) -> pb.StatisticsResponse:  # noqa: N802 - the wire's name
         """Return counts, uptime and, on request, the service's metrics."""
@@ -208,16 +208,17 @@ class QueueService:
             answer = await self._engine.read(lambda tx: operation(tx, request))
         except AglError as error:
             return await _abort(context, error)
-        if isinstance(answer, pb.ResourcesList) and not self._knows_the_token(context):
+        if isinstance(answer, pb.ResourcesList) and not self._has_stack_token(context):
             admin.hide_keys(answer)
         return answer
 
-    def _knows_the_token(self, context: Context) -> bool:
+    def _has_stack_token(self, context: Context) -> bool:
         """Whether the caller sent the stack's token itself, as runners and trainers do, and not a token derived from it."""
-        return not self._token or shows(authorization_of(context.invocation_metadata()), self._token)
+        return not self._token or is_token_itself(authorization_of(context.invocation_metadata()), self._token)
 
-    async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
+    async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], request: object, context: Context) -> Any:
         answer = await self._read(operation, request, context)
+        field = ITEMS[type(answer)]
         others = {each.name: value for each, value in answer.ListFields() if each.name != field}
         for chunk in _chunks(getattr(answer, field)):
             yield type(answer)(**{field: chunk}, **others)
@@ -250,13 +251,16 @@ class QueueService:
         finally:
             self._waiters.remove(waiter)
         if not found.rollouts and request.HasField("worker_id"):
-            await self._engine.write(lambda tx: claim.found_nothing(tx, request.worker_id, self._clock()))
+            await self._engine.write(lambda tx: claim.record_empty_claim(tx, request.worker_id, self._clock()))
         return found
 
     async def _wait_for_work(self, waiter: ClaimWaiter, patience: float) -> bool:
         waiter.idle = True
         try:
-            return await _happens(waiter.event, patience)
+            async with asyncio.timeout(patience):
+                await waiter.event.wait()
+        except TimeoutError:
+            return False
         except asyncio.CancelledError:
             if waiter.handed is not None:
                 self._take_back(waiter.handed, waiter.request.request_id)
@@ -264,6 +268,7 @@ class QueueService:
         finally:
             waiter.idle = False
             waiter.event.clear()
+        return True
 
     async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
         return await self._claimed(self._claims.write(request, request.request_id, claim.weight(request)), request)
@@ -291,7 +296,9 @@ class QueueService:
         except AglError as error:
             _log.warning("a claimer went away and its claim %s could not be put back: %s", request_id, error)
 
-    async def _finished(self, ids: Sequence[str], heard: asyncio.Queue[str], timeout: float | None) -> AsyncIterator[list[pb.Rollout]]:
+    async def _finished(
+        self, ids: Sequence[str], settled_ids: asyncio.Queue[str], timeout: float | None
+    ) -> AsyncIterator[list[pb.Rollout]]:
         """Yield these rollouts as they finish, until none is open or `timeout` seconds have passed."""
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         open_ids = set(ids)
@@ -307,16 +314,16 @@ class QueueService:
             asked = []
             while open_ids and not asked:
                 patience = None if deadline is None else deadline - asyncio.get_running_loop().time()
-                settled = await self._next_settled(heard, patience)
+                settled = await self._next_settled(settled_ids, patience)
                 if settled is None:
                     return
                 asked = [rollout_id for rollout_id in settled if rollout_id in open_ids]
 
-    async def _next_settled(self, heard: asyncio.Queue[str], patience: float | None) -> list[str] | None:
+    async def _next_settled(self, settled_ids: asyncio.Queue[str], patience: float | None) -> list[str] | None:
         """Wait for settled ids and return all that have arrived; None when time is up. Raises UnavailableError when the service stops."""
-        if patience is not None and patience <= 0 and heard.empty():
+        if patience is not None and patience <= 0 and settled_ids.empty():
             return None
-        listening = asyncio.ensure_future(heard.get())
+        listening = asyncio.ensure_future(settled_ids.get())
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({listening, stopping}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -325,8 +332,8 @@ class QueueService:
             if not listening.done():
                 return None
             settled = [listening.result()]
-            while not heard.empty():
-                settled.append(heard.get_nowait())
+            while not settled_ids.empty():
+                settled.append(settled_ids.get_nowait())
             return [*dict.fromkeys(settled)]
         finally:
             listening.cancel()
@@ -340,15 +347,6 @@ def _hand_off(waiters: Sequence[ClaimWaiter], writing: asyncio.Future[tuple[pb.R
         if waiter.handed is not None:
             waiter.handed.set_result(found)
         waiter.event.set()
-
-
-async def _happens(event: asyncio.Event, patience: float) -> bool:
-    try:
-        async with asyncio.timeout(patience):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 def _rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:

@@ -79,10 +79,10 @@ class SqliteTransaction:
             sql, in_order = self.statements.positional(name, params[0])
             self._connection.executemany(sql, map(in_order, params))
 
-    def alone(self, keys: Sequence[str]) -> None:
+    def lock_keys(self, keys: Sequence[str]) -> None:
         """Nothing to do: there is one writer."""
 
-    def hold(self, rollout_ids: Sequence[str]) -> None:
+    def lock_rollouts(self, rollout_ids: Sequence[str]) -> None:
         """Nothing to do: there is one writer."""
 
     def write_tallies(self) -> None:
@@ -247,7 +247,7 @@ class SqliteEngine(Instrumented):
             raise  # the whole group fails
         except sqlite3.IntegrityError as error:
             outcome = _Outcome(waiting.future, None, ConflictError(f"the queue's database refused a row: {error}"))
-        except Exception as error:  # noqa: BLE001 - AglErrors, and defects: of one operation, which must not fail its neighbours
+        except Exception as error:  # noqa: BLE001 - the boundary: an operation that fails must not fail the others
             outcome = _Outcome(waiting.future, None, error)
         if outcome.error is not None:
             connection.execute("ROLLBACK TO operation")
@@ -268,19 +268,19 @@ class SqliteEngine(Instrumented):
 
 def _unavailable(error: sqlite3.Error, path: Path) -> AglError:
     code = getattr(error, "sqlite_errorcode", 0)
-    if code == sqlite3.SQLITE_ERROR and "no " in str(error):  # no such table, no such column, has no column
+    if code == sqlite3.SQLITE_ERROR:  # a statement that does not fit the tables: disks, locks and damage have codes of their own
         return ConflictError(
             f"the queue's database {path} has other tables than this release of agl-otel ({error}): "
             "install the release that wrote it, or point AGL_QUEUE_URL or AGL_DATA_DIR elsewhere"
         )
     if code == sqlite3.SQLITE_FULL:
         return DiskFullError.of(f"the queue's database {path}", error)
-    if code & _PRIMARY == sqlite3.SQLITE_IOERR and (why := _no_room(path.parent)) is not None:
+    if code & _PRIMARY == sqlite3.SQLITE_IOERR and (why := _disk_full_error(path.parent)) is not None:
         return DiskFullError.of(f"the queue's database {path}", why.strerror)
     return UnavailableError(f"the queue's database {path} cannot be used now ({error}): check the disk's free space, then try again")
 
 
-def _no_room(folder: Path) -> OSError | None:
+def _disk_full_error(folder: Path) -> OSError | None:
     """Write a small file in this folder; return the error if the disk or the user's quota is full, else None.
 
     SQLite reports only ENOSPC as a full disk; an exceeded quota (EDQUOT) looks like the I/O error of a broken disk.

@@ -193,7 +193,7 @@ class Completion:
 
         Spans that function agents have left open in this process are abandoned.
         """
-        self.telemetry.over([ended.job.key for ended in batch])
+        self.telemetry.end_attempts([ended.job.key for ended in batch])
         for ended in batch:
             if ended.job.ledgers is not None:
                 ended.ledger = await asyncio.to_thread(ended.job.ledgers.read, ended.job.key)

@@ -73,7 +73,7 @@ async def run_runner(
     if stop is None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-    async with _found(address, token, stop) as found:
+    async with _connected(address, token, stop) as found:
         if found is None:
             return Counter()
         connected, addresses = found
@@ -82,10 +82,7 @@ async def run_runner(
             agent = agent()
         if claim is None:
             await check_waiting_tasks(agent, connected.queue, modes, labels)
-        telemetry = Telemetry.start(
-            otlp_endpoint=addresses.collector_grpc, otlp_http=addresses.collector_http, token=token,
-            service_name=SERVICE_NAME, instrument=agent.instrument,
-        )  # fmt: skip
+        telemetry = _start_telemetry(addresses, token, agent)
         threads.keep_process()
         meters = RunnerMeters(on_event)
         runner = Runner(
@@ -101,8 +98,18 @@ async def run_runner(
             await asyncio.to_thread(telemetry.shutdown)
 
 
+def _start_telemetry(addresses: Addresses, token: str, agent: Agent) -> Telemetry:
+    return Telemetry.start(
+        otlp_endpoint=addresses.collector_grpc,
+        otlp_http=addresses.collector_http,
+        token=token,
+        service_name=SERVICE_NAME,
+        instrument=agent.instrument,
+    )
+
+
 @asynccontextmanager
-async def _found(address: str, token: str, stop: asyncio.Event) -> AsyncGenerator[tuple[Store, Addresses] | None]:
+async def _connected(address: str, token: str, stop: asyncio.Event) -> AsyncGenerator[tuple[Store, Addresses] | None]:
     """Find the stack and yield a store connected to it with its addresses; yield None if `stop` is set first."""
     _log.info("looking for the stack at %s, for up to %d s", address, FIND_STACK_SECONDS)
     store = await _unless_stopped(stop, retry_unavailable(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -24,18 +23,19 @@ from typing import Any, Final
 
 from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
 from agl_otel.net.tls import ambient
-from agl_otel.queue.client import AttemptUpdate, QueueClient
+from agl_otel.queue.client import QueueClient
 from agl_otel.runner.certificates import Certificates, certificates
-from agl_otel.runner.completion import Completion, Ended, proxy_session, retry_unavailable
+from agl_otel.runner.completion import Completion, Ended, retry_unavailable
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job, RecordedAgent
-from agl_otel.runner.ledgers import Ledgers, OrphanedLedger
+from agl_otel.runner.ledgers import Ledgers
+from agl_otel.runner.orphans import report_orphaned
 from agl_otel.runner.output import AttemptOutput, LogExporter
 from agl_otel.runner.roots import RootSpans
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
 from agl_otel.runner.snapshot import SystemSnapshot, pause_seconds
 from agl_otel.telemetry.setup import Telemetry
-from agl_otel.types import AttemptedRollout, AttemptLedger, Describe, NamedResources, RolloutMode
+from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
 from agl_otel_hook import conventions
 
 HEARTBEAT_SECONDS: Final = 5.0  # also the delay until a cancellation reaches the agent
@@ -47,10 +47,6 @@ GRACE_SECONDS: Final = 30.0  # for running attempts, after a stop
 COMPLETE_SECONDS: Final = 30.0  # after that, for the end of those that still run and all results; then for ledgers of dead runners
 START_RETRY_SECONDS: Final = 60.0  # collector or queue outage after which claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
-ORPHAN_LAST_POLL_SECONDS: Final = 0.5  # while this runner waits for the processes of dead ones at its end
-ORPHAN_POLL_SECONDS: Final = 5.0  # between polls for ledgers of dead runners, after the start
-ORPHAN_FAST_POLLS: Final = 12  # number of those polls
-ORPHAN_SLOW_POLL_SECONDS: Final = 60.0  # between later polls
 _RESOURCES_CACHE_SIZE: Final = 256
 Claim = Callable[[int], Awaitable[list[AttemptedRollout]]]
 _log = logging.getLogger(__name__)
@@ -84,6 +80,12 @@ class Runner:
         output_seconds: interval at which the output of running agents is stored; 0 or below: only when they end.
         timeout_seconds: time limit of an attempt, where its rollout has no shorter one; None: the rollout's alone.
     """
+
+    _ledgers: Ledgers
+    _logs: LogExporter
+    _roots: RootSpans
+    _completion: Completion
+    """These four are opened by `run`."""
 
     def __init__(
         self,
@@ -120,17 +122,13 @@ class Runner:
         self._grace_seconds = grace_seconds
         self._on_event, self._token, self._claim_with = on_event, token, claim or self._claim_next
         self._output_seconds, self._timeout_seconds = output_seconds, timeout_seconds
-        self._logs: LogExporter | None = None
-        self._roots: RootSpans | None = None
         self._runs: dict[str, Run] = {}  # by attempt id, from claim until the agent has ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # an agent has ended, so a slot is free, or an attempt was completed
         self._resources: dict[tuple[str, int | None], NamedResources] = {}
         self._description: Describe | None = None
         self._certificates: Certificates | None = None
         self._addresses: Addresses | None = None
-        self._completion: Completion | None = None
-        self._ledgers: Ledgers | None = None
 
     async def run(self, stop: asyncio.Event) -> Counter[str]:
         """Run until `max_rollouts` are done, or until `stop` is set and running attempts finished or used up the grace period.
@@ -139,14 +137,13 @@ class Runner:
         """
         addresses = await retry_unavailable(self._find_stack, seconds=FIND_STACK_SECONDS)
         self._prepare(addresses)
-        ledgers = self._ledgers = self._open_ledgers()
-        logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
-        roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
-        completion = Completion(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
-        self._completion = completion
+        self._ledgers = self._open_ledgers()
+        self._logs = LogExporter(addresses.collector_grpc, token=self._token)
+        self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
+        self._completion = Completion(self._queue, self._telemetry, self._logs, self._proxies, self.counts, self._ended, token=self._token)
         ending = asyncio.Event()
-        orphans = asyncio.create_task(self._report_orphaned(ledgers, completion, ending))
-        background = [asyncio.create_task(completion.run()), orphans]
+        orphans = asyncio.create_task(report_orphaned(self._ledgers, self._completion, ending, last_seconds=COMPLETE_SECONDS))
+        background = [asyncio.create_task(self._completion.run()), orphans]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
@@ -161,88 +158,12 @@ class Runner:
             for task in [*background, *self._tasks]:
                 task.cancel()
             await asyncio.gather(*background, *self._tasks, return_exceptions=True)
-            ledgers.close()
+            self._ledgers.close()
             if isinstance(self._agent, ClosingAgent):
                 await self._agent.close()
-            await logs.close()
-            await roots.close()
+            await self._logs.close()
+            await self._roots.close()
         return self.counts
-
-    async def _create_ledgers(self, ledgers: Ledgers, keys: Sequence[tuple[str, str]]) -> Ledgers | None:
-        """Create the ledgers of these attempts; None where that fails, which leaves the attempts without span counts."""
-        try:
-            await asyncio.to_thread(ledgers.create, keys)
-        except OSError as error:
-            self.counts["ledger_errors"] += 1
-            _log.error("the spans of %d attempts are not counted, so their verdicts cannot be complete: %s", len(keys), error)
-            return None
-        return ledgers
-
-    def _open_ledgers(self) -> Ledgers:
-        recorded = isinstance(self._agent, RecordedAgent)
-        try:
-            ledgers = Ledgers(self._agent.reach, self._agent.description) if isinstance(self._agent, RecordedAgent) else Ledgers()
-        except OSError as error:
-            raise UsageError(f"the folder in which agents' processes count their spans cannot be used: {error}") from None
-        self._telemetry.keep_records(ledgers.root)
-        if not recorded:
-            os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # for processes that the agent starts from this one
-        return ledgers
-
-    async def _report_orphaned(self, ledgers: Ledgers, completion: Completion, ending: asyncio.Event) -> None:
-        """Report the ledgers of dead runners, once the processes of their attempts are gone; the last time when this runner ends."""
-        waits = False
-        for poll in itertools.count(1):
-            last, running = ending.is_set(), list[str]()
-            try:
-                if orphans := await asyncio.to_thread(ledgers.orphaned):
-                    running = await self._report_ledgers(ledgers, orphans, completion)
-            except Exception:  # noqa: BLE001 - boundary: ledgers of other runners must never stop this one
-                self.counts["ledger_errors"] += 1
-                _log.exception("ledgers of dead runners could not be reported")
-            finally:
-                ledgers.close()
-            if last:
-                if not running:
-                    return
-                if not waits:
-                    _log.warning("waiting up to %g s for processes that a killed runner left of %s", COMPLETE_SECONDS, ", ".join(running))
-                waits = True
-                await asyncio.sleep(ORPHAN_LAST_POLL_SECONDS)
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ORPHAN_POLL_SECONDS if poll < ORPHAN_FAST_POLLS else ORPHAN_SLOW_POLL_SECONDS):
-                    await ending.wait()
-
-    async def _report_ledgers(self, ledgers: Ledgers, orphans: Sequence[OrphanedLedger], completion: Completion) -> list[str]:
-        """Close the attempts that the queue knows at the proxies, and report their ledgers unless their runner has reported one.
-
-        Return the attempts of which a process still runs.
-        """
-        attempts = await retry_unavailable(lambda: self._queue.query_attempts(sorted({each.rollout_id for each in orphans})))
-        known = {(attempt.rollout_id, attempt.attempt_id): attempt.ledger is not None for attempt in attempts}
-        found: dict[tuple[str, str], AttemptLedger] = {}
-        over: list[OrphanedLedger] = []
-        running: list[str] = []
-        for orphan in orphans:
-            key = orphan.rollout_id, orphan.attempt_id
-            if key not in known:
-                continue
-            if (ledger := await asyncio.to_thread(ledgers.read_orphaned, orphan)) is None:
-                running.append(orphan.attempt_id)
-                continue
-            over.append(orphan)
-            found |= {} if known[key] else {key: ledger}
-        if found:
-            async with proxy_session() as session:
-                seals = await completion.close(session, [*found])
-            updates = [AttemptUpdate(rollout_id=key[0], attempt_id=key[1], ledger=found[key], seals=seals.get(key, {})) for key in found]
-            for update, error in zip(updates, await retry_unavailable(lambda: self._queue.report(updates)), strict=True):
-                if error is not None:
-                    _log.warning("the queue refused the ledger of attempt %s: %s", update.attempt_id, error)
-        for orphan in over:
-            await asyncio.to_thread(ledgers.remove_orphaned, orphan)
-        return running
 
     # --- claiming
 
@@ -298,24 +219,18 @@ class Runner:
 
     async def _start(self, claimed: Sequence[AttemptedRollout]) -> None:
         """Fetch the resources and export the root span of each claimed attempt, then start its agent. Errors fail the attempts."""
-        assert self._roots is not None
         keys = [(r.rollout_id, r.attempt.attempt_id) for r in claimed]
-        ledgers = self._ledgers
         hooked = isinstance(self._agent, HookedAgent) and self._agent.hooked
         try:
             addresses = await retry_unavailable(self._find_stack, seconds=START_RETRY_SECONDS)
             self._prepare(addresses)
             resources = await self._resources_of_all(claimed)
-            if ledgers is not None:
-                ledgers = await self._create_ledgers(ledgers, keys)
+            ledgers = await self._create_ledgers(keys)
             parents = await self._roots.export(keys, hooked=hooked, seconds=START_RETRY_SECONDS)
-        except AglError as error:
-            for rollout in claimed:
-                self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)
-            return
         except Exception as error:  # noqa: BLE001 - boundary: a failed start must never stop the runner
-            self.counts["start_errors"] += 1
-            _log.exception("claimed attempts could not be started")
+            if not isinstance(error, AglError):
+                self.counts["start_errors"] += 1
+                _log.exception("claimed attempts could not be started")
             for rollout in claimed:
                 self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)
             return
@@ -331,6 +246,26 @@ class Runner:
         if addresses != self._addresses:  # before the first attempt, and after the stack moved
             self._addresses = addresses
             self._agent.prepare(addresses)
+
+    def _open_ledgers(self) -> Ledgers:
+        try:
+            ledgers = Ledgers(self._agent.reach, self._agent.description) if isinstance(self._agent, RecordedAgent) else Ledgers()
+        except OSError as error:
+            raise UsageError(f"the folder in which agents' processes count their spans cannot be used: {error}") from None
+        self._telemetry.keep_records(ledgers.root)
+        if not isinstance(self._agent, RecordedAgent):
+            os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # for processes that the agent starts from this one
+        return ledgers
+
+    async def _create_ledgers(self, keys: Sequence[tuple[str, str]]) -> Ledgers | None:
+        """Create the ledgers of these attempts; None where that fails, which leaves the attempts without span counts."""
+        try:
+            await asyncio.to_thread(self._ledgers.create, keys)
+        except OSError as error:
+            self.counts["ledger_errors"] += 1
+            _log.error("the spans of %d attempts are not counted, so their verdicts cannot be complete: %s", len(keys), error)
+            return None
+        return self._ledgers
 
     def _not_started(self, job: Job, error: BaseException) -> None:
         self._end(Ended(job, "failed", f"the attempt could not be started: {error}"))
@@ -363,7 +298,6 @@ class Runner:
 
     async def _store_output(self, job: Job, over: asyncio.Event) -> None:
         """Store the agent's output while it runs; completion stores the rest."""
-        assert self._logs is not None
         while self._output_seconds > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._output_seconds):
@@ -377,7 +311,6 @@ class Runner:
                 _log.warning("the output of attempt %s is stored later: %s", job.attempt_id, error)
 
     def _end(self, ended: Ended) -> None:
-        assert self._completion is not None
         self._runs.pop(ended.job.attempt_id, None)
         self._changed.set()
         self._completion.put(ended)
@@ -423,8 +356,7 @@ class Runner:
     async def _heartbeat(self) -> None:
         system = await asyncio.to_thread(self._snapshot.take) if self._snapshot_in_thread else self._snapshot.take()
         stats = {**system, **self.counts, "running": len(self._runs), "concurrency": self._concurrency}
-        pending = self._completion.pending if self._completion else {}
-        ended = await self._queue.heartbeat(self.worker_id, stats=stats, attempt_ids=[*self._runs, *pending])
+        ended = await self._queue.heartbeat(self.worker_id, stats=stats, attempt_ids=[*self._runs, *self._completion.pending])
         for attempt_id in ended:
             if attempt_id in self._runs:
                 self._runs[attempt_id].end("cancelled")
@@ -458,7 +390,6 @@ class Runner:
 
     async def _finish(self) -> None:
         """Give running attempts the grace period, end the rest, and wait, at most COMPLETE_SECONDS, until all are completed."""
-        assert self._completion is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_seconds):
                 await self._all_ended()

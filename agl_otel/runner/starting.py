@@ -17,7 +17,7 @@ from agl_otel.net.auth import is_ours
 from agl_otel.runner.environment import DUMMY_API_KEY
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import ForkedProcess, UnfitError, Zygote
-from agl_otel.service.private import given_umask
+from agl_otel.service.private import original_umask
 from agl_otel.service.processes import spawn
 from agl_otel_hook import conventions
 
@@ -74,7 +74,7 @@ class FreshStarter:
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, stdout: int, stderr: int) -> AgentProcess:
         """Start a process, in a process group of its own."""
-        return await spawn([*self._wrapper, *argv], stdout=stdout, stderr=stderr, env=env, cwd=cwd, umask=given_umask())
+        return await spawn([*self._wrapper, *argv], stdout=stdout, stderr=stderr, env=env, cwd=cwd, umask=original_umask())
 
     def release(self, process: AgentProcess) -> None:
         """Do nothing: asyncio has reaped the process."""

@@ -100,7 +100,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     try:
         return await future
     except asyncio.CancelledError:
-        _log.warning("a cancelled sync function cannot be stopped: its thread goes on, and its result is discarded")
+        _log.warning("a cancelled sync function cannot be stopped: its thread keeps running, and its result is discarded")
         raise
 
 

@@ -22,7 +22,7 @@ damaged**, and it is unknown whether its group was synced. `mend` moves the bad 
 NAME.2.damaged …), reports the loss, and puts a LOST record in their place, so that all other records keep their positions and later
 starts know of the gap. Its payload is JSON: `first` (the first missing position; the record's own is the last), `kind` (if the header
 was whole), `damage`, `offset` and `size` of the bad bytes, `about` (their description), and `aside` (the file that has them). If a
-record is found damaged while its file is open, `keep_aside` copies its bytes.
+record is found damaged while its file is open, `save_damaged` copies its bytes.
 
 A file that is never synced (a journal that must survive its process, not its machine) has one group per write; there a power loss, too,
 may look like damage. Files are private to their owner. One process appends to a file, one thread at a time; any process may read it.
@@ -139,17 +139,17 @@ def mend(path: Path, *, first: int = 0, end: int | None = None, describe: Descri
         _write_salt(path, salt)
     if not any(isinstance(entry, Lost) and not entry.aside for entry in entries):
         return entries
-    aside = free_name(path)
+    damaged = free_name(path)
     new: list[Lost] = []
     whole: list[Frame | Lost] = []
     for entry in entries:
         if isinstance(entry, Lost) and not entry.aside:
             payload = data[entry.offset + HEADER_BYTES : entry.offset + entry.size - _SUM.size]
-            entry = entry._replace(about=describe(entry.kind, payload) if describe else "", aside=aside.name)
+            entry = entry._replace(about=describe(entry.kind, payload) if describe else "", aside=damaged.name)
             new.append(entry)
         whole.append(entry)
-    write_private(aside, b"".join(data[lost.offset : lost.offset + lost.size] for lost in new))
-    _report(path, new, aside)
+    write_private(damaged, b"".join(data[lost.offset : lost.offset + lost.size] for lost in new))
+    _report(path, new, damaged)
     if salt is None:
         _write_salt(path, salt := os.urandom(SALT_BYTES))
     beside = path.with_name(f".{path.name}{UNFINISHED}")
@@ -269,10 +269,10 @@ def read_at(path: Path, offset: int, position: int) -> bytes:
             payload = rest[: header.length]
             if rest[header.length :] == _SUM.pack(zlib.crc32(payload, header.checksum)):
                 return payload
-    raise DataError(f"record {position} of {path} is damaged: its bytes are kept aside when the file is opened again")
+    raise DataError(f"record {position} of {path} is damaged: its bytes are moved to another file when this one is opened again")
 
 
-def keep_aside(path: Path, offset: int, position: int, length: int, *, describe: Describe | None = None) -> int:
+def save_damaged(path: Path, offset: int, position: int, length: int, *, describe: Describe | None = None) -> int:
     """Copy the bytes of a record that `read_at` found damaged to a file, and report the loss; return the number of bytes.
 
     The original file is left for `mend`, since a process may be appending to it. Raises OSError.
@@ -283,10 +283,10 @@ def keep_aside(path: Path, offset: int, position: int, length: int, *, describe:
     header = _header(data, 0, data[len(MAGIC) : len(MAGIC) + SALT_BYTES])
     kind = header.kind if header is not None and header.position == position else None
     about = describe(kind, data[HEADER_BYTES : HEADER_BYTES + length]) if describe else ""
-    aside = free_name(path)
-    write_private(aside, data)
+    damaged = free_name(path)
+    write_private(damaged, data)
     sync_folder(path.parent)
-    _report(path, [Lost(position, position, kind, True, offset, len(data), about, aside.name)], aside)
+    _report(path, [Lost(position, position, kind, True, offset, len(data), about, damaged.name)], damaged)
     return len(data)
 
 
@@ -405,26 +405,26 @@ def _again(salt: bytes, entries: Iterable[Frame | Lost], group: int) -> Iterator
             yield from frame(salt, entry.last, group, LOST, json.dumps(about).encode())
 
 
-def _report(path: Path, lost: Sequence[Lost], aside: Path) -> None:
+def _report(path: Path, lost: Sequence[Lost], target: Path) -> None:
     for damage, level, what in (
         (True, logging.ERROR, "damaged, lost"),
-        (False, logging.WARNING, "torn or damaged; whether it was acknowledged cannot be told"),
+        (False, logging.WARNING, "torn or damaged; it is unknown whether it was acknowledged"),
     ):
         mine = [each for each in lost if each.damage == damage]
         if mine:
             names = ", ".join(each.words for each in mine[:_REPORTED])
             more = f" and {len(mine) - _REPORTED} more places" if len(mine) > _REPORTED else ""
             size = sum(each.size for each in mine)
-            _logger.log(level, "%s: %s: %s%s; %d bytes are kept aside in %s", path, what, names, more, size, aside)
+            _logger.log(level, "%s: %s: %s%s; %d bytes are kept in %s", path, what, names, more, size, target)
 
 
 def free_name(path: Path) -> Path:
     """Return an unused name beside `path` for bad bytes."""
-    aside, number = path.with_name(path.name + DAMAGED), 1
-    while aside.exists():
+    damaged, number = path.with_name(path.name + DAMAGED), 1
+    while damaged.exists():
         number += 1
-        aside = path.with_name(f"{path.name}.{number}{DAMAGED}")
-    return aside
+        damaged = path.with_name(f"{path.name}.{number}{DAMAGED}")
+    return damaged
 
 
 def _salt_path(path: Path) -> Path:

@@ -18,21 +18,21 @@ GARBAGE_OBJECTS: Final = 20_000  # new objects between two collections: a reques
 SWITCH_INTERVAL_SECONDS: Final = 0.0005  # after which a computing thread yields; the default 5 ms would delay every answer
 
 
-def load_quickly() -> None:
+def tune_for_startup() -> None:
     """Collect garbage rarely, for a faster import of many modules."""
     gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
 
 
-def answer_first() -> None:
+def tune_for_latency() -> None:
     """Exempt all objects loaded so far from garbage collection, collect rarely, and let computing threads yield sooner to the loop."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     gc.collect()
     gc.freeze()
-    load_quickly()
+    tune_for_startup()
 
 
 if __name__ == "__main__":
-    load_quickly()
+    tune_for_startup()
     keep_private()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -15,7 +15,7 @@ TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class WithoutErrors(logging.Filter):
+class ErrorFilter(logging.Filter):
     """Suppress library tracebacks for errors that any client can trigger (the client got an error response)."""
 
     def __init__(self, *errors: type[BaseException]) -> None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from agl_otel.errors import AglError
 from agl_otel.service import logs
-from agl_otel.service.interpreter import answer_first
+from agl_otel.service.interpreter import tune_for_latency
 from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
 from agl_otel.text import printable_lines
@@ -49,7 +49,7 @@ def run_service(name: str, service: Callable[[Settings], Service], *, cancel_sta
     logger = logging.getLogger(f"agl_otel.{name}")
 
     def ready(line: str) -> None:
-        answer_first()
+        tune_for_latency()
         logger.info("%s", line)
 
     async def main(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from agl_otel.errors import InUseError
 from agl_otel.settings import check_host
 
 
-def trouble(host: str, port: int) -> OSError | OverflowError | None:
+def port_error(host: str, port: int) -> OSError | OverflowError | None:
     """Return why this process cannot listen there at the moment; None if it can. An IPv6 address may be in brackets."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a recently closed port counts as free
@@ -21,7 +21,7 @@ def trouble(host: str, port: int) -> OSError | OverflowError | None:
 
 def is_free(host: str, port: int) -> bool:
     """Whether this process can listen there at the moment."""
-    return trouble(host, port) is None
+    return port_error(host, port) is None
 
 
 def check_free(host: str, port: int, setting: str) -> None:
@@ -30,7 +30,7 @@ def check_free(host: str, port: int, setting: str) -> None:
     Raises SettingsError for a host that is not of this machine.
     """
     check_host(host)
-    if (why := trouble(host, port)) is not None:
+    if (why := port_error(host, port)) is not None:
         raise InUseError.of_port(host, port, why if isinstance(why, OSError) else str(why), setting) from why
 
 

@@ -24,7 +24,7 @@ def keep_private() -> None:
         _given = before
 
 
-def given_umask() -> int:
+def original_umask() -> int:
     """Return the umask for agents and other foreign processes (subprocess's): the one before `keep_private`, or -1 without that call."""
     return _given
 
@@ -39,7 +39,7 @@ def open_file(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def closed_to_us(path: Path) -> str:
+def access_problem(path: Path) -> str:
     """Return a message with owner and remedy if this user may not look into this folder; else an empty string."""
     if os.access(path, os.R_OK | os.X_OK):
         return ""
@@ -54,7 +54,7 @@ def closed_to_us(path: Path) -> str:
     return f"{path} is closed to you: it belongs to {owner}, mode {found.st_mode & 0o777:o}. Run this as that user, or name another folder"
 
 
-def open_to_others(path: Path) -> str:
+def exposure_problem(path: Path) -> str:
     """Return a message with the remedy if other users can access this folder; else an empty string."""
     try:
         mode = path.stat().st_mode & 0o777

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from agl_otel.errors import UnavailableError
-from agl_otel.service.private import given_umask, make_folder, open_file
+from agl_otel.service.private import make_folder, open_file, original_umask
 from agl_otel.settings import Settings, without_settings
 
 STARTER: Final = "agl_otel.service.interpreter"  # runs a module as python -m does
@@ -90,7 +90,7 @@ class Process:
         """Describe a process that runs `python -m module` with this interpreter and `settings` (default: as this process loads them)."""
         given = {"PYTHONUNBUFFERED": "1", **(settings or Settings.load()).environment(), **(env or {})}
         made = cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env=given)
-        made._umask = given_umask()  # it sets its own umask and passes this one to agents
+        made._umask = original_umask()  # it sets its own umask and passes this one to agents
         return made
 
     @property
@@ -133,16 +133,14 @@ class Process:
                         return
                     await asyncio.sleep(HEALTH_POLL_SECONDS)
         except TimeoutError:
-            raise UnavailableError(
-                f"{self.name} did not answer within {timeout_seconds:.0f} s; see {self.log}. {self.last_words()}"
-            ) from None
+            raise UnavailableError(f"{self.name} did not answer within {timeout_seconds:.0f} s; see {self.log}. {self.log_end()}") from None
 
     def check_running(self) -> None:
         """Raise UnavailableError with the end of its log if it has ended."""
         if not self.running:
-            raise UnavailableError(f"{self.name} ended with exit code {self.returncode}: {self.last_words()}")
+            raise UnavailableError(f"{self.name} ended with exit code {self.returncode}: {self.log_end()}")
 
-    def last_words(self) -> str:
+    def log_end(self) -> str:
         """Return the end of its log, without empty lines."""
         if not self.log.exists():
             return ""

@@ -56,12 +56,17 @@ def expand_spans(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
 
     Raises SpanShapeError that names an attempt whose messages exceed MAX_CHARACTERS; of tool definitions it only warns.
     """
-    spans = _with_tools(spans)
     calls = [span for span in spans if isinstance(span, Span) and conventions.LLM_CALL in span.attributes]
-    if not any(conventions.LLM_MESSAGES_CALL in span.attributes for span in calls):
-        return spans
     calls.sort(key=lambda span: (_number(span, conventions.LLM_CALL), _number(span, conventions.LLM_CHOICE)))
     places = [place_of(span, conventions.LLM_CALL) for span in calls]
+    whole = _with_histories(places, _with_tools(places, calls))
+    expanded = {id(span): made for span, made in zip(calls, whole, strict=True) if made is not span}
+    return [cast("AnySpan", expanded.get(id(span), span)) for span in spans] if expanded else spans
+
+
+def _with_histories(places: Sequence[Place], calls: Sequence[Span]) -> Sequence[Span]:
+    if not any(conventions.LLM_MESSAGES_CALL in span.attributes for span in calls):
+        return calls
     asked = [span.attributes.get(INPUT) for span in calls]
     base = [_number(span, conventions.LLM_MESSAGES_CALL) for span in calls]
     before = [_number(span, conventions.LLM_MESSAGES_BEFORE) for span in calls]
@@ -69,12 +74,10 @@ def expand_spans(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
     for key, count in _too_many_characters(places, asked, stored, base, before).items():
         raise SpanShapeError(_too_large(key, f"{count} characters", MAX_CHARACTERS))
     histories = expand_messages(places, stored, base, before)
-    expanded = {
-        id(span): _with_messages(span, history)
+    return [
+        _with_messages(span, history) if conventions.LLM_MESSAGES_CALL in span.attributes else span
         for span, history in zip(calls, histories, strict=True)
-        if conventions.LLM_MESSAGES_CALL in span.attributes
-    }
-    return [cast("AnySpan", expanded.get(id(span), span)) for span in spans]
+    ]
 
 
 def expand_texts(places: Sequence[Place], asked: Sequence[str], base: Sequence[int], before: Sequence[int]) -> list[str]:
@@ -116,19 +119,18 @@ def expand_tools(places: Sequence[Place], stored: Sequence[str], base: Sequence[
     return [text if place[:2] in large else full for place, text, full in zip(places, stored, found, strict=True)]
 
 
-def _with_tools(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
-    calls = [span for span in spans if isinstance(span, Span) and conventions.LLM_CALL in span.attributes]
+def _with_tools(places: Sequence[Place], calls: Sequence[Span]) -> Sequence[Span]:
     if not any(conventions.LLM_TOOLS_CALL in span.attributes for span in calls):
-        return spans
-    places = [place_of(span, conventions.LLM_CALL) for span in calls]
+        return calls
     stored = [str(span.attributes.get(TOOLS, "")) for span in calls]
     base = [_number(span, conventions.LLM_TOOLS_CALL) for span in calls]
-    whole: dict[int, Span] = {}
+    whole: list[Span] = []
     for span, earlier, text in zip(calls, base, expand_tools(places, stored, base), strict=True):
         if earlier:
             held = {key: value for key, value in span.attributes.items() if key != conventions.LLM_TOOLS_CALL}
-            whole[id(span)] = span.model_copy(update={"attributes": held | ({TOOLS: text} if text else {})})
-    return [cast("AnySpan", whole.get(id(span), span)) for span in spans]
+            span = span.model_copy(update={"attributes": held | ({TOOLS: text} if text else {})})
+        whole.append(span)
+    return whole
 
 
 def expand_messages(

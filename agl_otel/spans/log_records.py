@@ -19,8 +19,8 @@ _MESSAGES: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.p
 
 def may_have_records(span: Span) -> bool:
     """Whether it is a model call by OpenTelemetry's conventions without messages, which log records may have."""
-    said = span.attributes
-    return "gen_ai.operation.name" in said and not span.events and not any(key in said for key in _MESSAGES)
+    attributes = span.attributes
+    return "gen_ai.operation.name" in attributes and not span.events and not any(key in attributes for key in _MESSAGES)
 
 
 def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) -> list[Span]:
@@ -35,8 +35,8 @@ def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) ->
         key, name, attributes = (record["trace_id"], record["span_id"]), record.get("event_name"), record.get("attributes") or {}
         if name == DETAILS:
             body = record.get("body")
-            said = {**(body if isinstance(body, Mapping) else {}), **attributes}
-            details.setdefault(key, {}).update((name, value) for name, value in said.items() if not name.startswith(_OURS))
+            fields = {**(body if isinstance(body, Mapping) else {}), **attributes}
+            details.setdefault(key, {}).update((name, value) for name, value in fields.items() if not name.startswith(_OURS))
         elif name:
             found.setdefault(key, []).append(Event(name=name, attributes={**attributes, "body": record.get("body")}))
     return [_with(span, found.get(key, ()), details.get(key, {})) for span in spans for key in [(span.trace_id, span.span_id)]]

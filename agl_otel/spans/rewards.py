@@ -54,9 +54,9 @@ def get_reward_value(span: Readable) -> float | None:
         return rewards[0].value
     attributes = attributes_of(span)
     for key in AGENTOPS_OUTPUTS:
-        said = _mapping(attributes.get(key))
-        if said.get("type") == "reward":
-            return _legacy(said.get("value"), key)
+        legacy = _mapping(attributes.get(key))
+        if legacy.get("type") == "reward":
+            return _legacy(legacy.get("value"), key)
     if getattr(span, "name", None) == conventions.SPAN_ANNOTATION:
         return _legacy(attributes.get(OLD_REWARD), OLD_REWARD)
     return None
@@ -87,13 +87,13 @@ def attributes_of(span: Readable) -> Mapping[str, Any]:
     return span if isinstance(span, Mapping) else span.attributes or {}
 
 
-def _mapping(said: Any) -> Mapping[str, Any]:
-    if isinstance(said, str):
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
         try:
-            said = json_of(said)
+            value = json_of(value)
         except ValueError:
             return {}
-    return cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else {}
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def _legacy(value: Any, key: str) -> float | None:

@@ -20,7 +20,7 @@ _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def json_of(text: str) -> Any:
-    """Parse JSON of at most MAX_DEPTH levels; lone surrogates, which UTF-8 cannot encode, become U+FFFD.
+    """Parse JSON of at most MAX_DEPTH levels; unpaired surrogates, which UTF-8 cannot encode, become U+FFFD.
 
     Raises ValueError if it is not JSON, nested too deep or too large.
     """

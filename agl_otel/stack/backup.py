@@ -31,7 +31,7 @@ from agl_otel.queue.sqlite import sqlite_path, table_names
 from agl_otel.settings import Settings
 from agl_otel.traces.collector_client import COPY_SECONDS, barriers, open_session, posting
 from agl_otel.traces.opened import CHDB_SCHEME, TraceStore, open_store
-from agl_otel.traces.transfer import Chunk, Content, DumpFiles, Progress, check_dump, copy, dump, filling, load
+from agl_otel.traces.transfer import Chunk, Content, DumpFiles, Progress, check_dump, copy, dump, empty_target, load
 
 FORMAT: Final = 1
 MANIFEST: Final = "backup.json"
@@ -146,7 +146,7 @@ def restore(source: Path, settings: Settings, progress: Progress | None = None) 
         _copy_plain(source / name, staging / name)
     url = settings.clickhouse_db
     own = url == f"{CHDB_SCHEME}{data_dir / TRACES}"
-    with _opened(f"{CHDB_SCHEME}{staging / TRACES}" if own else url) as store, filling(store) as target:
+    with _opened(f"{CHDB_SCHEME}{staging / TRACES}" if own else url) as store, empty_target(store) as target:
         load(source / TRACES, target, progress)
         if queue.name == POSTGRES_FILE:
             _postgres_transfer().restore(queue, manifest["queue"], settings.queue_db, lambda going: _last_numbers(store, going))
@@ -175,7 +175,7 @@ def move(settings: Settings, *, queue_url: str = "", clickhouse_url: str = "", p
     with contextlib.ExitStack() as closers:
         if clickhouse_url:
             source = closers.enter_context(_opened(f"{CHDB_SCHEME}{traces}"))
-            target = closers.enter_context(filling(closers.enter_context(_opened(clickhouse_url))))
+            target = closers.enter_context(empty_target(closers.enter_context(_opened(clickhouse_url))))
             moved["traces"] = {table: each.rows for table, each in copy(source, target, progress).items()}
         if queue_url:
             moved["queue"] = _postgres_transfer().move(queue, queue_url)
@@ -250,7 +250,7 @@ def _check(source: Path) -> dict[str, Any]:
         raise ConflictError(f"{source} was written by agl-otel {manifest['agl_otel']} in another format: restore it with that release")
     for name, digest in {manifest["queue"]["file"]: manifest["queue"]["sha256"], **manifest["log_files"]}.items():
         if not (source / name).exists() or _sha256(source / name) != digest:
-            raise DataError(f"{source / name} is missing or damaged: it is not what was backed up")
+            raise DataError(f"{source / name} is missing or damaged: it differs from the manifest of the backup")
     check_version(manifest["queue"]["version"], str(source))
     check_dump(source / TRACES)
     return manifest

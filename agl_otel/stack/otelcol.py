@@ -21,7 +21,7 @@ CONFIG: Final = Path("deploy", "otelcol", "all-in-one.yaml")
 OVERLAY: Final = "otelcol-tls.json"
 LOOPBACK: Final = "127.0.0.1"
 _TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_IDLE", "AGL_OTELCOL_RETRY")  # variables of its own, for which there is no setting
-_OTHERWISE: Final = {
+_REPLACEMENTS: Final = {
     "metrics": "without metrics, take its pipeline out of deploy/otelcol",
     "max_span_attributes": "a span is cut down by its size (max_item_bytes)",
     "wal_budget_bytes": "it has no log on disk, its exporter's sending_queue bounds what waits for ClickHouse",
@@ -52,14 +52,14 @@ def check(settings: Settings) -> None:
             "AGL_MASK is for the Python collector: give the OpenTelemetry Collector a redaction or transform processor (docs/masking.md), "
             "or mask with `agl-otel export --mask`"
         )
-    for name in unheeded(settings):
-        _logger.warning("AGL_%s is for the Python collector and does nothing here: %s", name.upper(), _OTHERWISE[name])
+    for name in ignored_settings(settings):
+        _logger.warning("AGL_%s is for the Python collector and does nothing here: %s", name.upper(), _REPLACEMENTS[name])
     configuration()
 
 
-def unheeded(settings: Settings) -> list[str]:
+def ignored_settings(settings: Settings) -> list[str]:
     """Return the settings that differ from their defaults but are ignored by this collector."""
-    return [name for name in _OTHERWISE if getattr(settings, name) != Settings.model_fields[name].default]
+    return [name for name in _REPLACEMENTS if getattr(settings, name) != Settings.model_fields[name].default]
 
 
 def configuration() -> Path:

@@ -56,7 +56,7 @@ OTELCOL_SERVICES: Final = (
     *_OTHERS,
 )
 """The services with the OpenTelemetry Collector as collector. `sql` creates the schema before that writes."""
-ANNOUNCED: Final = {"clickhouse": "collector", "proxy": "proxy", "web": "web"}
+REGISTERED: Final = {"clickhouse": "collector", "proxy": "proxy", "web": "web"}
 """{address in types.Describe: the service that registers it}."""
 
 

@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from agl_otel.errors import AglError, SettingsError, UnavailableError
-from agl_otel.net.http_server import is_well, listens
+from agl_otel.net.http_server import is_healthy, listens
 from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.ports import check_free
-from agl_otel.service.private import closed_to_us, open_file, open_to_others
+from agl_otel.service.private import access_problem, exposure_problem, open_file
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, environment_of, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
-from agl_otel.stack.services import ANNOUNCED, SERVICES, Service, services_of
+from agl_otel.stack.services import REGISTERED, SERVICES, Service, services_of
 
 if TYPE_CHECKING:
     from agl_otel.store import Store
@@ -50,7 +50,7 @@ ORPHAN_SECONDS: Final = 30.0  # within which the services of a killed stack end;
 STEADY_SECONDS: Final = 60.0  # a service that ends after running this long is restarted at once
 LONGEST_PAUSE_SECONDS: Final = 60.0
 RESTART: Final = Backoff(1.0, LONGEST_PAUSE_SECONDS, jitter=0.0)
-TELL_SECONDS: Final = 1.0  # bounds how long an unresponsive queue delays a restart
+REPORT_SECONDS: Final = 1.0  # bounds how long an unresponsive queue delays a restart
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Stack:
         if tls is not None:
             tls.check(self._trust, reachable_host(self.settings.host))
         self._lock = claim_data_dir(self.data_dir)
-        await self._orphans_ended()
+        await self._wait_for_orphans()
         for service in self.services:
             for port in service.ports:
                 setting = f"--{port.replace('_', '-')} or AGL_{port.upper()} (0 takes a free one)"
@@ -133,7 +133,7 @@ class Stack:
         for service in self.services:
             if service.early:
                 await self._launch(service)
-        await self._forget_the_dead()
+        await self._deregister_dead()
         try:
             async with asyncio.TaskGroup() as group:
                 for service in self.services:
@@ -141,13 +141,13 @@ class Stack:
                         group.create_task(self._launch(service))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None  # the first error, for which the others were cancelled
-        await self._all_announced()
+        await self._wait_for_registrations()
         self._write_stack_file()
         self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
         for watcher in self._watchers:
             watcher.add_done_callback(self._supervision_ended)
 
-    async def _orphans_ended(self) -> None:
+    async def _wait_for_orphans(self) -> None:
         """Wait, at most ORPHAN_SECONDS, until the services of a killed stack on this data directory have ended.
 
         The kernel sends them SIGTERM (die_with_parent), but until they have ended they hold ports and files. If a port stays taken, the
@@ -171,7 +171,7 @@ class Stack:
         await running.process.start()
         await running.process.ready(self._probe(service), timeout_seconds=START_TIMEOUT_SECONDS)
 
-    async def _forget_the_dead(self) -> None:
+    async def _deregister_dead(self) -> None:
         """Deregister collectors and proxies that no longer listen.
 
         Services of a killed stack did not deregister, so the restarted queue would return their addresses for a minute: exporters would
@@ -187,9 +187,9 @@ class Stack:
                     for instance in {address, own}:
                         await queue.announce(service, instance, {}, gone=True)
 
-    async def _all_announced(self) -> None:
+    async def _wait_for_registrations(self) -> None:
         """Wait until all services are registered with the queue, which clients query: a service may be healthy before it is registered."""
-        missing = [name for name in ANNOUNCED if any(service.name == ANNOUNCED[name] for service in self.services)]
+        missing = [name for name in REGISTERED if any(service.name == REGISTERED[name] for service in self.services)]
         try:
             async with (
                 asyncio.timeout(START_TIMEOUT_SECONDS),
@@ -201,11 +201,11 @@ class Stack:
                     if not missing:
                         return
                     for name in missing:
-                        self._running[ANNOUNCED[name]].process.check_running()
+                        self._running[REGISTERED[name]].process.check_running()
                     await asyncio.sleep(HEALTH_POLL_SECONDS)
         except TimeoutError:
-            silent = [self._running[ANNOUNCED[name]].process for name in missing]
-            words = "; ".join(f"{process.name} (its log is {process.log}): {process.last_words()}" for process in silent)
+            silent = [self._running[REGISTERED[name]].process for name in missing]
+            words = "; ".join(f"{process.name} (its log is {process.log}): {process.log_end()}" for process in silent)
             raise UnavailableError(
                 f"not announced to the queue within {START_TIMEOUT_SECONDS:.0f} s, though the service answers: {words}"
             ) from None
@@ -214,18 +214,18 @@ class Stack:
         async def runs() -> bool:
             return self._running[service.name].process.running
 
-        async def queue_is_well() -> bool:
+        async def queue_is_healthy() -> bool:
             async with QueueClient(self.address, token=self._token, timeout_seconds=1.0, trust=self._trust) as queue:
                 with contextlib.suppress(UnavailableError):
                     await queue.describe()
                     return True
             return False
 
-        async def http_is_well() -> bool:
+        async def http_is_healthy() -> bool:
             assert self._http is not None
-            return await is_well(self._at(service.port, "http://") + "/health", self._http)
+            return await is_healthy(self._at(service.port, "http://") + "/health", self._http)
 
-        return queue_is_well if service.name == "queue" else http_is_well if service.port else runs
+        return queue_is_healthy if service.name == "queue" else http_is_healthy if service.port else runs
 
     async def _watch(self, running: _Running) -> None:
         """Restart the service whenever it ends."""
@@ -235,19 +235,19 @@ class Stack:
             how = f"ended with exit code {await running.process.wait()}"
             if clock() - up_since >= STEADY_SECONDS:
                 running.failures = 0
-            while not await self._restarted(running, how):
+            while not await self._restart(running, how):
                 how = "did not come up again"
             up_since = clock()
 
-    async def _restarted(self, running: _Running, how: str) -> bool:
+    async def _restart(self, running: _Running, how: str) -> bool:
         """Restart it after a pause; return whether it became healthy."""
         name, log = running.service.name, running.process.log
         running.failures += 1
         pause = restart_pause(running.failures)
         often = f" ({running.failures} times in a row)" if running.failures > 1 else ""
-        why = f"{how}{often}; it is started again {f'in {pause:.0f} s' if pause else 'now'}, and the others go on. Its log is {log}"
-        LOG.warning("%s %s. %s", name, why, running.process.last_words())
-        await self._tell(name, why, seconds=pause + START_TIMEOUT_SECONDS + TELL_SECONDS)
+        why = f"{how}{often}; it is restarted {f'in {pause:.0f} s' if pause else 'now'}, the others keep running. Its log is {log}"
+        LOG.warning("%s %s. %s", name, why, running.process.log_end())
+        await self._report_down(name, why, seconds=pause + START_TIMEOUT_SECONDS + REPORT_SECONDS)
         await asyncio.sleep(pause)
         try:
             await self._launch(running.service)
@@ -257,15 +257,15 @@ class Stack:
             return False
         LOG.warning("%s is up again", name)
         self._write_stack_file()
-        await self._tell(name)
+        await self._report_down(name)
         return True
 
-    async def _tell(self, name: str, why: str = "", *, seconds: float | None = None) -> None:
+    async def _report_down(self, name: str, why: str = "", *, seconds: float | None = None) -> None:
         """Report to the queue that a service is down, or without `why` that it is up again."""
         instance = f"{socket.gethostname()} {self.data_dir} {name}"
         with contextlib.suppress(AglError):  # the queue itself is down, as logged
             async with QueueClient(
-                self.address, token=self._token, timeout_seconds=TELL_SECONDS, retry_seconds=0, trust=self._trust
+                self.address, token=self._token, timeout_seconds=REPORT_SECONDS, retry_seconds=0, trust=self._trust
             ) as queue:
                 await queue.announce("supervisor", instance, {f"{DOWN}{name}": why} if why else {}, gone=not why, seconds=seconds)
 
@@ -347,7 +347,7 @@ def claim_data_dir(path: Path) -> FileLock:
         )
     with open_file(version_file, "w") as file:
         file.write(f"{LAYOUT_VERSION}\n")
-    if warning := open_to_others(path):
+    if warning := exposure_problem(path):
         LOG.warning("%s", warning)
     return lock
 
@@ -401,7 +401,7 @@ def must_have_data(settings: Settings) -> None:
     """Raise SettingsError if the settings name no stack, and their data directory holds no data or is closed to this user."""
     if settings.store:
         return
-    if why := closed_to_us(settings.data_dir):
+    if why := access_problem(settings.data_dir):
         raise SettingsError(why)
     if not (settings.data_dir / "VERSION").exists():
         raise SettingsError(

@@ -11,7 +11,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from agl_otel.errors import UnavailableError, UsageError
-from agl_otel.net.auth import not_admitted
+from agl_otel.net.auth import refused_error
 from agl_otel.net.tls import advice, connector
 from agl_otel.queue.calls import WHERE
 from agl_otel.settings import Settings
@@ -64,30 +64,30 @@ async def queue_address(address: str, token: str) -> str:
         try:
             answer = await session.get(address.rstrip("/") + DESCRIBE_PATH)
         except (aiohttp.ClientConnectorError, TimeoutError) as error:
-            raise _away(address, error) from error
+            raise _unavailable(address, error) from error
         except (aiohttp.ClientError, OSError):
             return address.removeprefix("http://").rstrip("/")  # may also be the queue's address: gRPC does not answer HTTP/1
         async with answer:
             try:
                 body = await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _away(address, error) from error
+                raise _unavailable(address, error) from error
     return _described(address, token, answer.status, body).queue
 
 
 def _described(address: str, token: str, status: int, body: bytes) -> Describe:
     """Return the description in an answer. Raises SettingsError, UsageError, UnavailableError."""
-    said = " ".join(body[:SHOWN_BYTES].decode(errors="replace").split())
+    text = " ".join(body[:SHOWN_BYTES].decode(errors="replace").split())
     if status == UNAUTHORIZED:
-        raise not_admitted(f"the stack at {address}", token, _detail(body) or said)
+        raise refused_error(f"the stack at {address}", token, _detail(body) or text)
     if status >= SERVER_ERRORS:
-        raise _away(address, f"it answers {status}: {said}")
+        raise _unavailable(address, f"it answers {status}: {text}")
     if status != OK:
-        raise _stranger(address, f"it answers {status}: {said}")
+        raise _not_a_stack(address, f"it answers {status}: {text}")
     try:
         return Describe.model_validate_json(body)
     except ValidationError:
-        raise _stranger(address, f"it answers {said!r}") from None
+        raise _not_a_stack(address, f"it answers {text!r}") from None
 
 
 def _detail(body: bytes) -> str:
@@ -97,10 +97,10 @@ def _detail(body: bytes) -> str:
     return ""
 
 
-def _stranger(address: str, why: str) -> UsageError:
+def _not_a_stack(address: str, why: str) -> UsageError:
     return UsageError(f"what answers at {address} is no agl-otel stack ({why}): give {WHERE}")
 
 
-def _away(address: str, error: object) -> UnavailableError:
+def _unavailable(address: str, error: object) -> UnavailableError:
     what_to_do = advice(str(error), secure=address.startswith("https://")) or "is `agl-otel up` running?"
     return UnavailableError(f"no stack answers at {address}: {error}: {what_to_do}")

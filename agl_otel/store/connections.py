@@ -88,8 +88,8 @@ class Connection:
 
 
 def _reader(description: Describe, queue: QueueClient, token: str) -> TraceReader:
-    url, doors = description.clickhouse or "", description.clickhouses
-    return TraceReader(url, doors=doors, collectors=description.collectors, token=token, where=queue.describe)
+    url, endpoints = description.clickhouse or "", description.clickhouses
+    return TraceReader(url, endpoints=endpoints, collectors=description.collectors, token=token, where=queue.describe)
 
 
 CONNECTIONS: Final = frozenset({"_source", "_closed", "_opening", "_held"})

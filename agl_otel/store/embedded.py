@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.errors import SettingsError, UnavailableError
-from agl_otel.service.private import given_umask, make_folder, open_file
+from agl_otel.service.private import make_folder, open_file, original_umask
 from agl_otel.settings import Settings, without_settings
 
 SUPERVISOR: Final = "agl_otel.stack.embedded"
@@ -84,14 +84,14 @@ class EmbeddedStack:
             with open_file(directory / LOG, "ab") as log:
                 process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
-                    start_new_session=True, umask=given_umask(),
+                    start_new_session=True, umask=original_umask(),
                 )  # fmt: skip
         except OSError as error:
             raise SettingsError(f"data directory {directory} cannot be written: {error.strerror}") from error
         self._stop = weakref.finalize(self, _end, process, directory if temporary else None, os.getpid())  # also at the interpreter's exit
         assert process.stdout is not None
-        said = process.stdout.readline()
-        answer: dict[str, str] = json.loads(said) if said else {"error": (directory / LOG).read_text()[-LOG_TAIL:]}
+        line = process.stdout.readline()
+        answer: dict[str, str] = json.loads(line) if line else {"error": (directory / LOG).read_text()[-LOG_TAIL:]}
         if "address" not in answer:
             self._stop()
             raise UnavailableError(f"the embedded stack in {directory} did not start: {answer['error']}")

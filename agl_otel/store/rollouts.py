@@ -42,7 +42,7 @@ class Rollouts(Connected):
             return await connection.queue.query_rollouts(query)
         looked = await connection.queue.query_rollouts(query, output_contains=None, limit=OUTPUTS_SEARCHED, offset=0)
         attempts = [each.attempt for each in looked if isinstance(each, AttemptedRollout)]
-        matching = await connection.reader.saying(attempts, query.output_contains)
+        matching = await connection.reader.outputs_containing(attempts, query.output_contains)
         found = [each for each in looked if each.rollout_id in matching]
         page = found[max(query.offset, 0) :][: query.limit if query.limit >= 0 else None]
         searched = len(looked) if looked.total > len(looked) else None

@@ -50,9 +50,9 @@ class Spans(Connected):
         requests = [request_of(new[start : start + REQUEST_SPANS]) for start in range(0, len(new), REQUEST_SPANS)]
         await connection.writer.write(requests)
         if new:
-            heard = Counter((span.rollout_id, span.attempt_id) for span in new)
+            counts = Counter((span.rollout_id, span.attempt_id) for span in new)
             now = time.time()
-            await connection.queue.observe([Observation(*key, count, now) for key, count in heard.items()], sent_at=now)
+            await connection.queue.observe([Observation(*key, count, now) for key, count in counts.items()], sent_at=now)
         return new
 
     async def find_spans(self, query: SpanQuery) -> PaginatedResult[Span]:

@@ -95,12 +95,12 @@ def _links(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> tuple[list[t
     of_rollout: dict[str, list[AttemptKey]] = {}
     for key in roots:
         of_rollout.setdefault(key[0], []).append(key)
-    wanted: dict[AttemptKey, None] = {}
+    consumed: dict[AttemptKey, None] = {}
     for rollout_id, attempt_id in step.attempts:
         keys = [(rollout_id, attempt_id)] if attempt_id else of_rollout.get(rollout_id, [(rollout_id, "")])
-        wanted.update(dict.fromkeys(keys))
-    linked = [(key, roots[key]) for key in wanted if key in roots]
-    return linked, len(wanted) - len(linked)
+        consumed.update(dict.fromkeys(keys))
+    linked = [(key, roots[key]) for key in consumed if key in roots]
+    return linked, len(consumed) - len(linked)
 
 
 def _span(step: TrainingStep, place: int, attributes: Mapping[str, Any], links: Sequence[tuple[AttemptKey, Root]]) -> bytes:

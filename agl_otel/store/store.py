@@ -69,9 +69,7 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
 
     def at(self, address: str) -> Self:
         """Return a copy, of the same class and with the same attributes, over the stack at `address`."""
-        return _copy_of(
-            type(self), {name: value for name, value in vars(self).items() if name not in CONNECTIONS}, Address(address, self.token)
-        )
+        return _copy_of(type(self), self._own(), Address(address, self.token))
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         return _copy_of, (type(self), self._own(), Address(self._source.address(), self._source.token))

@@ -11,13 +11,13 @@ from typing import Any, Final
 from aiohttp import web
 
 from agl_otel.errors import InUseError
-from agl_otel.net.auth import METRICS, Visitors, own_names
-from agl_otel.net.http_server import listen, make_runner, own_visitors, require_certificate
+from agl_otel.net.auth import METRICS, BrowserAccess, own_names
+from agl_otel.net.http_server import browser_access, listen, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.settings import Settings
 from agl_otel.telemetry.meters import Meters
 
-GONE: Final = "499"
+DISCONNECTED: Final = "499"
 """The `status` of a request whose client disconnected; as in 0.3."""
 CRASHED: Final = "520"
 """The `status` of a request whose handler failed."""
@@ -41,7 +41,7 @@ def counted_requests(meters: Meters) -> Any:
             status = str(error.status)
             raise
         except asyncio.CancelledError:
-            status = GONE
+            status = DISCONNECTED
             raise
         else:
             return answer
@@ -77,7 +77,7 @@ async def metrics_port(meters: Meters, settings: Settings, port: int, setting: s
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    app = web.Application(middlewares=[own_visitors(Visitors(own_names(settings)))])
+    app = web.Application(middlewares=[browser_access(BrowserAccess(own_names(settings)))])
     if tls is not None and tls.client_authority is not None:
         app.middlewares.append(require_certificate(OPEN_PATHS))
     app.router.add_get("/metrics", metrics)

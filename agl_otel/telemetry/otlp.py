@@ -36,7 +36,7 @@ MAX_REPLY_BYTES: Final = 1 << 20
 _pid: Final = os.getpid()  # the process that loaded gRPC, not a fork
 
 
-class _NotTakenError(Exception):
+class _ExportError(Exception):
     """A failed try; `again`: a retry may succeed."""
 
     def __init__(self, why: str, *, again: bool) -> None:
@@ -69,7 +69,7 @@ class OtlpExporter(SpanExporter):
         while not self._closed.is_set():
             try:
                 reply = self._post(request) if self._http else self._ask(request)
-            except _NotTakenError as error:
+            except _ExportError as error:
                 note_failure(f"export to {self._http or self._endpoint}", str(error))
                 if not error.again or (pause := tries.pause()) is None:
                     return False
@@ -96,11 +96,11 @@ class OtlpExporter(SpanExporter):
             return self._stub()(request, timeout=CALL_SECONDS, metadata=self._metadata)
         except grpc.RpcError as error:
             code = error.code()  # pyright: ignore[reportAttributeAccessIssue]  # a failed call is also a grpc.Call
-            raise _NotTakenError(f"{code}: {error.details()}", again=code in RETRYABLE) from error  # pyright: ignore[reportAttributeAccessIssue]  # as above
+            raise _ExportError(f"{code}: {error.details()}", again=code in RETRYABLE) from error  # pyright: ignore[reportAttributeAccessIssue]  # as above
 
     def _post(self, request: bytes) -> bytes:
         trust, host = tls.ambient(), tls.target(self._http)
-        secure = trust.dialled_securely(self._http)
+        secure = trust.uses_tls(self._http)
         connection = (
             HTTPSConnection(host, timeout=CALL_SECONDS, context=trust.context()) if secure else HTTPConnection(host, timeout=CALL_SECONDS)
         )
@@ -109,11 +109,11 @@ class OtlpExporter(SpanExporter):
             answer = connection.getresponse()
             reply = answer.read(MAX_REPLY_BYTES)
         except (OSError, HTTPException) as error:
-            raise _NotTakenError(f"{type(error).__name__}: {error}", again=True) from error
+            raise _ExportError(f"{type(error).__name__}: {error}", again=True) from error
         finally:
             connection.close()
         if answer.status != 200:
-            raise _NotTakenError(f"{answer.status} {answer.reason}", again=answer.status in RETRYABLE_STATUSES)
+            raise _ExportError(f"{answer.status} {answer.reason}", again=answer.status in RETRYABLE_STATUSES)
         return reply
 
     def _stub(self) -> Callable[..., bytes]:

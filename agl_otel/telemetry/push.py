@@ -40,17 +40,17 @@ from agl_otel.settings import Settings, parse_headers
 from agl_otel.telemetry.meters import Durations, Family
 
 CALL_SECONDS: Final = 10.0
-FAREWELL_SECONDS: Final = 2.0  # bound of the last push, when a service stops
+LAST_PUSH_SECONDS: Final = 2.0  # bound of the last push, when a service stops
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
-Tell = Callable[[], Awaitable[MetricsData]]
+ReadMetrics = Callable[[], Awaitable[MetricsData]]
 _EXPORTER_LOG: Final = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
 _log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def pushing(tell: Tell, settings: Settings) -> AsyncGenerator[None]:
-    """Push the metrics of `tell` every `metrics_otlp_seconds` while the block runs, and once more at its end. Raises SettingsError."""
-    push = _Push(tell, settings)
+async def pushing(read: ReadMetrics, settings: Settings) -> AsyncGenerator[None]:
+    """Push what `read` returns every `metrics_otlp_seconds` while the block runs, and once more at its end. Raises SettingsError."""
+    push = _Push(read, settings)
     over = asyncio.Event()
 
     async def keep_pushing() -> None:
@@ -67,7 +67,7 @@ async def pushing(tell: Tell, settings: Settings) -> AsyncGenerator[None]:
         yield
     finally:
         over.set()
-        await asyncio.wait({task}, timeout=FAREWELL_SECONDS)
+        await asyncio.wait({task}, timeout=LAST_PUSH_SECONDS)
         push.end()
         await asyncio.wait({task})
         push.close()
@@ -76,15 +76,15 @@ async def pushing(tell: Tell, settings: Settings) -> AsyncGenerator[None]:
 class _Push:
     """Sends all metrics on each call, and logs trouble with the endpoint once. Raises SettingsError."""
 
-    def __init__(self, tell: Tell, settings: Settings) -> None:
-        self._tell = tell
+    def __init__(self, read: ReadMetrics, settings: Settings) -> None:
+        self._read = read
         self._given = settings.metrics_otlp
         endpoint = target(self._given)
         if not endpoint.rpartition(":")[2].isdigit():
             raise SettingsError(f"AGL_METRICS_OTLP {self._given!r} is no endpoint of OTLP over gRPC: write HOST:4317 or https://HOST:4317")
         headers = parse_headers(settings.metrics_otlp_headers.get_secret_value(), "AGL_METRICS_OTLP_HEADERS")
         trust = ambient()
-        secure = trust.dialled_securely(self._given)
+        secure = trust.uses_tls(self._given)
         self._exporter = OTLPMetricExporter(
             endpoint,
             insecure=not secure,
@@ -93,20 +93,20 @@ class _Push:
             timeout=CALL_SECONDS,
             compression=Compression.NoCompression,
         )
-        self._trouble = ""
+        self._problem = ""
         self._reasons = _Reasons(endpoint)
         _EXPORTER_LOG.addFilter(self._reasons)
 
     async def __call__(self) -> None:
-        before, self._trouble = self._trouble, ""
+        before, self._problem = self._problem, ""
         try:
-            if await asyncio.to_thread(self._exporter.export, await self._tell()) is not MetricExportResult.SUCCESS:
-                self._trouble = self._reasons.last or "no reason was given"
+            if await asyncio.to_thread(self._exporter.export, await self._read()) is not MetricExportResult.SUCCESS:
+                self._problem = self._reasons.last or "no reason was given"
         except AglError as error:  # reading another service's metric failed
-            self._trouble = str(error)
-        if self._trouble and not before:
-            _log.warning("metrics are not pushed to %s (AGL_METRICS_OTLP); trying again: %s", self._given, self._trouble)
-        elif before and not self._trouble:
+            self._problem = str(error)
+        if self._problem and not before:
+            _log.warning("metrics are not pushed to %s (AGL_METRICS_OTLP); trying again: %s", self._given, self._problem)
+        elif before and not self._problem:
             _log.warning("metrics are pushed to %s again", self._given)
 
     def end(self) -> None:

@@ -15,16 +15,16 @@ async def served(meters: Meters, settings: Settings, service: str, port: int = 0
 
     A destination that is not configured is not imported. Raises InUseError, SettingsError.
     """
-    async with contextlib.AsyncExitStack() as told:
+    async with contextlib.AsyncExitStack() as exits:
         if port:
             from agl_otel.telemetry.http import metrics_port
 
-            await told.enter_async_context(metrics_port(meters, settings, port, setting))
+            await exits.enter_async_context(metrics_port(meters, settings, port, setting))
 
         async def families() -> list[Family]:
             return meters.families()
 
-        await told.enter_async_context(pushed(service, families, settings))
+        await exits.enter_async_context(pushed(service, families, settings))
         yield
 
 

@@ -32,7 +32,7 @@ from agl_otel_hook.ledger import Count, Ledger
 from agl_otel_hook.processor import AttemptProcessor, keep, marker_of
 from agl_otel_hook.rewards import LastRewards
 from agl_otel_hook.seal import TRACER_NAME, Sealer
-from agl_otel_hook.unwrapping import unwrap_leftovers
+from agl_otel_hook.unwrapping import remove_wrappers
 from agl_otel_hook.whole import WholeSpans
 
 ACK_SECONDS: Final = 30.0
@@ -226,10 +226,10 @@ class Telemetry:
         """Keep the counts of attempts with a folder below `root` (a runner's) in files there, which outlive a kill of this process."""
         self._ledger.keep(str(root))
 
-    def over(self, keys: Sequence[Key]) -> None:
+    def end_attempts(self, keys: Sequence[Key]) -> None:
         """Mark the agents of these attempts as ended: spans still open in this process will not be exported."""
         for key in keys:
-            self._ledger.over(key)
+            self._ledger.end_attempt(key)
 
     def forget(self, rollout_id: str, attempt_id: str) -> None:
         """Drop an attempt's counts; if it appears again, it gets a new marker."""
@@ -289,7 +289,7 @@ class _Switch:
         instrumentor, self._instrumentor = self._instrumentor, None
         if instrumentor is not None:
             instrumentor.uninstrument()
-            unwrap_leftovers(instrumentor)
+            remove_wrappers(instrumentor)
 
     def _on_now(self) -> None:
         instrumentor = self._found.load()()

@@ -9,7 +9,7 @@ next query.
 chdb ignores failed writes and only counts them (WriteBufferFromFileDescriptor), so on a full disk an insert or a merge succeeds with
 truncated files. The engine therefore checks the counter after each writing statement, and periodically for merges. If it has grown, the
 engine reloads all tables: on loading, ClickHouse compares the sizes of all files, detaches damaged parts and uses the sources of their
-merges instead (set_aside.py), which chdb.xml makes it keep. Merges and writes stop until the disk takes ROOM_BYTES again.
+merges instead (detached_parts.py), which chdb.xml makes it keep. Merges and writes stop until the disk takes ROOM_BYTES again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from agl_otel.errors import DiskFullError, SettingsError
 from agl_otel.service.disk import try_disk
 from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
+from agl_otel.traces.detached_parts import DamagedPart, examine
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, parameter
-from agl_otel.traces.set_aside import SetAside, examine
 
 # Limits of one read, set before readonly, so that no query can change them.
 READ_LIMITS: Final = {
@@ -95,12 +95,12 @@ class ChdbEngine:
             ),
         )
         make_folder(directory)
-        self._well_at = time.time()
+        self._last_ok_at = time.time()
         self._loads = 0
         self._absent: set[str] = set()
         self._full: DiskFullError | None = None
-        self._set_aside: list[SetAside] = []
-        self._gate = _Gate()
+        self._damaged: list[DamagedPart] = []
+        self._readers_lock = _ReadersWriterLock()
         self._write_lock = threading.Lock()
         self._local = threading.local()
         self._readers: list[_Connection] = []
@@ -123,22 +123,23 @@ class ChdbEngine:
         with self._write_lock, self._writing(sql):
             self._write(sql, "Null", params)
 
-    def look(self) -> list[str]:
-        """Return what is wrong with the disk or with what lies on it. Call it more often than sources of merges are removed (chdb.xml).
+    def check_disk(self) -> list[str]:
+        """Return the problems of the disk and of the tables on it: a full disk, and damaged parts.
 
-        Tables with damaged parts are loaded anew, and merges go on if there is room again.
+        Reloads tables with damaged parts, and resumes merges if there is room again. Call it more often than the sources of merges are
+        removed (chdb.xml).
         """
         with self._write_lock:
             with contextlib.suppress(DiskFullError):
                 self._notice()
                 self._need_room()
             full = [str(self._full)] if self._full else []
-            return full + [each.words for each in self._set_aside if each.path.exists()]
+            return full + [each.words for each in self._damaged if each.path.exists()]
 
     @contextlib.contextmanager
     def _writing(self, sql: str = "") -> Generator[None]:
         """Surround a statement that may write; the caller holds the writer's lock. Raises DiskFullError."""
-        if not sql.startswith(("CREATE", "SYSTEM")):  # which begin nothing that waits for room
+        if not sql.startswith(("CREATE", "SYSTEM")):  # they do not wait for free space
             self._need_room()
         try:
             yield
@@ -146,7 +147,7 @@ class ChdbEngine:
             self._notice()
 
     def _need_room(self) -> None:
-        """Raise DiskFullError if the disk is full. Merges go on where it no longer is."""
+        """Raise DiskFullError if the disk is full; resume merges if it no longer is."""
         if (free := shutil.disk_usage(self.directory).free) < ROOM_BYTES:
             self._full = self._no_room(f"{free} bytes are free")
             raise self._full
@@ -169,13 +170,13 @@ class ChdbEngine:
         """Raise DiskFullError if ClickHouse could not write something since the last call; no table has a damaged part afterwards."""
         failed = self._count_failed()
         if failed == self._failed_writes:
-            self._well_at = time.time()
+            self._last_ok_at = time.time()
             return
         self._full = self._no_room(f"{failed - self._failed_writes} writes failed")
         _logger.error("%s", self._full)
         self._failed_writes = failed
-        known = {(str(table), str(part)): int(str(rows)) for table, part, rows in self._ask(_PARTS, {"since": int(self._well_at)})}
-        with self._gate.alone():
+        known = {(str(table), str(part)): int(str(rows)) for table, part, rows in self._ask(_PARTS, {"since": int(self._last_ok_at)})}
+        with self._readers_lock.exclusive():
             for table in self._tables():
                 self._absent.add(table)
                 self._ask(f"DETACH TABLE {DATABASE}.{table} SYNC")
@@ -195,9 +196,9 @@ class ChdbEngine:
             self._absent.discard(table)
 
     def _examine(self, known: Mapping[tuple[str, str], int]) -> None:
-        before = self._set_aside
-        self._set_aside = examine(self._ask, known)
-        for each in self._set_aside:
+        before = self._damaged
+        self._damaged = examine(self._ask, known)
+        for each in self._damaged:
             if each not in before:
                 _logger.error("%s", each.words)
 
@@ -256,7 +257,7 @@ class ChdbEngine:
         except ClickHouseError as error:
             if error.code not in CUT_OFF_CODES:
                 raise
-            self.look()
+            self.check_disk()
             if self._loads == loads:
                 raise
         return self._read(sql, format_name, params)
@@ -266,7 +267,7 @@ class ChdbEngine:
         if connection is None:
             connection = self._reader()
         try:
-            with self._gate.shared():
+            with self._readers_lock.shared():
                 return _run(connection, sql, format_name, None, raw=params)
         except ClickHouseError:
             with self._write_lock:
@@ -303,8 +304,8 @@ class ChdbEngine:
         self._lock.close()
 
 
-class _Gate:
-    """Readers pass together; whoever is alone waits for those inside, and the next ones wait for it."""
+class _ReadersWriterLock:
+    """A readers-writer lock: `exclusive` waits for the readers inside, and later readers wait for it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -324,7 +325,7 @@ class _Gate:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def alone(self) -> Generator[None]:
+    def exclusive(self) -> Generator[None]:
         with self._changed:
             self._shut = True
             self._changed.wait_for(lambda: not self._inside)

@@ -23,7 +23,7 @@ from clickhouse_driver import Client
 from clickhouse_driver import errors as driver_errors
 
 from agl_otel.errors import AglError, SettingsError, UnavailableError
-from agl_otel.traces import set_aside
+from agl_otel.traces import detached_parts
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, protobuf_settings
@@ -103,9 +103,9 @@ class ServerEngine:
             self._native(f"SYSTEM SYNC REPLICA{on_cluster(self.cluster)} {DATABASE}.{table[1]}{LOCAL} LIGHTWEIGHT", None)
         return [list(row) for row in self._native(sql, params)]
 
-    def look(self) -> list[str]:
-        """Return the damaged parts that it set aside."""
-        return set_aside.of_server(self)
+    def check_disk(self) -> list[str]:
+        """Describe the damaged parts that the server detached."""
+        return detached_parts.of_server(self)
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
         """Delete matching rows on every node. Deleted rows are invisible to queries when this returns."""
@@ -151,7 +151,7 @@ class ServerEngine:
                 raise ClickHouseError(_short(f"Code: {error.code}. {error.message}")) from None
             except (driver_errors.Error, OSError, EOFError) as error:
                 self._client.disconnect()
-                raise self._away(self.address.port, error) from None
+                raise self._unavailable(self.address.port, error) from None
 
     def _post(self, query: Mapping[str, object], body: bytes, form: Mapping[str, str] | None = None) -> bytes:
         headers = {"X-ClickHouse-User": self.address.user, "X-ClickHouse-Key": self.address.password}
@@ -164,9 +164,9 @@ class ServerEngine:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             self._drop()
-            if isinstance(error, http.client.IncompleteRead) and (told := _EXCEPTION.search(error.partial[-_TAIL_BYTES:])):
-                raise ClickHouseError(_short(told[1].decode(errors="replace"))) from None
-            raise self._away(self.address.http_port, error) from None
+            if isinstance(error, http.client.IncompleteRead) and (match := _EXCEPTION.search(error.partial[-_TAIL_BYTES:])):
+                raise ClickHouseError(_short(match[1].decode(errors="replace"))) from None
+            raise self._unavailable(self.address.http_port, error) from None
         self._http.used_at = time.monotonic()
         if response.status != 200 or response.headers.get(_CODE_HEADER):
             raise ClickHouseError(_short(answer.decode(errors="replace")))
@@ -197,12 +197,12 @@ class ServerEngine:
             with self._lock:
                 self._open.remove(connection)
 
-    def _away(self, port: int, error: BaseException) -> UnavailableError:
+    def _unavailable(self, port: int, error: BaseException) -> UnavailableError:
         reason = str(error) or type(error).__name__
         return UnavailableError(f"ClickHouse at {self.address} does not answer on port {port}: {_first_line(reason)}")
 
 
-def setting_at_fault(error: AglError, address: ServerAddress) -> SettingsError | None:
+def settings_error(error: AglError, address: ServerAddress) -> SettingsError | None:
     """Return an error that names the setting to correct if `error` means that a retry at the start is useless; else None."""
     code = error.code if isinstance(error, ClickHouseError) else 0
     if code == AUTHENTICATION_FAILED:

@@ -51,7 +51,7 @@ class ClickHouseError(AglError):
         super().__init__(message)
 
     @property
-    def about_the_data(self) -> bool:
+    def is_data_error(self) -> bool:
         """Whether the rows are at fault, so that a retry cannot help."""
         return self.code in DATA_CODES
 

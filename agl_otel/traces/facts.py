@@ -79,10 +79,10 @@ def _orphans(table: Table) -> dict[AttemptKey, int]:
     from pyarrow import compute
 
     pc: Any = compute  # untyped: its functions are generated on import
-    lone = pc.and_(
+    is_unmarked = pc.and_(
         pc.and_(pc.equal(table.column("Process"), ""), pc.not_equal(table.column("ParentSpanId"), "")), column(table, "IsSpan").astype(bool)
     )
-    unmarked = table.filter(lone)
+    unmarked = table.filter(is_unmarked)
     if not unmarked.num_rows:
         return {}
     unmarked = unmarked.filter(pc.invert(pc.is_in(unmarked.column("ParentSpanId"), value_set=table.column("SpanId"))))

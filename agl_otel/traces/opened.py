@@ -30,7 +30,7 @@ class TraceStore(Engine, Protocol):
         """Run SQL that the guard has accepted, limited and read-only. Raises ClickHouseError."""
         ...
 
-    def look(self) -> list[str]:
+    def check_disk(self) -> list[str]:
         """Return what is wrong with its disk: full, or damaged parts whose rows may be lost. Raises ClickHouseError, UnavailableError."""
         ...
 
@@ -66,7 +66,7 @@ def _open_chdb(directory: Path, retention_days: int | None) -> TraceStore:
 
 
 def _open_server(address: ServerAddress, retention_days: int | None) -> TraceStore:
-    from agl_otel.traces.clickhouse_server import ServerEngine, setting_at_fault
+    from agl_otel.traces.clickhouse_server import ServerEngine, settings_error
 
     cluster = Cluster(address.cluster, replicated=address.replicated) if address.cluster else None
     server = ServerEngine(address)
@@ -82,7 +82,7 @@ def _open_server(address: ServerAddress, retention_days: int | None) -> TraceSto
     except UnavailableError as error:
         _logger.warning("%s; what arrives is kept in the log until it does", error)
     except ClickHouseError as error:
-        if fault := setting_at_fault(error, address):
+        if fault := settings_error(error, address):
             engine.close()
             raise fault from None
         _logger.warning("the schema at %s cannot be brought up yet: %s", address, error)
@@ -142,9 +142,9 @@ class AwaitedEngine:
         self.prepare()
         return self._engine.read(sql, format_name, params)
 
-    def look(self) -> list[str]:
+    def check_disk(self) -> list[str]:
         """Return what is wrong with its disk; nothing before the first use."""
-        return self._engine.look() if self._ready else []
+        return self._engine.check_disk() if self._ready else []
 
     def insert_native(self, table: str, blocks: bytes) -> None:
         """Insert blocks of the Native format."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import QueryError, UnavailableError, UsageError
-from agl_otel.net.http_server import PROBE_SECONDS, is_well
+from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
 from agl_otel.traces.collector_client import barriers, unanswered
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
@@ -27,7 +27,7 @@ from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
-from agl_otel.traces.tokens import Table, call_columns, call_texts, once_in_order, reward_rows, rollouts_to_read
+from agl_otel.traces.tokens import Table, call_columns, call_texts, distinct_in_order, reward_rows, rollouts_to_read
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
@@ -48,7 +48,7 @@ PINGS: Final = 2  # successive unanswered pings that mean down: a busy machine m
 ASK_AGAIN_SECONDS: Final = 0.2  # interval at which incomplete attempts are read again
 LARGE_BYTES: Final = 1 << 20  # larger answers are parsed in a thread beside the event loop
 MANY: Final = (1 << 32) - 1  # a limit of rows that means none
-ROOTS_TOGETHER: Final = 2000  # rollouts in one query
+ROOTS_PER_QUERY: Final = 2000  # rollouts in one query
 TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
 """ClickHouse's error codes for limits of rows, bytes and memory: a read of fewer rollouts may succeed."""
 OF_ALL: Final = "(total)"  # marks the limit on a whole server's memory, which other queries use up
@@ -65,7 +65,7 @@ class FoundTrace(NamedTuple):
 
 
 class TraceReader:
-    """Reads traces from `clickhouse_url` or, if that does not answer, from another address in `doors` of the same ClickHouse.
+    """Reads traces from `clickhouse_url` or, if that does not answer, from another address in `endpoints` of the same ClickHouse.
 
     `collectors` are the HTTP addresses for barriers. When one does not answer, `where` returns the stack's current addresses: it may have
     restarted on other ports.
@@ -76,13 +76,13 @@ class TraceReader:
         clickhouse_url: str,
         *,
         collectors: Sequence[str] = (),
-        doors: Sequence[str] = (),
+        endpoints: Sequence[str] = (),
         token: str = "",
         where: Callable[[], Awaitable[Describe]] | None = None,
     ) -> None:
         self._http = ClickHouseHttp(clickhouse_url, token=token)
         self._where = where
-        self._doors = tuple(address.rstrip("/") for address in doors)
+        self._endpoints = tuple(address.rstrip("/") for address in endpoints)
         self.collectors = tuple(address.rstrip("/") for address in collectors)
 
     async def __aenter__(self) -> TraceReader:
@@ -100,14 +100,14 @@ class TraceReader:
         try:
             await self._barriers()
         except UnavailableError:
-            if not await self._moved():
+            if not await self._find_collectors():
                 raise
             await self._barriers()
 
     async def _barriers(self) -> None:
         await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS)
 
-    async def _moved(self) -> bool:
+    async def _find_collectors(self) -> bool:
         """Look up the collectors' addresses; return whether they changed."""
         if self._where is None:
             return False
@@ -116,7 +116,7 @@ class TraceReader:
         if collectors == self.collectors or not collectors or found.clickhouse is None:
             return False
         self.collectors, self._http.url = collectors, found.clickhouse.rstrip("/")
-        self._doors = tuple(address.rstrip("/") for address in found.clickhouses)
+        self._endpoints = tuple(address.rstrip("/") for address in found.clickhouses)
         return True
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None, own: bool = True) -> list[dict[str, Any]]:
@@ -255,13 +255,13 @@ class TraceReader:
         found = {(row["RolloutId"], row["AttemptId"]): row["Reply"] for row in await self.query(named_query("outputs"), params=given)}
         return {key: found[key] for key in ((a.rollout_id, a.attempt_id) for a in attempts) if key in found}
 
-    async def saying(self, attempts: Sequence[Attempt], text: str) -> set[str]:
+    async def outputs_containing(self, attempts: Sequence[Attempt], text: str) -> set[str]:
         """Return the rollouts of those attempts whose last model reply contains `text`, literally or JSON-escaped."""
         of = {attempt.rollout_id: attempt.attempt_id for attempt in attempts}
         if not of:
             return set()
         given = {"rollouts": sorted(of), "attempts": list(of.values()), "output": OUTPUT_MESSAGES}
-        rows = await self.query(named_query("saying"), params={**given, "text": text, "escaped": json.dumps(text)[1:-1]})
+        rows = await self.query(named_query("outputs_containing"), params={**given, "text": text, "escaped": json.dumps(text)[1:-1]})
         return {row["RolloutId"] for row in rows}
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
@@ -300,8 +300,8 @@ class TraceReader:
     async def roots(self, rollout_ids: Sequence[str]) -> dict[AttemptKey, tuple[str, str]]:
         """Return {(rollout id, attempt id): (trace id, span id) of its root span} for attempts of these rollouts with spans."""
         rows: list[dict[str, Any]] = []
-        for start in range(0, len(rollout_ids), ROOTS_TOGETHER):
-            some = list(rollout_ids[start : start + ROOTS_TOGETHER])
+        for start in range(0, len(rollout_ids), ROOTS_PER_QUERY):
+            some = list(rollout_ids[start : start + ROOTS_PER_QUERY])
             rows += await self.query(named_query("roots"), params={"rollouts": some, "attempt": conventions.SPAN_ATTEMPT})
         return {(row["RolloutId"], row["AttemptId"]): (row["TraceId"], row["SpanId"]) for row in rows}
 
@@ -347,8 +347,8 @@ class TraceReader:
         deadline = began + deadline_seconds
         patience = deadline if deadline > began else began + ONCE_SECONDS
         while True:
-            silent = await self._silent(patience, deadline) if barrier else {}
-            table, facts, unread = await self._unless_gone(lambda: self._observed(ids), patience)
+            silent = await self._silent_collectors(patience, deadline) if barrier else {}
+            table, facts, unread = await self._await_read(lambda: self._observed(ids), patience)
             verdicts = _verdicts(facts, attempts, silent)
             late = (rollout_id for (rollout_id, _), verdict in verdicts.items() if verdict.kind == "incomplete")
             if time.monotonic() >= deadline or not any(rollout_id not in unread for rollout_id in late):
@@ -359,15 +359,15 @@ class TraceReader:
             _log.warning("read without what these collectors acked last: %s", "; ".join(silent.values()))
         if alarms := [attempt_id for (_, attempt_id), verdict in verdicts.items() if verdict.alarm]:
             _log.warning(
-                "%d of %d attempts are unproven though their agents ran under the hook, the first of them %s: nobody counted their spans",
+                "%d of %d attempts are unproven though their agents ran under the hook, the first of them %s: their spans were not counted",
                 len(alarms), len(verdicts), alarms[0],
             )  # fmt: skip
         calls = call_columns(table)
-        told = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
-        said = None
-        if told:
-            said, untold = await self._unless_gone(lambda: self._in_parts("texts", told), patience)
-            unread |= untold
+        read = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
+        contents = None
+        if read:
+            contents, failed = await self._await_read(lambda: self._in_parts("texts", read), patience)
+            unread |= failed
         if unread:
             verdicts |= {key: _unreadable(verdict, unread[key[0]]) for key, verdict in verdicts.items() if key[0] in unread}
             _log.warning("%d of %d rollouts are left out, the first of them %s: %s", len(unread), len(ids), *next(iter(unread.items())))
@@ -376,44 +376,44 @@ class TraceReader:
             calls=calls,
             rewards=rewards_of(reward_rows(table)),
             verdicts=verdicts,
-            texts=call_texts(said, calls) if told else None,
+            texts=call_texts(contents, calls) if read else None,
             spans=facts.spans,
             highest_sequence=facts.highest_sequence,
             digest=facts.digest,
         )
 
-    async def _silent(self, until: float, deadline: float) -> dict[str, str]:
+    async def _silent_collectors(self, until: float, deadline: float) -> dict[str, str]:
         """Return {collector: reason} of those that do not answer a barrier by `until`.
 
         Raises UnavailableError if ClickHouse, which may be reached through a collector, does not answer by `deadline` either.
         """
         while True:
             asked = unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
-            silent, answers = await asyncio.gather(asked, self._answers())
-            if silent and await self._moved():
+            silent, answers = await asyncio.gather(asked, self._find_endpoint())
+            if silent and await self._find_collectors():
                 silent = await unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
-                answers = await self._answers()
+                answers = await self._find_endpoint()
             if not silent or answers:
                 return silent
             if time.monotonic() >= deadline:
                 raise UnavailableError(f"ClickHouse does not answer at {self._http.url}: {'; '.join(silent.values())}")
             await asyncio.sleep(ASK_AGAIN_SECONDS)
 
-    async def _answers(self) -> bool:
-        """Whether ClickHouse answers at the current address or at another door, which is used from then on."""
-        for url in dict.fromkeys((self._http.url, *self._doors)):
-            if await is_well(f"{url}/ping", self._http.session):
+    async def _find_endpoint(self) -> bool:
+        """Whether ClickHouse answers at the current address or at another of the endpoints, which is used from then on."""
+        for url in dict.fromkeys((self._http.url, *self._endpoints)):
+            if await is_healthy(f"{url}/ping", self._http.session):
                 self._http.url = url
                 return True
         return False
 
-    async def _unless_gone(self, read: Callable[[], Awaitable[T]], until: float) -> T:
+    async def _await_read(self, read: Callable[[], Awaitable[T]], until: float) -> T:
         """Await a read. Raises UnavailableError if it is not done by `until` and pings are not answered."""
         task, url, unanswered_pings = asyncio.ensure_future(read()), self._http.url, 0
         try:
             await asyncio.wait({task}, timeout=max(until - PINGS * PROBE_SECONDS - time.monotonic(), 0.0))
             while not task.done():
-                unanswered_pings = 0 if await self._answers() else unanswered_pings + 1
+                unanswered_pings = 0 if await self._find_endpoint() else unanswered_pings + 1
                 if self._http.url != url and not task.done():
                     task.cancel()
                     task, url = asyncio.ensure_future(read()), self._http.url
@@ -427,7 +427,7 @@ class TraceReader:
     async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts, dict[str, str]]:
         """Return what is stored of these rollouts, and {rollout id: why it cannot be read}."""
         table, unread = await self._in_parts("traces", ids)
-        return (table := once_in_order(table)), ReadFacts.of(table), unread
+        return (table := distinct_in_order(table)), ReadFacts.of(table), unread
 
     async def _in_parts(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
         """Return the rows of a named query, and {rollout id: why it cannot be read}. A query that is too large is split in halves."""

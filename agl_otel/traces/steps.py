@@ -55,11 +55,12 @@ def steps_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingSte
     steps: dict[str, TrainingStep] = {}
     attempts: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
-        told = typed(row["SpanAttributes"], row["AttrTypes"])
-        key = f"{told[conventions.TRAIN_STEP_NUMBER]}/{told[conventions.TRAIN_DIGEST]}"  # links of an earlier recording may still exist
+        attributes = typed(row["SpanAttributes"], row["AttrTypes"])
+        # links of an earlier recording may still exist
+        key = f"{attributes[conventions.TRAIN_STEP_NUMBER]}/{attributes[conventions.TRAIN_DIGEST]}"
         attempts.setdefault(key, []).extend((rollout_id, attempt_id) for rollout_id, attempt_id in row["Attempts"])
         if row["SpanName"] == conventions.SPAN_TRAIN_STEP:
-            steps[key] = _step(run_id, told, int(row["StartNano"]), int(row["Duration"]))
+            steps[key] = _step(run_id, attributes, int(row["StartNano"]), int(row["Duration"]))
     found = [
         step.model_copy(update={"attempts": attempts[key], "unlinked": step.unlinked - len(attempts[key])}) for key, step in steps.items()
     ]
@@ -79,21 +80,21 @@ def run_of(row: Mapping[str, Any]) -> TrainingRun:
     )
 
 
-def _step(run_id: str, told: Mapping[str, Any], start_nano: int, duration_nano: int) -> TrainingStep:
+def _step(run_id: str, attributes: Mapping[str, Any], start_nano: int, duration_nano: int) -> TrainingStep:
     """Convert a step; `unlinked` is the number of consumed attempts until `steps_of` subtracts the linked ones."""
     return TrainingStep(
         run_id=run_id,
-        algorithm=told[conventions.TRAIN_ALGORITHM],
-        step=int(told[conventions.TRAIN_STEP_NUMBER]),
-        resources_id=told[conventions.TRAIN_RESOURCES],
-        version_before=told[conventions.TRAIN_VERSION_BEFORE],
-        version_after=told[conventions.TRAIN_VERSION_AFTER],
-        samples=int(told[conventions.TRAIN_SAMPLES]),
-        refused=int(told[conventions.TRAIN_REFUSED]),
+        algorithm=attributes[conventions.TRAIN_ALGORITHM],
+        step=int(attributes[conventions.TRAIN_STEP_NUMBER]),
+        resources_id=attributes[conventions.TRAIN_RESOURCES],
+        version_before=attributes[conventions.TRAIN_VERSION_BEFORE],
+        version_after=attributes[conventions.TRAIN_VERSION_AFTER],
+        samples=int(attributes[conventions.TRAIN_SAMPLES]),
+        refused=int(attributes[conventions.TRAIN_REFUSED]),
         start_time=start_nano / 10**9,
         end_time=(start_nano + duration_nano) / 10**9,
-        metrics={key.removeprefix(METRIC): value for key, value in told.items() if key.startswith(METRIC)},
-        unlinked=int(told[conventions.TRAIN_ATTEMPTS]),
+        metrics={key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)},
+        unlinked=int(attributes[conventions.TRAIN_ATTEMPTS]),
     )
 
 

@@ -25,7 +25,7 @@ _ORDER: Final = ["RolloutId", "AttemptId", "Process", "Call", "Choice", "Sequenc
 _REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Rewards"]
 
 
-def once_in_order(table: Table) -> Table:
+def distinct_in_order(table: Table) -> Table:
     """Sort the rows of sql/traces.sql as CallColumns are, keeping for each identity the one with the lowest sequence number."""
     from pyarrow import compute
 
@@ -145,10 +145,10 @@ def rollouts_to_read(calls: CallColumns) -> list[str]:
     if not len(calls):
         return []
     keys = list(zip(calls.rollout_id, calls.attempt_id, calls.process, strict=True))
-    wanted = (calls.prefix_call == 0) & np.array([False, *(a == b for a, b in itertools.pairwise(keys))])
+    needed = (calls.prefix_call == 0) & np.array([False, *(a == b for a, b in itertools.pairwise(keys))])
     if calls.has_images is not None:
-        wanted |= calls.has_images
-    return list(dict.fromkeys(calls.rollout_id[row] for row in np.flatnonzero(wanted).tolist()))
+        needed |= calls.has_images
+    return list(dict.fromkeys(calls.rollout_id[row] for row in np.flatnonzero(needed).tolist()))
 
 
 def call_texts(table: Table, calls: CallColumns) -> CallTexts:

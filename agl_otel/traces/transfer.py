@@ -98,8 +98,8 @@ def snapshot(source: TraceStore, table: str) -> Iterator[Chunk]:
 # --- into a ClickHouse
 
 
-class Filling:
-    """A target during a transfer; see `filling`."""
+class Target:
+    """A target during a transfer; see `empty_target`."""
 
     def __init__(self, target: TraceStore) -> None:
         self._target = target
@@ -133,7 +133,7 @@ class Filling:
 
 
 @contextlib.contextmanager
-def filling(target: TraceStore) -> Generator[Filling]:
+def empty_target(target: TraceStore) -> Generator[Target]:
     """Provide an empty `target` for inserts; empty it again if the block fails. Raises ConflictError if it holds traces."""
     for table in tables(target):
         if rows := content(target, table).rows:
@@ -141,7 +141,7 @@ def filling(target: TraceStore) -> Generator[Filling]:
                 f"the target already holds {rows} rows in {DATABASE}.{table}, and nothing is overwritten: "
                 f"take an empty one, or empty this one first (DROP DATABASE {DATABASE})"
             )
-    made = Filling(target)
+    made = Target(target)
     try:
         yield made
     except BaseException as failure:
@@ -154,7 +154,7 @@ def filling(target: TraceStore) -> Generator[Filling]:
         raise
 
 
-def copy(source: TraceStore, target: Filling, progress: Progress | None = None) -> dict[str, Content]:
+def copy(source: TraceStore, target: Target, progress: Progress | None = None) -> dict[str, Content]:
     """Copy all traces (nothing may write to them meanwhile) and compare. Returns {table: its content}. Raises DataError."""
     for table in tables(source):
         target.begin(table)
@@ -229,7 +229,7 @@ def check_dump(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def load(directory: Path, target: Filling, progress: Progress | None = None) -> dict[str, Content]:
+def load(directory: Path, target: Target, progress: Progress | None = None) -> dict[str, Content]:
     """Insert a dump and compare. Returns {table: its content}. Raises what check_dump raises, and DataError."""
     manifest = check_dump(directory)
     for table in manifest["tables"]:

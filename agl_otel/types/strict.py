@@ -27,7 +27,7 @@ def strict_json(text: str | bytes) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("it has one half of a surrogate pair, which is no character") from None
+            raise ValueError("it has an unpaired surrogate, which is no character") from None
     return value
 
 

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import AglError, UnavailableError, http_status
-from agl_otel.net.auth import WEB, Visitors
+from agl_otel.net.auth import WEB, BrowserAccess
 from agl_otel.net.bodies import Bodies
-from agl_otel.net.http_server import end_stalled, own_visitors, readable
+from agl_otel.net.http_server import browser_access, end_stalled, readable
 from agl_otel.net.in_flight import InFlight
 from agl_otel.queue.convert import reachable
 from agl_otel.store import DESCRIBE_PATH
@@ -113,10 +113,10 @@ def build_app(
 ) -> web.Application:
     """Build the application over a store that is open in the running event loop.
 
-    `names`: see `auth.Visitors`; `in_flight_bytes`: of all bodies that are held at one time.
+    `names`: see `auth.BrowserAccess`; `in_flight_bytes`: of all bodies that are held at one time.
     """
     origins = frozenset(origin.strip() for origin in cors_origins if origin.strip())
-    visitors = own_visitors(Visitors(names, origins), page=static.PAGE)
+    visitors = browser_access(BrowserAccess(names, origins), page=static.PAGE)
     meters = Meters()
     count = counted_requests(meters)
     bodies = Bodies(InFlight(in_flight_bytes), MAX_BODY_BYTES)

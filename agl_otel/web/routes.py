@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -23,8 +22,6 @@ PREFIX: Final = "/v1/agl"
 STORE: Final = web.AppKey("store", LightningStore)
 LARGEST: Final = (1 << 62) - 1
 PIECE: Final = 500  # items of a long page per chunk of the response
-_MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # matches every number beyond a double's range, and some within
-_CONSTANTS: Final = re.compile(rb"NaN|Infinity")
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -92,9 +89,9 @@ async def body_of(request: web.Request, model: type[M], *, inputs: Callable[[M],
     body = await bodies.body_of(request) or b"{}"
     try:
         given = model.model_validate_json(body)
-        if _MAY_OVERFLOW.search(body):
-            json.loads(body, parse_float=number_in_range)
-        if inputs is not None and _CONSTANTS.search(body):
+        constants: list[str] = []
+        json.loads(body, parse_float=number_in_range, parse_constant=constants.append)
+        if inputs is not None and constants:
             check_json(list(inputs(given)))
     except ValidationError as error:
         raise UsageError(f"the body is wrong: {describe_invalid(error)}") from None

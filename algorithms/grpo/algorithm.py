@@ -23,21 +23,22 @@ import torch
 from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick, readable
+from agl_otel.adapters.own_sampling import token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
-from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, grouped
+from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
-from agl_otel.algorithms.grpo.policy import load_policy, save_weights
+from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.report import Clock, singleton_warning
 from agl_otel.algorithms.run_folder import RunFolder, open_run, run_fingerprint
-from agl_otel.algorithms.run_log import RunLog, open_log, training_step
+from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
@@ -53,10 +54,19 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("max_steps", "target_score", "score_window", "device", "threads", "seed", "step_timeout_seconds"),
-        *("probe_tolerance", "checkpoint_every_steps", "keep_checkpoints"),
+        *(
+            "probe_tolerance",
+            "ratio_error_limit",
+            "checkpoint_every_steps",
+            "keep_checkpoints",
+            "micro_batch_tokens",
+            "gradient_checkpointing",
+        ),
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
+NOT_FINITE_STEPS: Final = 3
+"""A run ends after so many steps in a row whose loss or gradient is not finite."""
 _logger = logging.getLogger(__name__)
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "objective": Objective,
@@ -148,7 +158,8 @@ class GRPO(Algorithm):
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             InUseError: another process works on the run.
-            DataError: a step had nothing to train on, or the last checkpoint is damaged.
+            SampledOtherwiseError: the tokens of a step were not sampled as the trainer assumes (ratio_error_limit).
+            DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
             ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
         """
         if not tasks and self.rollouts.offline_mode is None:
@@ -158,7 +169,7 @@ class GRPO(Algorithm):
             open_run(self.run_dir, algorithm="grpo", options=lambda: self.run_fingerprint(tasks), seed=self.schedule.seed) as self._run,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):
-            async with aiohttp.ClientSession() as session, self._logged(store) as self._log:
+            async with aiohttp.ClientSession() as session, open_log(store, "grpo", self._run, self.metrics) as self._log:
                 self._worker = worker
                 self._in_flight = InFlight(store)
                 self._serving = Serving(
@@ -176,13 +187,246 @@ class GRPO(Algorithm):
                     await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
+                    self._check_finite()
                 await self._in_flight.cancel()
         return self.reports
 
-    # --- a run with a folder
+    async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
+        """Do one training step. README.md quotes these four lines; a test keeps both equal."""
+        groups, read = await self._informative_groups(store, tasks)  # enqueue, wait, read; groups whose rewards are all equal are replaced
+        update = await self._learn(read)  # compare the rewards of each group, follow the gradient of the sampled tokens
+        await self._publish(update)  # new weights under a new version, which the next rollouts use
+        return self._report(groups, read, update)
 
-    def _logged(self, store: RolloutStore) -> RunLog:
-        return open_log(store, "grpo", self._run, self.metrics)
+    # --- the parts, in the order of the loop
+
+    @property
+    def _number(self) -> int:
+        """Number of the current step: 1, 2, …"""
+        return len(self.reports) + 1
+
+    async def _informative_groups(self, store: RolloutStore, tasks: Iterator[Any]) -> tuple[list[Group], _StepData]:
+        """Return a step's groups and their trajectories; zero-variance groups are replaced up to `resample_rounds` times."""
+        clock = Clock()
+        groups: list[Group] = []
+        traces: Traces | None = None
+        resampled, rounds_left = 0, self.rollouts.resample_rounds
+        while True:
+            new = await self._next_groups(store, self.rollouts.prompts_per_step - len(groups), tasks)
+            groups = [*groups, *new]
+            clock.lap("rollout")
+            found = await store.traces(_finished(new))
+            traces = found if traces is None else Traces.joined(traces, found)
+            read = self._read(traces, groups, clock)
+            clock.lap("read")
+            if len(read.informative) == len(groups) or not rounds_left:
+                return groups, replace(read, resampled=resampled, sampled_by=str(self._serving.published.version))
+            rounds_left -= 1
+            resampled += len(groups) - len(read.informative)
+            groups = read.informative
+
+    async def _next_groups(self, store: RolloutStore, count: int, tasks: Iterator[Any]) -> list[Group]:
+        """Enqueue missing groups and take `count`; with `offline_mode`, return those that `_has_more` found."""
+        if self.rollouts.offline_mode is not None:
+            return self._offline
+        new = count if self.rollouts.groups_in_flight is None else max(0, self.rollouts.groups_in_flight - len(self._in_flight.groups))
+        first = self._in_flight.count
+        await self._in_flight.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
+        oldest = self._number - self.rollouts.max_staleness if self.rollouts.groups_in_flight is not None else self._number
+        return await self._in_flight.take(count, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
+
+    async def _has_more(self, store: RolloutStore) -> bool:
+        """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken yet."""
+        if self.rollouts.offline_mode is not None:
+            taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
+            found = await offline_rollouts(store, self.rollouts.offline_mode, taken)
+            self._offline = group_rollouts(found, first=self._in_flight.count, step=self._number)
+            return bool(self._offline)
+        return True
+
+    def _requests(self, task: Any, place: int, number: int) -> list[EnqueueRolloutRequest]:
+        """Build the requests of one group, pinned to the published resources. `number`: of the group in the run.
+
+        In a run with a folder, ids are made of run, group and index, so that enqueuing them again has no effect.
+        """
+        config = self.rollouts.rollout_config
+        if config is None and self._run is not None:
+            config = retry_lost_runner()
+        requests: list[EnqueueRolloutRequest] = []
+        for member in range(self.rollouts.group_size):
+            seed = {"sampling_seed": sampling_seed(self.schedule.seed, number, member)} if self.sampling.seed_sampling else {}
+            request = EnqueueRolloutRequest(
+                input=task,
+                mode="train",
+                resources_id=self._serving.published.resources_id,
+                config=config,
+                rollout_id=f"ro-{self._run.run_id}-{number:06d}-{member:03d}" if self._run is not None else None,
+                metadata={"step": self._number, "group": place, **seed},
+            )
+            requests.append(request)
+        return requests
+
+    def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _StepData:
+        """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
+        batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match)
+        batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
+        late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
+        batch.refused.update({"not_finished": late} if late else {})
+        ids = {rollout_id for group in groups for rollout_id in group.rollout_ids}
+        rows = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
+        return self._score(traces, pick(batch, rows) if len(rows) < len(batch) else batch, groups, clock)
+
+    def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _StepData:
+        """Compute the advantage of each rollout within its group, which all its trajectories share."""
+        group_of = {rollout_id: place for place, group in enumerate(groups) for rollout_id in group.rollout_ids}
+        if not len(batch):
+            raise DataError(
+                f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
+                "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
+                + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
+            )
+        place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
+        places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
+        batch, places = pick(batch, np.argsort(places, kind="stable")), np.sort(places)
+        _, first, back = np.unique(places, return_index=True, return_inverse=True)
+        rewards = batch.reward[first]
+        learnt = rewards[self._shuffle.sample(range(len(rewards)), len(rewards))] if self.rollouts.shuffle_rewards else rewards
+        of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
+        dense = np.unique(of_group, return_inverse=True)[1]
+        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(dense), scaled=self.objective.scale_advantages).numpy()
+        informative = set(of_group[advantages != 0].tolist())
+        rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
+        sizes = np.bincount(dense)
+        if singletons := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
+            _logger.warning("%s", singleton_warning(self._number, singletons, len(sizes)))
+        return _StepData(
+            traces,
+            batch,
+            advantages[back],
+            [group for number, group in enumerate(groups) if number in informative],
+            rows,
+            clock,
+            zero_variance_groups=len(sizes) - len(informative),
+            singleton_groups=len(singletons),
+        )
+
+    async def _learn(self, read: _StepData) -> Update:
+        """Update the weights; NO_UPDATE where the rewards are equal within each group."""
+        batch, advantages = self._trained_on(read)
+        if not advantages.any():
+            _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
+            return NO_UPDATE
+        temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
+        current = np.array([version in ("", read.sampled_by) and self.rollouts.offline_mode is None for version in batch.model_version])
+        update: Update = await self._in_worker(
+            partial(
+                self._learner.update,
+                batch,
+                advantages,
+                temperatures=temperatures,
+                current=current,
+                learning_rate=self.updates.learning_rate_at(self._number, self.schedule.max_steps),
+            )
+        )
+        if update.not_finite:
+            _logger.warning("step %d: %s; optimizer steps: %d of %d", self._number, update.not_finite, update.made, self._learner.updates)
+        return update
+
+    def _check_finite(self) -> None:
+        """Raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
+        last = [report.not_finite for report in self.reports[-NOT_FINITE_STEPS:]]
+        if len(last) == NOT_FINITE_STEPS and all(last):
+            good = self._checkpoints.latest() if self._run is not None else None
+            raise DataError(
+                f"{NOT_FINITE_STEPS} steps in a row were not finite (the last: {last[-1]}), so the run ends: lower learning_rate, and look "
+                f"at the rewards and at kl. No such update was applied; the weights are finite{f', saved in {good}' if good else ''}"
+            )
+
+    def _trained_on(self, read: _StepData) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
+        """Return trajectories and advantages; with dynamic sampling without zero-variance groups, which would only dilute the mean."""
+        if not self.rollouts.resample_rounds or read.of_informative.all() or not read.of_informative.any():
+            return read.batch, read.advantages
+        index = np.flatnonzero(read.of_informative)
+        return pick(read.batch, index), read.advantages[index]
+
+    async def _publish(self, update: Update) -> None:
+        """Publish the weights as a new version of the resources, unless the update changed nothing."""
+        if update.made:
+            await self._publish_weights()
+
+    async def _publish_weights(self) -> None:
+        """Publish the next version of the resources and push its weights to the server."""
+        version = await self._serving.next_version()
+        save = partial(save_weights, dtype=torch.bfloat16 if self.updates.in_bfloat16 else None)
+        await self._serving.push(await self._in_worker(save, self.policy.model, self._weights_dir / str(version)))
+        await self._in_worker(self._forget_weights, version)
+        if self.updates.probe_tolerance is not None:
+            await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
+
+    def _load(self) -> None:
+        """Load the model and create the learner; runs in the worker thread."""
+        torch.manual_seed(self.schedule.seed)
+        updates = self.updates
+        low, adapted = updates.in_bfloat16, updates.lora_rank is not None
+        frozen = torch.bfloat16 if low and adapted else torch.float32
+        self.policy = load_policy(self.model_dir, device=updates.device, dtype=frozen, attention=updates.attention)
+        if updates.lora_rank is not None:
+            model = with_lora(self.policy.model, updates.lora_rank, alpha=updates.lora_alpha, targets=updates.lora_targets)
+            self.policy = replace(self.policy, model=model)
+        if updates.gradient_checkpointing:
+            checkpoint_activations(self.policy.model)
+        self._learner = Learner(
+            self.policy.model,
+            learning_rate=updates.learning_rate,
+            objective=self.objective,
+            max_grad_norm=updates.max_grad_norm,
+            temperature=self.sampling.temperature,
+            updates=updates.updates_per_step,
+            minibatches=updates.minibatches,
+            micro_batch_tokens=updates.micro_batch_tokens,
+            compute_dtype=torch.bfloat16 if low and not adapted else torch.float32,
+            ratio_error_limit=updates.ratio_error_limit,
+        )
+
+    def _forget_weights(self, version: int) -> None:
+        if version > KEPT_WEIGHTS:
+            shutil.rmtree(self._weights_dir / str(version - KEPT_WEIGHTS), ignore_errors=True)
+
+    async def _in_worker(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Run torch in its own thread, so that the event loop stays responsive."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
+
+    def _reached_target(self) -> bool:
+        target, window = self.schedule.target_score, self.schedule.score_window
+        last = [report.reward_mean for report in self.reports[-window:]]
+        return target is not None and len(last) == window and sum(last) / window >= target
+
+    def _report(self, groups: Sequence[Group], read: _StepData, update: Update) -> StepReport:
+        read.clock.lap("update")
+        return StepReport.of(
+            self._number,
+            (read.sampled_by, str(self._serving.published.version)),
+            [rollout_id for group in groups for rollout_id in group.rollout_ids],
+            read.traces,
+            read.batch,
+            self._trained_on(read)[0],
+            read.clock,
+            temperature=self.sampling.temperature,
+            tokens=update.tokens,
+            loss=update.loss,
+            gradient_norm=update.gradient_norm,
+            max_ratio_error=update.max_ratio_error,
+            worst_ratio_error=update.worst_ratio_error,
+            not_finite=update.not_finite,
+            kl=update.kl if self.objective.kl else None,
+            zero_variance_groups=read.zero_variance_groups,
+            singleton_groups=read.singleton_groups,
+            resampled=read.resampled,
+            carried=len(self._in_flight.groups),
+            oldest=max(self._number - group.step for group in groups),
+        )
+
+    # --- a run with a folder
 
     async def _resume(self, order: TaskOrder) -> None:
         """Continue the run from its last checkpoint."""
@@ -224,211 +468,13 @@ class GRPO(Algorithm):
     def _training_step(self, report: StepReport) -> TrainingStep:
         return training_step(report, self._log, resources_id=self._serving.published.resources_id)
 
-    async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
-        """Do one training step. README.md quotes these four lines; a test keeps both equal."""
-        groups, read = await self._informative_groups(store, tasks)  # enqueue, wait, read; groups whose rewards are all equal are replaced
-        update = await self._learn(read)  # compare the rewards of each group, follow the gradient of the sampled tokens
-        await self._publish(update)  # new weights under a new version, which the next rollouts use
-        return self._report(groups, read, update)
-
-    # --- the parts, in the order of the loop
-
-    @property
-    def _number(self) -> int:
-        """Number of the current step: 1, 2, …"""
-        return len(self.reports) + 1
-
-    async def _informative_groups(self, store: RolloutStore, tasks: Iterator[Any]) -> tuple[list[Group], _Read]:
-        """Return a step's groups and their trajectories; zero-variance groups are replaced up to `resample_rounds` times."""
-        clock = Clock()
-        groups: list[Group] = []
-        traces: Traces | None = None
-        resampled, rounds_left = 0, self.rollouts.resample_rounds
-        while True:
-            new = await self._next_groups(store, self.rollouts.prompts_per_step - len(groups), tasks)
-            groups = [*groups, *new]
-            clock.lap("rollout")
-            found = await store.traces(_finished(new))
-            traces = found if traces is None else Traces.joined(traces, found)
-            read = self._read(traces, groups, clock)
-            clock.lap("read")
-            if len(read.informative) == len(groups) or not rounds_left:
-                return groups, replace(read, resampled=resampled, sampled_by=str(self._serving.published.version))
-            rounds_left -= 1
-            resampled += len(groups) - len(read.informative)
-            groups = read.informative
-
-    async def _next_groups(self, store: RolloutStore, count: int, tasks: Iterator[Any]) -> list[Group]:
-        """Enqueue missing groups and take `count`; with `offline_mode`, return those that `_has_more` found."""
-        if self.rollouts.offline_mode is not None:
-            return self._offline
-        new = count if self.rollouts.groups_in_flight is None else max(0, self.rollouts.groups_in_flight - len(self._in_flight.groups))
-        first = self._in_flight.count
-        await self._in_flight.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
-        oldest = self._number - self.rollouts.max_staleness if self.rollouts.groups_in_flight is not None else self._number
-        return await self._in_flight.take(count, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
-
-    async def _has_more(self, store: RolloutStore) -> bool:
-        """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken yet."""
-        if self.rollouts.offline_mode is not None:
-            taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
-            found = await offline_rollouts(store, self.rollouts.offline_mode, taken)
-            self._offline = grouped(found, first=self._in_flight.count, step=self._number)
-            return bool(self._offline)
-        return True
-
-    def _requests(self, task: Any, place: int, number: int) -> list[EnqueueRolloutRequest]:
-        """Build the requests of one group, pinned to the published resources. `number`: of the group in the run.
-
-        In a run with a folder, ids are made of run, group and index, so that enqueuing them again has no effect.
-        """
-        config = self.rollouts.rollout_config
-        if config is None and self._run is not None:
-            config = retry_lost_runner()
-        requests: list[EnqueueRolloutRequest] = []
-        for member in range(self.rollouts.group_size):
-            seed = {"sampling_seed": sampling_seed(self.schedule.seed, number, member)} if self.sampling.seed_sampling else {}
-            request = EnqueueRolloutRequest(
-                input=task,
-                mode="train",
-                resources_id=self._serving.published.resources_id,
-                config=config,
-                rollout_id=f"ro-{self._run.run_id}-{number:06d}-{member:03d}" if self._run is not None else None,
-                metadata={"step": self._number, "group": place, **seed},
-            )
-            requests.append(request)
-        return requests
-
-    def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _Read:
-        """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
-        batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match)
-        batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
-        late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
-        batch.refused.update({"not_finished": late} if late else {})
-        ids = {rollout_id for group in groups for rollout_id in group.rollout_ids}
-        rows = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
-        return self._score(traces, pick(batch, rows) if len(rows) < len(batch) else batch, groups, clock)
-
-    def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _Read:
-        """Compute the advantage of each rollout within its group, which all its trajectories share."""
-        group_of = {rollout_id: place for place, group in enumerate(groups) for rollout_id in group.rollout_ids}
-        if not len(batch):
-            raise DataError(
-                f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
-                "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-                + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
-            )
-        place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
-        places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
-        batch, places = pick(batch, np.argsort(places, kind="stable")), np.sort(places)
-        _, first, back = np.unique(places, return_index=True, return_inverse=True)
-        rewards = batch.reward[first]
-        learnt = rewards[self._shuffle.sample(range(len(rewards)), len(rewards))] if self.rollouts.shuffle_rewards else rewards
-        of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
-        dense = np.unique(of_group, return_inverse=True)[1]
-        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(dense), scaled=self.objective.scale_advantages).numpy()
-        informative = set(of_group[advantages != 0].tolist())
-        rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
-        sizes = np.bincount(dense)
-        if singletons := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
-            _logger.warning("%s", singleton_warning(self._number, singletons, len(sizes)))
-        return _Read(
-            traces,
-            batch,
-            advantages[back],
-            [group for number, group in enumerate(groups) if number in informative],
-            rows,
-            clock,
-            zero_variance_groups=len(sizes) - len(informative),
-            singleton_groups=len(singletons),
-        )
-
-    async def _learn(self, read: _Read) -> Update:
-        """Update the weights; NO_UPDATE where the rewards are equal within each group."""
-        batch, advantages = self._trained_on(read)
-        if not advantages.any():
-            _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
-            return NO_UPDATE
-        return await self._in_worker(self._learner.update, batch, advantages)
-
-    def _trained_on(self, read: _Read) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
-        """Return trajectories and advantages; with dynamic sampling without zero-variance groups, which would only dilute the mean."""
-        if not self.rollouts.resample_rounds or read.of_informative.all() or not read.of_informative.any():
-            return read.batch, read.advantages
-        index = np.flatnonzero(read.of_informative)
-        return pick(read.batch, index), read.advantages[index]
-
-    async def _publish(self, update: Update) -> None:
-        """Publish the weights as a new version of the resources, unless the update changed nothing."""
-        if update is not NO_UPDATE:
-            await self._publish_weights()
-
-    async def _publish_weights(self) -> None:
-        """Publish the next version of the resources and push its weights to the server."""
-        version = await self._serving.next_version()
-        await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
-        await self._in_worker(self._forget_weights, version)
-        if self.updates.probe_tolerance is not None:
-            await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
-
-    def _load(self) -> None:
-        """Load the model and create the learner; runs in the worker thread."""
-        torch.manual_seed(self.schedule.seed)
-        self.policy = load_policy(self.model_dir, device=self.updates.device)
-        if self.updates.lora_rank is not None:
-            self.policy = replace(self.policy, model=with_lora(self.policy.model, self.updates.lora_rank))
-        self._learner = Learner(
-            self.policy.model,
-            learning_rate=self.updates.learning_rate,
-            objective=self.objective,
-            max_grad_norm=self.updates.max_grad_norm,
-            temperature=self.sampling.temperature,
-            updates=self.updates.updates_per_step,
-        )
-
-    def _forget_weights(self, version: int) -> None:
-        if version > KEPT_WEIGHTS:
-            shutil.rmtree(self._weights_dir / str(version - KEPT_WEIGHTS), ignore_errors=True)
-
-    async def _in_worker(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run torch in its own thread, so that the event loop stays responsive."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
-
-    def _reached_target(self) -> bool:
-        target, window = self.schedule.target_score, self.schedule.score_window
-        last = [report.reward_mean for report in self.reports[-window:]]
-        return target is not None and len(last) == window and sum(last) / window >= target
-
-    def _report(self, groups: Sequence[Group], read: _Read, update: Update) -> StepReport:
-        read.clock.lap("update")
-        return StepReport.of(
-            self._number,
-            (read.sampled_by, str(self._serving.published.version)),
-            [rollout_id for group in groups for rollout_id in group.rollout_ids],
-            read.traces,
-            read.batch,
-            self._trained_on(read)[0],
-            read.clock,
-            temperature=self.sampling.temperature,
-            tokens=update.tokens,
-            loss=update.loss,
-            gradient_norm=update.gradient_norm,
-            max_ratio_error=update.max_ratio_error,
-            kl=update.kl if self.objective.kl else None,
-            zero_variance_groups=read.zero_variance_groups,
-            singleton_groups=read.singleton_groups,
-            resampled=read.resampled,
-            carried=len(self._in_flight.groups),
-            oldest=max(self._number - group.step for group in groups),
-        )
-
 
 def _finished(groups: Sequence[Group]) -> list[Rollout | AttemptedRollout]:
     return [group.finished[rollout_id] for group in groups for rollout_id in group.rollout_ids if rollout_id in group.finished]
 
 
 @dataclass(frozen=True)
-class _Read:
+class _StepData:
     """Trajectories and advantages of a step's groups."""
 
     traces: Traces

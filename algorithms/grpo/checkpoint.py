@@ -23,6 +23,7 @@ from agl_otel.algorithms.grpo.lora import adapter, has_lora, load_adapter
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
 from agl_otel.algorithms.run_folder import file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
 from agl_otel.errors import DataError, UsageError
+from agl_otel.text import error_text
 
 FOLDER: Final = "checkpoints"
 TRAINER_FILE: Final = "trainer.pt"
@@ -110,7 +111,7 @@ class Checkpoints:
     def state(self, place: Path, run_id: str) -> State:
         """Read the run's progress. Raises DataError for a damaged checkpoint, UsageError for one of another run."""
         others = sorted(path.name for path in self.folder.glob("step-*") if path != place)
-        remedy = f"remove it to go on from {others[-1]}" if others else "remove it to begin the run anew"
+        remedy = f"remove it to resume from {others[-1]}" if others else "remove it to start the run again"
         try:
             content = without_checksum((place / STATE_FILE).read_bytes())
             files: dict[str, str] = content.pop("files")
@@ -123,9 +124,9 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, UsageError):
                 raise
-            raise DataError(f"the checkpoint {place} is damaged ({error!r}): {remedy}") from error
+            raise DataError(f"the checkpoint {place} is damaged ({error_text(error)}): {remedy}") from error
         if changed:
-            raise DataError(f"the checkpoint {place} is damaged ({', '.join(changed)} is not what was written): {remedy}")
+            raise DataError(f"the checkpoint {place} is damaged ({', '.join(changed)} has changed since it was written): {remedy}")
         if state.run_id != run_id:
             raise UsageError(f"the checkpoint {place} is of run {state.run_id}, and this is {run_id}: bring the run's own, or {remedy}")
         return state

@@ -54,7 +54,7 @@ class Group:
         return len(self.finished) == len(self.rollout_ids)
 
 
-def grouped(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step: int) -> list[Group]:
+def group_rollouts(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step: int) -> list[Group]:
     """Group ended rollouts by equal tasks; groups are numbered from `first`.
 
     Tasks with a single rollout form one group, the last: their rewards can only be compared with each other.
@@ -122,7 +122,7 @@ class InFlight:
         """Drop all groups and cancel their unfinished rollouts; return the number of these."""
         unfinished = [rollout_id for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
         self.groups = []
-        await asyncio.gather(*(cancel_if_there(self._store, rollout_id) for rollout_id in unfinished))
+        await asyncio.gather(*(cancel_if_exists(self._store, rollout_id) for rollout_id in unfinished))
         return len(unfinished)
 
     def _ready(self, count: int, oldest_step: int) -> bool:
@@ -130,7 +130,7 @@ class InFlight:
         return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
 
 
-async def cancel_if_there(store: GroupStore, rollout_id: str) -> None:
+async def cancel_if_exists(store: GroupStore, rollout_id: str) -> None:
     """Cancel a rollout, unless it was deleted."""
     with suppress(NotFoundError):
         await store.set_status([rollout_id], "cancelled")

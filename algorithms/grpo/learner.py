@@ -7,6 +7,8 @@ pass over each row alone.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,10 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agl_otel.adapters.ragged import take
+from agl_otel.adapters.ragged import count_per_row, take
 from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.lora import has_lora
-from agl_otel.algorithms.grpo.objective import Objective, kl_terms, max_ratio_error, policy_loss, token_logprobs, token_weights
+from agl_otel.algorithms.grpo.objective import (
+    Objective,
+    kl_terms,
+    max_ratio_error,
+    policy_loss,
+    ratio_errors,
+    token_weights,
+    worst_ratio_error,
+)
+from agl_otel.algorithms.grpo.policy import check_finite
 from agl_otel.errors import DataError
 from agl_otel.types.columns import Ragged
 
@@ -39,10 +51,29 @@ class Update:
     """Model-written tokens trained on."""
     kl: float = 0.0
     """Mean over those tokens of the KL term, before the last update; 0 without one."""
+    worst_ratio_error: float = 0.0
+    """On the first update, over the tokens of trajectories that the current weights sampled: objective.worst_ratio_error."""
+    made: int = 0
+    """Optimizer steps."""
+    not_finite: str = ""
+    """What was not a finite number, so that further optimizer steps were not made; empty where all was finite."""
 
 
 NO_UPDATE: Final = Update(0.0, 0.0, 0.0, 0)
 """Returned where all advantages are 0: the update is skipped, because the optimizer's momentum would change the weights anyway."""
+
+
+class SampledOtherwiseError(DataError):
+    """The log-probs captured during sampling are not the trainer's for the same tokens; training on them would be wrong."""
+
+    def __init__(self, worst: float, limit: float, tokens: int) -> None:
+        super().__init__(
+            f"the model server's log-probs are not the trainer's: the probability ratio of the worst 1 % of {tokens} tokens is off by "
+            f"{worst:.3g} on average (ratio_error_limit = {limit:g}). Nothing was changed. Likely causes, in this order: (1) sampling "
+            "differs: top_p, top_k, penalties or logit_bias of the agent or the server, or log-probs that are not those after the "
+            "temperature; (2) weights differ: the server runs others than model_dir or the last push, or at a lower precision; "
+            "(3) the tokenizer or the chat template differs, so that ids mean other tokens"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +92,21 @@ class _Rows:
     advantages: Tensor
     sequence: Tensor
     """int64 [tokens]: trajectory in the batch."""
+    temperature: Tensor
+    """float32, of each trained token of the distinct rows."""
+
+
+@dataclass
+class _Part:
+    """One forward pass of a minibatch, and what all passes over it share."""
+
+    rows: _Rows
+    weights: Tensor
+    """objective.token_weights of the minibatch."""
+    reference: Tensor | None
+    """Log-probs under the initial weights of the run; None without a KL term."""
+    initial: Tensor | None = None
+    """Log-probs before the first optimizer step; None until they are known."""
 
 
 @dataclass
@@ -73,106 +119,180 @@ class Learner:
     objective: Objective = field(default_factory=Objective)
     max_grad_norm: float = 1.0
     temperature: float = 1.0
-    """The temperature at which the tokens were sampled."""
+    """The temperature at which the tokens were sampled, unless their call had its own."""
     updates: int = 1
     """Passes over one batch (mu in DeepSeekMath's algorithm 1); the clip bounds the change."""
     micro_batch_tokens: int = 16384
     """Maximal tokens of one forward pass, padding included; gradients are accumulated over a batch."""
+    minibatches: int = 1
+    """Parts into which the batch is split at random, by torch's generator: each pass takes an optimizer step on each (PPO,
+    arXiv:1707.06347, algorithm 1)."""
+    compute_dtype: torch.dtype = torch.float32
+    """torch.bfloat16: mixed precision (logprobs.Scorer)."""
+    ratio_error_limit: float | None = None
+    """`update` raises SampledOtherwiseError where Update.worst_ratio_error is greater; None: no limit."""
 
     def __post_init__(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
-        self._reference = self._initial_model() if self.objective.kl else None
+        self._scorer = Scorer(self.model, compute_dtype=self.compute_dtype)
+        self._reference = Scorer(self._initial_model(), compute_dtype=self.compute_dtype) if self.objective.kl else None
 
     def _initial_model(self) -> Any:
         """Return a copy of the current model as reference; with an adapter the base model serves, and no copy is needed."""
         return self.model if has_lora(self.model) else copy.deepcopy(self.model).requires_grad_(False)
 
-    def update(self, batch: TrajectoryBatch, advantages: NDArray[np.float32]) -> Update:
-        """Take `updates` optimizer steps on the whole batch; `advantages`: float32, one for each trajectory.
+    def update(
+        self,
+        batch: TrajectoryBatch,
+        advantages: NDArray[np.float32],
+        *,
+        temperatures: Ragged | None = None,
+        current: NDArray[np.bool_] | None = None,
+        learning_rate: float | None = None,
+    ) -> Update:
+        """Pass `updates` times over the batch, until the loss or the gradient of an optimizer step is not finite.
 
-        Raises DataError where an advantage is not finite, because it would corrupt all weights.
+        Args:
+            batch: what to train on.
+            advantages: float32, one for each trajectory.
+            temperatures: float32, one for each model-written token of each trajectory (own_sampling.token_temperatures); None: all tokens
+                were sampled at `temperature`.
+            current: which trajectories the current weights sampled; None: all. Of others a ratio other than 1 is no error.
+            learning_rate: from now on; None: unchanged.
+
+        Raises:
+            SampledOtherwiseError: `ratio_error_limit` is exceeded; no weight has changed.
+            DataError: an advantage, or a weight after an update, is not finite. The weights must not be used or saved.
         """
         if not np.isfinite(advantages).all():
             raise DataError(f"{int((~np.isfinite(advantages)).sum())} of {len(advantages)} advantages are not finite: check the rewards")
-        parts = [_dense(batch, advantages, index, self.model.device) for index in self._micro_batches(batch)]
-        weights = self._weights(batch, parts)
-        old = [part.behaviour_logprobs for part in parts]
-        reference = [self._reference_logprobs(part) for part in parts]
-        loss = ratio_error = first_norm = kl = 0.0
-        for number in range(self.updates):
-            self.optimizer.zero_grad()
-            loss = kl = 0.0
-            for place, part in enumerate(parts):
-                logprobs = self.logprobs(part.token_ids, part.trained)[part.source]
-                if number == 0:
-                    ratio_error = max(ratio_error, max_ratio_error(logprobs.detach(), part.behaviour_logprobs))
-                    if self.objective.importance_cap is not None:
-                        old[place] = logprobs.detach()
-                share = policy_loss(
-                    logprobs,
-                    old[place],
-                    part.advantages,
-                    weights[place],
-                    part.sequence,
-                    self.objective,
-                    behaviour_logprobs=part.behaviour_logprobs,
-                    reference_logprobs=reference[place],
-                )
-                share.backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
-                loss += share.item()
-                if (before := reference[place]) is not None:
-                    kl += float(kl_terms(logprobs.detach(), before).sum())
+        if temperatures is None:
+            counts = count_per_row(batch.response_mask.values == 1, batch.response_mask.offsets)
+            offsets = np.concatenate([[0], np.cumsum(counts)])
+            temperatures = Ragged(np.full(offsets[-1], self.temperature, np.float32), offsets)
+        for group in self.optimizer.param_groups if learning_rate is not None else ():
+            group["lr"] = learning_rate
+        minibatches = [self._parts(batch, advantages, temperatures, index) for index in self._split(len(batch))]
+        parts = [part for minibatch in minibatches for part in minibatch]
+        if len(minibatches) > 1:  # later ones are scored after the weights have changed
+            with torch.no_grad():
+                for part in parts:
+                    part.initial = self._logprobs(part)
+        loss = first_norm = kl = worst = 0.0
+        made, not_finite = 0, ""
+        for _, minibatch in itertools.product(range(self.updates), minibatches):
+            loss, drift = self._accumulate(minibatch)
+            kl = drift + (kl if minibatch is not minibatches[0] else 0.0)
+            worst = worst if made else self._check_ratios(parts, current)
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
-            first_norm = norm if number == 0 else first_norm
+            first_norm = norm if not made else first_norm
+            if not_finite := _not_finite(loss=loss, gradient=norm):
+                self.optimizer.zero_grad()
+                break
             self.optimizer.step()
-        tokens = sum(len(part.advantages) for part in parts)
-        return Update(loss, first_norm, ratio_error, tokens, kl / max(1, tokens))
+            made += 1
+        check_finite(self.model)
+        tokens = sum(len(part.rows.advantages) for part in parts)
+        greatest = max(
+            (max_ratio_error(each.initial, each.rows.behaviour_logprobs) for each in parts if each.initial is not None), default=0.0
+        )
+        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, not_finite)
 
-    def _weights(self, batch: TrajectoryBatch, parts: list[_Rows]) -> Sequence[Tensor]:
-        """Compute objective.token_weights for the tokens of each part."""
+    def _split(self, count: int) -> list[NDArray[np.int64]]:
+        """Return the row numbers of each minibatch."""
+        if self.minibatches == 1:
+            return [np.arange(count)]
+        return [np.sort(index) for index in np.array_split(torch.randperm(count).numpy(), min(self.minibatches, max(1, count)))]
+
+    def _accumulate(self, minibatch: Sequence[_Part]) -> tuple[float, float]:
+        """Compute the gradients of a minibatch; return its loss and the sum of its KL terms."""
+        self.optimizer.zero_grad()
+        loss = kl = 0.0
+        for part in minibatch:
+            logprobs = self._logprobs(part)
+            if part.initial is None:
+                part.initial = logprobs.detach()
+            behaviour = part.rows.behaviour_logprobs
+            share = policy_loss(
+                logprobs,
+                behaviour if self.objective.importance_cap is None else part.initial,
+                part.rows.advantages,
+                part.weights,
+                part.rows.sequence,
+                self.objective,
+                behaviour_logprobs=behaviour,
+                reference_logprobs=part.reference,
+            )
+            share.backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
+            loss += share.item()
+            if part.reference is not None:
+                kl += float(kl_terms(logprobs.detach(), part.reference).sum())
+        return loss, kl
+
+    def _logprobs(self, part: _Part) -> Tensor:
+        return self._scorer(part.rows.token_ids, part.rows.trained, part.rows.temperature)[part.rows.source]
+
+    def _check_ratios(self, parts: Sequence[_Part], current: NDArray[np.bool_] | None) -> float:
+        """Return objective.worst_ratio_error of the trajectories that the current weights sampled. Raises SampledOtherwiseError."""
+        found: list[Tensor] = []
+        for part in parts:
+            assert part.initial is not None  # the first pass is done
+            errors = ratio_errors(part.initial, part.rows.behaviour_logprobs)
+            rows = part.rows.sequence
+            found.append(errors if current is None else errors[torch.from_numpy(current).to(rows.device)[rows]])
+        errors = torch.cat(found)
+        worst = worst_ratio_error(errors)
+        if self.ratio_error_limit is not None and not worst <= self.ratio_error_limit:
+            raise SampledOtherwiseError(worst, self.ratio_error_limit, len(errors))
+        return worst
+
+    def _parts(
+        self, batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64]
+    ) -> list[_Part]:
+        """Lay out the rows of one minibatch for its forward passes, and compute what stays the same in all passes."""
+        rows = [_dense(batch, advantages, temperatures, each, self.model.device) for each in self._micro_batches(batch, index)]
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
-        sequence = torch.cat([part.sequence for part in parts])
+        sequence = torch.cat([part.sequence for part in rows])
         weights = token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
-        return weights.split([len(part.sequence) for part in parts])
+        return [
+            _Part(part, weight, self._reference_logprobs(part))
+            for part, weight in zip(rows, weights.split([len(part.sequence) for part in rows]), strict=True)
+        ]
 
     def _reference_logprobs(self, part: _Rows) -> Tensor | None:
         if self._reference is None:
             return None
         with torch.no_grad(), self.model.disable_adapter() if has_lora(self.model) else nullcontext():
-            return self._logprobs(self._reference, part.token_ids, part.trained)[part.source]
-
-    def logprobs(self, token_ids: Tensor, trained: Tensor) -> Tensor:
-        """Compute the log-prob of each trained token, float32 [tokens], for int64 `token_ids` and bool `trained` [n, width]."""
-        return self._logprobs(self.model, token_ids, trained)
+            return self._reference(part.token_ids, part.trained, part.temperature)[part.source]
 
     def drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
         """Compute objective.max_ratio_error of one reply and its captured log-probs under the current weights."""
         token_ids = torch.tensor([[*prompt, *reply]], device=self.model.device)
         trained = torch.arange(token_ids.shape[1], device=token_ids.device)[None] >= len(prompt)
         with torch.no_grad():
-            ours = self.logprobs(token_ids, trained)
+            ours = self._scorer(token_ids, trained, self.temperature)
         return max_ratio_error(ours, torch.tensor(logprobs, device=ours.device))
 
-    def _logprobs(self, model: Any, token_ids: Tensor, trained: Tensor) -> Tensor:
-        logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
-        where = trained[:, 1:]
-        return token_logprobs(logits[where], token_ids[:, 1:][where], temperature=self.temperature)
-
-    def _micro_batches(self, batch: TrajectoryBatch) -> Iterator[NDArray[np.int64]]:
+    def _micro_batches(self, batch: TrajectoryBatch, index: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens` with padding."""
-        lengths = batch.prompt.lengths + batch.response.lengths
+        lengths = (batch.prompt.lengths + batch.response.lengths)[index]
         order = np.argsort(lengths, kind="stable")
         start = 0
         while start < len(order):
             end = start + 1
             while end < len(order) and lengths[order[end]] * (end + 1 - start) <= self.micro_batch_tokens:
                 end += 1
-            yield order[start:end]
+            yield index[order[start:end]]
             start = end
 
 
-def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], index: NDArray[np.int64], device: Any) -> _Rows:
+def _not_finite(**values: float) -> str:
+    """Name the first of these values that is not a finite number; empty where all are."""
+    return next((f"the {name} is {value}" for name, value in values.items() if not math.isfinite(value)), "")
+
+
+def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64], device: Any) -> _Rows:
     prompt, response = take(batch.prompt, index), take(batch.response, index)
     end = prompt.lengths + response.lengths
     column = np.arange(int(end.max()))
@@ -187,8 +307,10 @@ def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], index: NDArr
     captured: Any = take(batch.logprobs, index).values[written]
     counts = trained.sum(axis=1)
     spread, sequence = np.repeat(advantages[index], counts), np.repeat(index, counts)
-    _, distinct, row = np.unique(np.hstack([tokens, trained]), axis=0, return_index=True, return_inverse=True)
+    scale = np.zeros(in_prompt.shape, dtype=np.float32)
+    scale[trained] = take(temperatures, index).values
+    _, distinct, row = np.unique(np.hstack([tokens, trained, scale.view(np.int32)]), axis=0, return_index=True, return_inverse=True)
     offsets = np.concatenate([[0], np.cumsum(trained[distinct].sum(axis=1))])
     source: Any = take(Ragged(np.arange(offsets[-1]), offsets), row.reshape(-1)).values
-    arrays = (tokens[distinct], trained[distinct], source, captured, spread, sequence)
+    arrays = (tokens[distinct], trained[distinct], source, captured, spread, sequence, scale[distinct][trained[distinct]])
     return _Rows(*(torch.from_numpy(array).to(device) for array in arrays))

@@ -7,7 +7,7 @@ place of each W, so that any server can read them. The base weights are never ch
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ import torch
 
 from agl_otel.errors import SettingsError, UsageError
 
-ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter; tune the learning rate instead
+ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter
+ALL_LINEAR: Final = "all-linear"
 _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
 
@@ -26,18 +27,30 @@ def require_lora() -> None:
         raise SettingsError("lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
 
 
-def with_lora(model: Any, rank: int) -> Any:
-    """Add an adapter of this rank to each linear layer except the head; only the adapter has gradients.
+def with_lora(model: Any, rank: int, *, alpha: float | None = None, targets: str | Sequence[str] = ALL_LINEAR) -> Any:
+    """Add an adapter to linear layers; only the adapter has gradients.
 
-    The output is unchanged until training starts (B is 0). A is drawn from torch's generator. Raises SettingsError without peft.
+    The output is unchanged until training starts (B is 0). A is drawn from torch's generator.
+
+    Args:
+        model: a causal language model of transformers.
+        rank: r, of A and B.
+        alpha: the update is scaled by alpha / r; None: ALPHA_OVER_RANK times the rank.
+        targets: the ends of layers' names, as "q_proj"; ALL_LINEAR: all linear layers except the head.
+
+    Raises SettingsError without peft, UsageError for targets that the model lacks.
     """
     require_lora()
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=rank, lora_alpha=round(ALPHA_OVER_RANK * rank), lora_dropout=0.0, target_modules="all-linear")
+    scale: Any = ALPHA_OVER_RANK * rank if alpha is None else alpha  # a number; peft annotates int
+    config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=0.0, target_modules=targets if isinstance(targets, str) else [*targets])
     with warnings.catch_warnings():  # peft uses a deprecated attribute of transformers
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        return get_peft_model(model, config, adapter_name=_ADAPTER).eval()
+        try:
+            return get_peft_model(model, config, adapter_name=_ADAPTER).eval()
+        except ValueError as error:
+            raise UsageError(f"lora_targets = {targets!r}: {error}") from None
 
 
 def has_lora(model: Any) -> bool:

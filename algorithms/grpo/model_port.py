@@ -9,9 +9,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from agl_otel.errors import SettingsError, UsageError
-from agl_otel.net.auth import Visitors, is_loopback, names_on, shows
+from agl_otel.net.auth import BrowserAccess, is_loopback, is_token_itself, names_on
 from agl_otel.net.bodies import Bodies, json_of
-from agl_otel.net.http_server import own_visitors
+from agl_otel.net.http_server import browser_access
 from agl_otel.net.in_flight import InFlight
 from agl_otel.settings import Settings
 
@@ -37,8 +37,8 @@ def access_checks(host: str, key: str = "") -> list[Any]:
     Without a key, the Host header must be an allowed one, as for all other services (net/auth.py). Raises SettingsError.
     """
     if key:
-        return [own_visitors(Visitors()), _with_key(key)]
-    return [own_visitors(Visitors(names_on(host, allowed=Settings.load().allowed_hosts)))]
+        return [browser_access(BrowserAccess()), _with_key(key)]
+    return [browser_access(BrowserAccess(names_on(host, allowed=Settings.load().allowed_hosts)))]
 
 
 def counted() -> Any:
@@ -63,7 +63,7 @@ def require_key(host: str, key: str) -> None:
 def _with_key(key: str) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-        if shows(request.headers.get("Authorization", ""), key):
+        if is_token_itself(request.headers.get("Authorization", ""), key):
             return await handler(request)
         return error_response(401, "this model server requires its run's key: call the model through the stack's proxy")
 

@@ -7,8 +7,10 @@ Each group raises UsageError for values out of their bounds (algorithms/options.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,6 +33,9 @@ from agl_otel.algorithms.options import (
 )
 from agl_otel.errors import UsageError
 from agl_otel.types import RolloutConfig, RolloutMode
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
 @checked
@@ -98,23 +103,59 @@ class Updates:
 
     updates_per_step: Annotated[int, Field(ge=1, le=1000, description="a step without an update trains nothing")] = 3
     """Optimizer steps on each batch (mu in algorithm 1 of DeepSeekMath): rollouts cost more than updates."""
+    minibatches: Annotated[int, Field(ge=1, le=10_000, description="a batch has at least one part")] = 1
+    """Parts into which each batch is split at random, with an optimizer step for each (PPO, arXiv:1707.06347, algorithm 1)."""
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000, description="a forward pass has at least one token")] = 16384
+    """The most tokens of one forward pass, padding included. Gradients are accumulated, so it bounds memory and changes no result."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input, and compute its activations again in the backward pass: less memory, a third more time."""
+    dtype: Dtype = "auto"
+    """Of the computation: "float32", or "bfloat16", where weights and optimizer stay float32 (mixed precision) and servers get files in
+    bfloat16; with LoRA the frozen weights are bfloat16. "auto": float32 on the CPU, else bfloat16."""
+    attention: Annotated[str | None, Field(min_length=1, description="transformers knows it by its name")] = None
+    """transformers' attn_implementation, as "sdpa" or "flash_attention_2"; None: its choice for the model."""
     learning_rate: LearningRate = 1e-3
-    """Of AdamW. 0 is a control experiment, in which nothing is learnt."""
+    """For the tiny model; a real one needs 1e-6 to 1e-5, with LoRA about ten times as much. 0 learns nothing, as a control."""
+    learning_rate_schedule: LearningRateSchedule = "constant"
+    """After the warm-up: "constant", or "linear" or "cosine" decay to 0 after max_steps."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10_000_000, description="it counts steps")] = 0
+    """Steps in which the learning rate grows linearly to its value."""
     max_grad_norm: MaxGradNorm = 1.0
     """Gradients of a greater norm are scaled down to it; 1e9 never clips."""
     lora_rank: Annotated[int | None, Field(ge=1, le=65_536, description="it is the inner dimension of the adapters")] = None
     """Train LoRA adapters of this rank (arXiv:2106.09685, extra [lora]) instead of all weights. Servers get weights with the adapter merged
     in. LoRA usually needs a higher learning rate. None: all weights are trained."""
+    lora_alpha: Annotated[float | None, Field(gt=0, description="the adapter's output is multiplied by it: 0 trains nothing")] = None
+    """The adapter's output is scaled by lora_alpha / lora_rank. None: twice the rank."""
+    lora_targets: Annotated[Sequence[str] | str, Field(min_length=1, description="without a target nothing is trained")] = "all-linear"
+    """The ends of the names of layers that get an adapter, as ["q_proj", "v_proj"]; "all-linear": all but the head."""
     device: Device = "cpu"
     threads: Threads = 1
     """Threads of torch on the CPU; more are slower for small models on busy cores."""
     probe_tolerance: ProbeTolerance | None = None
     """After each push the server samples a few tokens, and their log-probs are compared with the trainer's: a probability ratio that
     differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no check."""
+    ratio_error_limit: Annotated[float | None, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1")] = 0.1
+    """Before a step's first update, the trainer's probability of each token is compared with the one captured during sampling. The run
+    ends, and changes nothing, where the ratio of the worst hundredth of the tokens differs from 1 by more than this on average: sampling,
+    weights or tokenizer differ. Tokens of earlier weights are left out. None: no limit."""
 
     def __post_init__(self) -> None:
         if self.lora_rank is not None:
             require_lora()
+
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether the model computes in bfloat16."""
+        return self.dtype == "bfloat16" or (self.dtype == "auto" and not self.device.startswith("cpu"))
+
+    def learning_rate_at(self, step: int, max_steps: int) -> float:
+        """Return the learning rate of a step (1, 2, …) of a run of `max_steps`."""
+        if step <= self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        done = (step - 1 - self.warmup_steps) / max(1, max_steps - self.warmup_steps)
+        left = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2.0}
+        return self.learning_rate * left[self.learning_rate_schedule]
 
 
 @checked

@@ -6,6 +6,7 @@ path to the server, which must share the file system.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from agl_otel.algorithms.grpo.lora import merged
-from agl_otel.errors import ModelServerError, UsageError
+from agl_otel.algorithms.grpo.lora import has_lora, merged
+from agl_otel.errors import DataError, ModelServerError, UsageError
+from agl_otel.text import error_text
 
 WEIGHTS_FILE: Final = "model.safetensors"
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
@@ -62,12 +65,12 @@ class Policy:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
-    """Load model and tokenizer from `folder`, in float32. Raises UsageError where it has none."""
+def load_policy(folder: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: str | None = None) -> Policy:
+    """Load model and tokenizer from `folder`. `attention`: transformers' attn_implementation. Raises UsageError where it has none."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation=attention)
+    except (ImportError, OSError, ValueError) as error:
         raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
     stop = model.generation_config.eos_token_id
     stops = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
@@ -75,14 +78,47 @@ def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
     return Policy(model, tokenizer, frozenset(s for s in stops if s is not None), model.config.max_position_embeddings)
 
 
-def save_weights(model: Any, folder: str | Path) -> Path:
-    """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path."""
+def check_finite(model: Any) -> None:
+    """Raise DataError where a trained weight is not a finite number."""
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and not bool(torch.isfinite(weight.detach()).all()):
+            raise DataError(f"{name} is not finite after an update: lower learning_rate, and go on from the last checkpoint")
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Keep each layer's input only, and compute its activations again in the backward pass (arXiv:1604.06174). Gradients are the same.
+
+    Layers do so in training mode only, so dropout, which no policy is trained with, is set to 0.
+    """
+    with warnings.catch_warnings():  # renamed in transformers 5.20; [train] allows 5.0
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    modules: Any = model.modules()
+    for module in modules:
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    model.config.use_cache = False
+    model.train()
+
+
+def save_weights(model: Any, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
+    """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path.
+
+    Tied weights are written once, under the name that transformers reads. `dtype`: of the file; None: the model's.
+    """
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in merged(model).items()}
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in _once(merged(model), model).items()}
     save_file(tensors, path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
     (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
     return path
+
+
+def _once(weights: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights without the further names of tied ones."""
+    return remove_tied_weights_from_state_dict(dict(weights), model.get_base_model() if has_lora(model) else model)
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -96,18 +132,19 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def copy_weights(model: Any, new: Mapping[str, torch.Tensor], source: str) -> None:
-    """Copy weights by name into `model`, all or none. Raises UsageError that names `source` and the first mismatch."""
-    current: dict[str, torch.Tensor] = model.state_dict()
+    """Copy weights by name into `model`, all or none; of tied ones only the first. Raises UsageError for the first mismatch in `source`."""
+    everything: dict[str, torch.Tensor] = model.state_dict()
+    current = _once(everything, model)
     if missing := sorted(current.keys() - new.keys()):
         raise UsageError(f"{source} lacks {len(missing)} weights of the model, first {missing[0]!r}")
-    if extra := sorted(new.keys() - current.keys()):
+    if extra := sorted(new.keys() - everything.keys()):
         raise UsageError(f"{source} has {len(extra)} weights that the model lacks, first {extra[0]!r}")
-    for name, tensor in new.items():
-        if tensor.shape != current[name].shape:
-            raise UsageError(f"{source}: {name!r} has shape {list(tensor.shape)}, the model's has {list(current[name].shape)}")
+    for name, tensor in current.items():
+        if new[name].shape != current[name].shape:
+            raise UsageError(f"{source}: {name!r} has shape {list(new[name].shape)}, the model's has {list(tensor.shape)}")
     with torch.no_grad():
-        for name, tensor in new.items():
-            current[name].copy_(tensor)
+        for name, tensor in current.items():
+            tensor.copy_(new[name])
 
 
 async def push_weights(session: aiohttp.ClientSession, server_url: str, folder: Path, version: str) -> None:
@@ -122,4 +159,6 @@ async def push_weights(session: aiohttp.ClientSession, server_url: str, folder: 
             if answer.status != 200:
                 raise ModelServerError(f"{url} refused weights version {version}: HTTP {answer.status} {(await answer.text())[:500]}")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise ModelServerError(f"cannot push weights version {version} to {url}: {error!r}. Is the model server running?") from error
+        raise ModelServerError(
+            f"cannot push weights version {version} to {url}: {error_text(error)}. Is the model server running?"
+        ) from error

@@ -28,6 +28,10 @@ class StepReport(TrainingReport):
     gradient_norm: float
     max_ratio_error: float
     """The greatest |exp(trainer's log-prob - captured log-prob) - 1| before the first update; rounding errors only, if all is right."""
+    worst_ratio_error: float = 0.0
+    """The mean of the worst hundredth of these errors, over the tokens that the current weights sampled (Updates.ratio_error_limit)."""
+    not_finite: str = ""
+    """What was not a finite number, so that the weights were not updated further; empty where all was finite."""
     kl: float | None = None
     """Mean KL term over the tokens trained on, before the last update (objective.kl_terms); None without a KL penalty."""
 
@@ -35,4 +39,5 @@ class StepReport(TrainingReport):
     def figures(self) -> dict[str, float]:
         """The figures of TrainingReport, the drift of log-probs, singleton groups, and the KL term where there is one."""
         kl = {"kl": self.kl} if self.kl is not None else {}
-        return {**super().figures, "logprob_drift": self.max_ratio_error, "singleton_groups": self.singleton_groups, **kl}
+        drift = {"logprob_drift": self.max_ratio_error, "worst_ratio_error": self.worst_ratio_error}
+        return {**super().figures, **drift, "singleton_groups": self.singleton_groups, "not_finite": float(bool(self.not_finite)), **kl}

@@ -17,6 +17,7 @@ from agl_otel.algorithms.grpo.policy import push_weights
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.errors import ModelServerError, UsageError
+from agl_otel.text import error_text
 from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutQuery
 from agl_otel.types.columns import Traces
 
@@ -135,6 +136,8 @@ class Serving:
                 logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
                 return reply["prompt_token_ids"], choice["token_ids"], logprobs
         except (LookupError, TypeError, ValueError) as error:
-            raise ModelServerError(f"{url} returns no token ids and log-probs, so its weights cannot be checked: {error!r}") from error
+            raise ModelServerError(
+                f"{url} returns no token ids and log-probs, so its weights cannot be checked: {error_text(error)}"
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ModelServerError(f"cannot reach {url}: {error!r}. Is the model server running?") from error
+            raise ModelServerError(f"cannot reach {url}: {error_text(error)}. Is the model server running?") from error

@@ -2,7 +2,7 @@
 
 The task: the answer to `digit 437` is one digit, which depends on the last digit of the number. The warm-started model gives one of four
 answers with about equal probability (BEHAVIOURS); reinforcement learning rewards one of them. Nothing is downloaded, and equal seeds give
-equal weights. The embeddings are untied, because some servers do not reload a tied head.
+equal weights. The embeddings are untied unless asked for, because some servers do not reload a tied head.
 """
 
 from __future__ import annotations
@@ -78,8 +78,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaForCausalLM:
-    """Create an untrained Llama with 0.2 M parameters for `tokenizer`'s vocabulary; `seed` determines the weights."""
+def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tied: bool = False) -> LlamaForCausalLM:
+    """Create an untrained Llama with 0.2 M parameters for `tokenizer`'s vocabulary; `seed` determines the weights.
+
+    With `tied` the head is the embedding, as in many small models.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         architectures=[LlamaForCausalLM.__name__],  # needed by vLLM, which reads the folder
@@ -90,7 +93,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaFor
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT_TOKENS,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         pad_token_id=SPECIAL_TOKENS.index(PAD),
         bos_token_id=SPECIAL_TOKENS.index(BOS),
         eos_token_id=SPECIAL_TOKENS.index(END),
@@ -139,11 +142,11 @@ def warm_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, s
     return loss.item()
 
 
-def make_policy(folder: str | Path, *, seed: int = 0) -> Path:
+def make_policy(folder: str | Path, *, seed: int = 0, tied: bool = False) -> Path:
     """Save the warm-started model and its tokenizer to `folder` in transformers' format; return the folder's absolute path."""
     path = Path(folder)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, seed=seed)
+    model = make_model(tokenizer, seed=seed, tied=tied)
     warm_start(model, tokenizer, seed=seed)
     tokenizer.save_pretrained(path)
     model.config.save_pretrained(path)

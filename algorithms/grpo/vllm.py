@@ -31,7 +31,7 @@ from aiohttp import web
 from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, json_body, make_parser
 from agl_otel.errors import AglError, DataError, ModelServerError, SettingsError, UnavailableError, UsageError, http_status
 from agl_otel.net.bodies import body_of
-from agl_otel.net.http_server import is_well, listen, make_runner
+from agl_otel.net.http_server import is_healthy, listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
@@ -71,7 +71,7 @@ class Front:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
         await self.process.start()
         try:
-            await self.process.ready(self._well, timeout_seconds=START_SECONDS)
+            await self.process.ready(self._is_healthy, timeout_seconds=START_SECONDS)
             await self._ask(
                 "/v1/completions", {"model": self._name, "prompt": "a", "max_tokens": 1}
             )  # compiles kernels: minutes on some CPUs
@@ -116,7 +116,7 @@ class Front:
     # --- the routes
 
     async def _health(self, request: web.Request) -> web.Response:
-        well = await self._well()
+        well = await self._is_healthy()
         return web.json_response(
             {"status": "ok" if well else "vllm does not answer", "model_version": self.version}, status=200 if well else 503
         )
@@ -163,8 +163,8 @@ class Front:
             if answer.status != 200:
                 raise UsageError(f"vLLM refused {path}: HTTP {answer.status} {(await answer.text())[:500]}")
 
-    async def _well(self) -> bool:
-        return await is_well(f"{self.url}/health", self._session, seconds=5)
+    async def _is_healthy(self) -> bool:
+        return await is_healthy(f"{self.url}/health", self._session, seconds=5)
 
 
 @web.middleware
@@ -184,7 +184,7 @@ async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Servi
 
     async def failed() -> None:
         await front.process.wait()
-        raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.last_words()}")
+        raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.log_end()}")
 
     async with front:
         runner = make_runner(front.app(host), shutdown_timeout=5.0)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter
-from agl_otel.algorithms.grpo.groups import cancel_if_there, requeue_failed
+from agl_otel.algorithms.grpo.groups import cancel_if_exists, requeue_failed
 from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
 from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
@@ -145,11 +145,11 @@ class Evaluator:
         for rollout_id in rollout_ids:
             if rollout_id not in status:
                 _log.warning(
-                    "rollout %s has not finished within %g s, or was deleted: it is cancelled and left out",
+                    "rollout %s has not finished within %g s, or was deleted: it is cancelled and not scored",
                     rollout_id,
                     self.timeout_seconds,
                 )
-                await cancel_if_there(self.store, rollout_id)
+                await cancel_if_exists(self.store, rollout_id)
         rewards = final_rewards(await self.store.traces(finished)) if finished else {}
         if rollout_ids and not rewards:
             problem = f"none of the {len(rollout_ids)} rollouts of candidate {candidate.version} has a reward: "

@@ -281,4 +281,4 @@ def default_client(**options: Any) -> Any:
     try:
         return AsyncOpenAI(**options)
     except OpenAIError as error:
-        raise SettingsError(f"the editor cannot be asked: {error}") from error
+        raise SettingsError(f"the editor cannot be called: {error}") from error

@@ -233,7 +233,7 @@ class SFT(Algorithm):
         self.reports += [RoundReport(**row) for row in rows]
         for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
             next(order)
-        self._first = self._weights = await asyncio.to_thread(self._copied)
+        self._first = self._weights = await asyncio.to_thread(self._save_initial)
         if rows:
             self._serving.resume(int(rows[-1]["next_version"]), self._folder)
             self._weights = _weights_after(self._folder, rows) or self._first
@@ -248,15 +248,15 @@ class SFT(Algorithm):
         """The loop: enqueue, wait, choose, train, publish."""
         clock = Clock()
         if self.offline_mode is None:
-            ids, finished = await self._rolled_out(store, list(islice(tasks, self.prompts_per_step)))
+            ids, finished = await self._roll_out(store, list(islice(tasks, self.prompts_per_step)))
         else:
-            ids, finished = await self._found(store, self.offline_mode)
+            ids, finished = await self._take_offline(store, self.offline_mode)
         clock.lap("rollout")
         traces = await store.traces(finished)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
         batch = readable(batch, **self._limits)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
-        chosen = self._chosen(traces, batch) if finished or self.offline_mode is None else batch
+        chosen = self._select(traces, batch) if finished or self.offline_mode is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
         trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
@@ -273,6 +273,7 @@ class SFT(Algorithm):
             loss_before=trained.loss_before,
             logprob_drift=trained.logprob_drift,
             loss=trained.loss,
+            not_finite=trained.not_finite,
         )  # fmt: skip
 
     # --- the parts, in the order of the loop
@@ -282,7 +283,7 @@ class SFT(Algorithm):
         """Number of the current round: 1, 2, …"""
         return len(self.reports) + 1
 
-    async def _rolled_out(self, store: RolloutStore, tasks: Sequence[Any]) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
+    async def _roll_out(self, store: RolloutStore, tasks: Sequence[Any]) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
         """Run the round's rollouts; return their ids and those that finished in time, in the order of the ids.
 
         In a run with a folder their ids are made of run, round and index, so that enqueueing them again finds the existing rollouts.
@@ -306,12 +307,12 @@ class SFT(Algorithm):
         finished = {rollout.rollout_id: rollout async for rollout in store.watch(ids, timeout_seconds=self.step_timeout_seconds)}
         return ids, [finished[rollout_id] for rollout_id in ids if rollout_id in finished]
 
-    async def _found(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
+    async def _take_offline(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
         """Return the offline rollouts of this mode that no round has taken: their ids, and the rollouts."""
         found = await offline_rollouts(store, mode, {rollout_id for report in self.reports for rollout_id in report.rollout_ids})
         return [rollout.rollout_id for rollout in found], found
 
-    def _chosen(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
+    def _select(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
         """Select the trajectories to train on, none where all rewards are equal; the others are counted as refused."""
         if not len(batch):
             raise DataError(
@@ -349,7 +350,7 @@ class SFT(Algorithm):
         finally:
             await process.stop(grace_seconds=STOP_SECONDS)
         if code:
-            raise UnavailableError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.last_words()}")
+            raise UnavailableError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
         self._weights = Path(spec.out)
         if self._number > KEPT_WEIGHTS:
             shutil.rmtree(self._folder / "weights" / str(self._number - KEPT_WEIGHTS), ignore_errors=True)
@@ -380,7 +381,7 @@ class SFT(Algorithm):
         load_weights(model, self._weights)
         return Learner(model, learning_rate=0.0, temperature=self.temperature).drift(prompt, reply, logprobs)
 
-    def _copied(self) -> Path:
+    def _save_initial(self) -> Path:
         """Save the initial weights to a folder that the server can read."""
         policy = load_policy(self.model_dir)
         self._limits = {"vocabulary": policy.vocabulary, "context_tokens": policy.context_tokens}
@@ -397,11 +398,11 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
         return None
     found = folder / "weights" / str(trained[-1])
     if not (found / WEIGHTS_FILE).exists():
-        raise DataError(f"the weights of round {trained[-1]} are not in {found}: bring them back, or choose a new folder for the run")
+        raise DataError(f"the weights of round {trained[-1]} are not in {found}: restore them, or choose a new folder for the run")
     if changed := changed_files(found):
         raise DataError(
-            f"the weights of round {trained[-1]} are damaged ({found / changed[0]} is not what was written): bring them back, or choose a "
-            "new folder for the run"
+            f"the weights of round {trained[-1]} are damaged ({found / changed[0]} has changed since it was written): restore them, or "
+            "choose a new folder for the run"
         )
     return found
 

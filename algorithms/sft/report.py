@@ -20,7 +20,14 @@ class RoundReport(TrainingReport):
     logprob_drift: float | None = None
     """Of the first batch before any update, as GRPO's max_ratio_error; None where other weights sampled it, or nothing was trained."""
 
+    not_finite: int = 0
+    """Batches whose loss or gradient was not finite; they changed no weight."""
+
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of TrainingReport, and the drift of log-probs where it is known."""
-        return super().figures | ({"logprob_drift": self.logprob_drift} if self.logprob_drift is not None else {})
+        """The figures of TrainingReport, batches that were not finite, and the drift of log-probs where it is known."""
+        return (
+            super().figures
+            | {"not_finite": self.not_finite}
+            | ({"logprob_drift": self.logprob_drift} if self.logprob_drift is not None else {})
+        )

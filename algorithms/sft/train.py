@@ -7,6 +7,7 @@ Its end frees the memory of optimizer and gradients, so that a model server has 
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,19 +16,21 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.adapters.records import IGNORED
-from agl_otel.algorithms.grpo.objective import max_ratio_error, token_logprobs
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
+from agl_otel.algorithms.grpo.logprobs import Scorer
+from agl_otel.algorithms.grpo.objective import max_ratio_error
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, check_finite, load_policy, load_weights, save_weights
 from agl_otel.algorithms.run_folder import sync_file, write_digests
 from agl_otel.errors import DataError
 
 SPEC: Final = "spec.json"
 ROWS: Final = "rows.jsonl"
 TRAINED: Final = "trained.json"
+NOT_FINITE: Final = 3
+"""Training ends with an error after so many batches in a row whose loss or gradient is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,68 +79,70 @@ class Trained:
     updates: int
     logprob_drift: float | None = None
     """objective.max_ratio_error of the first batch, before any step; None where its log-probs are not known, or others sampled it."""
+    not_finite: int = 0
+    """Batches whose loss or gradient was not finite; they changed no weight."""
 
 
 NOT_TRAINED: Final = Trained(0.0, 0.0, 0, 0)
 """The results of a round that selected nothing."""
 
 
-def cross_entropy(model: Any, rows: Sequence[Row]) -> tuple[Tensor, int]:
-    """Return (the sum of -log p over the labelled tokens, their number). The first token of a row has no loss.
+def logprobs(scorer: Scorer, rows: Sequence[Row], temperature: float = 1.0) -> Tensor:
+    """Compute the log-probs of all tokens with a loss, row by row: float32 [tokens]. The first token of a row has no loss.
 
     Rows are padded on the right, which does not affect earlier tokens under causal attention.
     """
-    logits, labels = _labelled(model, rows)
-    return F.cross_entropy(logits, labels, reduction="sum"), len(labels)
-
-
-def drift(model: Any, rows: Sequence[Row], temperature: float) -> float | None:
-    """Compute objective.max_ratio_error of these rows under the current weights; None where their log-probs are unknown."""
-    captured = [logprob for row in rows for logprob in row.logprobs]
-    with torch.no_grad():
-        logits, labels = _labelled(model, rows)
-        if not captured or len(captured) != len(labels):
-            return None
-        return max_ratio_error(token_logprobs(logits, labels, temperature=temperature), torch.tensor(captured, device=labels.device))
-
-
-def _labelled(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Return (logits [tokens, vocabulary], labels [tokens]) of all tokens with a loss, row by row."""
     width = max(len(row.input_ids) for row in rows)
-    ids = torch.tensor([row.input_ids + [0] * (width - len(row.input_ids)) for row in rows], device=model.device)
-    labels = torch.tensor([row.labels + [IGNORED] * (width - len(row.labels)) for row in rows], device=model.device)[:, 1:]
-    where = labels != IGNORED
-    return model(input_ids=ids, use_cache=False).logits[:, :-1][where], labels[where]
+    ids = torch.tensor([row.input_ids + [0] * (width - len(row.input_ids)) for row in rows], device=scorer.device)
+    labels = torch.tensor([row.labels + [IGNORED] * (width - len(row.labels)) for row in rows], device=scorer.device)
+    return scorer(ids, labels != IGNORED, temperature)
+
+
+def drift(scorer: Scorer, rows: Sequence[Row], temperature: float) -> float | None:
+    """Compute objective.max_ratio_error of these rows under the current weights; None where their log-probs are unknown."""
+    captured = torch.tensor([logprob for row in rows for logprob in row.logprobs], device=scorer.device)
+    with torch.no_grad():
+        ours = logprobs(scorer, rows, temperature)
+    return max_ratio_error(ours, captured) if len(captured) and len(captured) == len(ours) else None
 
 
 def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
     """Train `model` in place: AdamW without weight decay on the mean over the tokens of each batch, for `epochs` passes over the rows.
 
-    Raises DataError where no row has a token to learn.
+    A batch whose loss or gradient is not finite is left out and counted. Raises DataError where no row has a token to learn, NOT_FINITE
+    batches in a row are left out, or a weight is not finite.
     """
     learnt = sum(label != IGNORED for row in rows for label in row.labels[1:])
     if not learnt:
         raise DataError(f"none of the {len(rows)} rows has a token to learn: labels are all {IGNORED}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.0)
-    source = random.Random(spec.seed)
-    before, total, updates = 0.0, 0.0, 0
+    scorer, source = Scorer(model), random.Random(spec.seed)
+    before, total, updates, left_out, in_a_row = 0.0, 0.0, 0, 0, 0
     drifted: float | None = None
     for _ in range(spec.epochs):
         total = 0.0
         for batch in _batches(rows, spec.batch_rows, source):
             optimizer.zero_grad()
             if not updates and spec.temperature is not None:
-                drifted = drift(model, batch, spec.temperature)
-            loss, tokens = cross_entropy(model, batch)
-            if not tokens:
+                drifted = drift(scorer, batch, spec.temperature)
+            found = logprobs(scorer, batch)
+            if not len(found):
                 continue
-            (loss / tokens).backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
-            torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
+            loss = -found.sum()
+            (loss / len(found)).backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
+            if not math.isfinite(loss.item()) or not math.isfinite(norm.item()):
+                left_out, in_a_row = left_out + 1, in_a_row + 1
+                if in_a_row == NOT_FINITE:
+                    raise DataError(f"{NOT_FINITE} batches in a row: loss {loss.item()}, gradient {norm.item()}: lower learning_rate")
+                continue
+            in_a_row = 0
             optimizer.step()
-            before = loss.item() / tokens if not updates else before
+            before = loss.item() / len(found) if not updates else before
             total += loss.item()
             updates += 1
-    return Trained(before, total / learnt, learnt, updates, drifted)
+    check_finite(model)
+    return Trained(before, total / learnt, learnt, updates, drifted, left_out)
 
 
 def _batches(rows: Sequence[Row], size: int, source: random.Random) -> Iterator[list[Row]]:

@@ -235,7 +235,7 @@ class VERL(Algorithm):
             run_id=run.run_id,
             start=start,
             trainer_mode=self.trainer_mode,
-            says_version=on_cpu(self.config),
+            reports_version=on_cpu(self.config),
             seed=self.seed,
             rollout_config=self.rollout_config.model_dump(),
             step_seconds=self.step_timeout_seconds,
@@ -311,4 +311,4 @@ def _failure(outcome: Path, code: int, process: Process) -> AglError:
         result = json.loads(outcome.read_text())
         if result["error"]:
             return getattr(errors, result["error"], DataError)(result["message"])
-    return DataError(f"verl ended with exit code {code}; its log is {process.log}. {process.last_words()}")
+    return DataError(f"verl ended with exit code {code}; its log is {process.log}. {process.log_end()}")

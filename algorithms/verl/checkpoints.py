@@ -37,8 +37,8 @@ def last_step(place: Path) -> int:
     folder = _folder_of(place, step)
     if changed := changed_files(folder):
         raise DataError(
-            f"the checkpoint {folder} is damaged ({', '.join(changed)} is not what was written): bring it back, or remove it and name an "
-            f"earlier one in {place / CHECKPOINT}"
+            f"the checkpoint {folder} is damaged ({', '.join(changed)} has changed since it was written): restore it, or remove it and "
+            f"name an earlier one in {place / CHECKPOINT}"
         )
     return step
 

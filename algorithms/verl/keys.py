@@ -81,7 +81,7 @@ NO_PLACE: Final[Mapping[str, str]] = {
     f"{_ROLLOUT}.agent.default_agent_loop": _BY_US,
     f"{_ROLLOUT}.agent.agent_loop_config_path": _BY_US,
     "trainer.default_local_dir": "checkpoints lie in the run's folder: choose that (run_dir, or --run-dir)",
-    "trainer.resume_from_path": "a run goes on from its own folder: choose that (run_dir, or --run-dir)",
+    "trainer.resume_from_path": "a run is resumed from its own folder: choose that (run_dir, or --run-dir)",
     "trainer.use_v1": "only verl's v1 trainer takes several samples for a rollout",
     f"{OLD_SECTION}.port": "the proxy is a service of the stack: set AGL_PROXY_PORT",
     f"{OLD_SECTION}.trace_aggregator.mismatch_log_dir": "calls that do not join are counted by reason in the metrics (agl/breaks/…)",
@@ -121,13 +121,17 @@ def translate(config: Mapping[str, Any]) -> Translated:
     if has(given, level):
         word = remove(given, level)
         if word not in LEVELS:
-            raise UsageError(f"{level} is {word!r}: write transition (a sample for each call) or trajectory (calls that go on are joined)")
+            raise UsageError(
+                f"{level} is {word!r}: write transition (a sample for each call) or trajectory (calls that continue each other are merged)"
+            )
         translated.options["by_call"] = LEVELS[word]
     for old, new in MOVED.items():
         if has(given, old):
             for path, value in leaves(remove(given, old), new):
                 if has(given, path) and get(given, path) != value:
-                    raise UsageError(f"the keys {old} and {path} are the same one, and say {value!r} and {get(given, path)!r}: give one")
+                    raise UsageError(
+                        f"the keys {old} and {path} are the same option, with the values {value!r} and {get(given, path)!r}: give one"
+                    )
                 put(given, path, value)
     for path, values in VALUES.items():
         if has(given, path) and get(given, path) in values:

@@ -35,14 +35,14 @@ class Publisher:
         """
         await self.store.open()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()) as session:
-            key = model_server_key(self.store.token) if self.spec.says_version else ""  # verl's servers require none
+            key = model_server_key(self.store.token) if self.spec.reports_version else ""  # verl's servers require none
             model = await _served_model(session, addresses[0], key)
             versions: dict[RolloutMode, int] = {}
             for mode, sampling in self.sampling.items():
                 served, own_id = resources(addresses, model, sampling, key), self.spec.resources_id(mode)
                 update = await self.store.publish(served, resources_id=own_id, aside=True)
                 versions[mode] = update.version
-            if not self.spec.says_version:
+            if not self.spec.reports_version:
                 known = self.store.description
                 for proxy in known.proxies or ([known.proxy] if known.proxy else []):
                     await set_proxy_version(session, proxy, str(step), self.store.token)
@@ -74,7 +74,7 @@ async def _served_model(session: aiohttp.ClientSession, address: str, key: str) 
         async with session.get(url, headers=_authorization(key)) as answer:
             return (await answer.json())["data"][0]["id"]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
-        raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error_text(error)}") from error
+        raise ModelServerError(f"verl's model server does not return at {url} what it serves: {error_text(error)}") from error
 
 
 async def set_proxy_version(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:

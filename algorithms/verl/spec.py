@@ -29,7 +29,7 @@ class Spec:
     """1, 2, …: number of this start; later ones resume the run."""
     trainer_mode: str = "sync"
     """verl's name of the trainer that is instrumented (trainer.py)."""
-    says_version: bool = False
+    reports_version: bool = False
     """Whether the model server sends the version of its weights with each response; otherwise it is set in the proxies."""
     seed: int | None = None
     """Seed of the rollouts' sampling; None: random."""

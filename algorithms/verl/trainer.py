@@ -15,7 +15,7 @@ import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
-from agl_otel.adapters.own_sampling import several_choices_words
+from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.algorithms.grpo.objective import max_ratio_error
 from agl_otel.algorithms.report import own_sampling_warning, singleton_warning
 from agl_otel.algorithms.run_log import RunLog
@@ -102,7 +102,7 @@ class InstrumentedTrainer(_Trainer):
         if counts.own_sampling:
             _log.warning("%s", own_sampling_warning(self.global_steps, counts.own_sampling, counts.sampled_calls))
         if counts.several_choices:
-            _log.warning("step %d: %s", self.global_steps, several_choices_words(counts.several_choices, counts.sampled_calls))
+            _log.warning("step %d: %s", self.global_steps, several_choices_warning(counts.several_choices, counts.sampled_calls))
         counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._singletons]
         rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
         stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)

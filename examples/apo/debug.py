@@ -1,9 +1,9 @@
-"""Looking for what is wrong with an agent, before anything is trained: one rollout in this process, then all tasks without learning.
+"""Debug an agent before training: run one rollout in this process, then all tasks without training.
 
     python server.py --port 8099                                   # terminal 1
     python debug.py [--endpoint http://127.0.0.1:8099/v1 --model rooms]
 
-A breakpoint in rooms.py works in both: the agent runs in a thread of this process.
+Breakpoints in rooms.py work in both cases, because the agent runs in a thread of this process.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rooms import choose, train
 import agl_otel as agl
 
 
-class Told(agl.Hook):
-    """A hook says what a rollout did, as soon as it has ended."""
+class PrintRollout(agl.Hook):
+    """Print the messages and reward of each rollout as soon as it has ended."""
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: agl.AttemptedRollout, spans: Sequence[Any]) -> None:
         print(f"{rollout.input['time']} for {rollout.input['people']}: {len(spans)} spans, reward {agl.find_final_reward(spans)}")
 
 
 async def one_rollout(resources: agl.NamedResources, store: agl.LightningStore) -> None:
-    """`runner.step` raises what the agent raises, and returns the rollout when it is done."""
+    """Run one rollout; `runner.step` raises the agent's exception, or returns the finished rollout."""
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
-    with runner.run_context(agent=choose, store=store, hooks=[Told()]):
+    with runner.run_context(agent=choose, store=store, hooks=[PrintRollout()]):
         rollout = await runner.step(train()[0], resources=resources, mode="train")
     for span in await store.query_spans(rollout.rollout_id):
         print(f"  {span.sequence_id:>3} {span.name}")
@@ -43,8 +43,8 @@ def main(endpoint: str, model: str) -> None:
     }
     store = agl.InMemoryLightningStore()
     asyncio.run(one_rollout(resources, store))
-    trainer = agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), initial_resources=resources, hooks=Told())
-    trainer.dev(choose, train())  # Baseline: every task once, and nothing is learnt
+    trainer = agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), initial_resources=resources, hooks=PrintRollout())
+    trainer.dev(choose, train())  # Baseline: runs every task once, without training
     asyncio.run(store.close())
 
 

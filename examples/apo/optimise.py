@@ -1,4 +1,4 @@
-"""Find the prompt that makes the agent answer as the tasks want it: APO in one script, with no key and no network.
+"""Search for the prompt with which the agent solves the tasks: APO in one script, without a key or network.
 
     python optimise.py [TARGET] [--run-dir FOLDER --data-dir FOLDER --port PORT --lost-after SECONDS]
 

@@ -1,4 +1,4 @@
-"""Another agent to find a prompt for: it chooses a meeting room with the help of a tool, and is graded by the room that fits best."""
+"""Another agent to find a prompt for: it chooses a meeting room by a tool; the reward is 1.0 for the room that fits best."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rooms_at(time: str) -> str:
 
 
 def best(people: int, time: str, needs: list[str]) -> str:
-    """The smallest room that is free, has the seats and the equipment."""
+    """Return the smallest free room with enough seats and the equipment."""
     fitting = [r for r in ROOMS if r["seats"] >= people and time not in r["booked"] and set(needs) <= set(r["equipment"])]
     return min(fitting, key=lambda room: room["seats"])["name"]
 

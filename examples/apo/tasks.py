@@ -1,4 +1,4 @@
-"""The tasks: a digit, and the digit that is wanted for it. `target` is the operation that nobody tells the agent."""
+"""The tasks: a digit, and the expected answer. `target` is the operation that the agent must find out."""
 
 from __future__ import annotations
 

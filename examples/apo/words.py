@@ -1,6 +1,6 @@
-"""A model that does what a word of its system prompt says: the smallest thing for which prompt optimisation is real.
+"""A tiny model that follows a word of its system prompt: just enough to optimise prompts for.
 
-It is log-linear (a weight for each word, digit and answer) and is trained here, in well under a second. The user says a digit; the
+It is log-linear (a weight for each word, digit and answer) and is trained here, in well under a second. The user sends a digit; the
 operation that the system prompt names decides which digit it answers. Words that it never saw in training mean nothing to it.
 """
 

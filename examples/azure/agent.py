@@ -1,4 +1,4 @@
-"""An agent as people have them: the OpenAI SDK and one model call. It knows nothing of training."""
+"""An ordinary agent: the OpenAI SDK and one model call. It contains no code for training."""
 
 import functools
 import os

@@ -68,18 +68,18 @@ class Finetuning:
     service: AsyncOpenAI
     deployments: Deployments
     model: str
-    """The deployment to begin with; fine-tuned is what is deployed at the time."""
+    """The initial deployment; each step fine-tunes the current one."""
     base_url: str
     data_filter_ratio: float = 0.5
-    """The share of rollouts, those with the highest rewards, that is learnt from."""
+    """Share of rollouts, those with the highest rewards, that are trained on."""
     rollouts_per_task: int = 4
     max_deployments: int = 1
-    """Of this run; older ones are deleted."""
+    """Limit on deployments of this run; older ones are deleted."""
     poll_seconds: float = 10.0
     versions: list[str] = field(default_factory=list)
 
     async def run(self, steps: int, train_tasks: Sequence[Any], val_tasks: Sequence[Any]) -> list[float]:
-        """The validation scores: before, and after each step."""
+        """Return the validation scores: before training, and after each step."""
         scores = [await self.validate(val_tasks)]
         for number in range(1, steps + 1):
             rows = await self.step(number, train_tasks)
@@ -107,13 +107,13 @@ class Finetuning:
         return await self.store.traces(await self.store.wait([rollout.rollout_id for rollout in rollouts]))
 
     async def best(self, traces: Any) -> list[dict[str, Any]]:
-        """Conversations of the best rollouts, as OpenAI's fine-tuning takes them."""
+        """Return conversations of the best rollouts, in the format of OpenAI's fine-tuning."""
         spans = await self.store.spans([rollout.rollout_id for rollout in traces.rollouts])
         found = rows_of(Reading(form="openai", top_fraction=self.data_filter_ratio), traces, spans)
         return [as_written("openai", row) for row in found.rows]
 
     async def tuned(self, rows: list[dict[str, Any]], suffix: str) -> Any:
-        """Upload the rows and wait for a job over them."""
+        """Upload the rows, and wait for a fine-tuning job on them."""
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
         file = await self.service.files.create(file=(f"{suffix}.jsonl", content), purpose="fine-tune")
         await self.service.files.wait_for_processing(file.id, poll_interval=self.poll_seconds)

@@ -1,4 +1,4 @@
-"""1.0 where the answer is the digit that is wanted."""
+"""Reward 1.0 if the answer is the expected digit."""
 
 from typing import Any
 

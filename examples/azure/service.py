@@ -2,8 +2,8 @@
 
     python service.py --port 8095
 
-Its models are real learners, if tiny ones: each answers by one of four rules, in shares that fine-tuning moves towards the rules by which
-the uploaded conversations answer. It takes what OpenAI takes, and refuses other fields.
+Its models are tiny but really learn: each follows one of four rules at random, with weights that fine-tuning shifts towards the rules of
+the uploaded conversations. It accepts OpenAI's fields, and refuses others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RULES: tuple[Callable[[int], int], ...] = (
     lambda number: 9 - number % 10,
 )
 KNOWN = {"model", "messages", "temperature", "max_tokens", "stream", "seed", "logprobs"}
-POLLS = 2  # how often a job and a deployment are asked for before they are done
+POLLS = 2  # number of polls until a job or deployment is done
 
 
 class Service:
@@ -80,7 +80,7 @@ class Service:
         return web.json_response(self.jobs[name] | {"status": "succeeded" if self._done(name) else "running"})
 
     def _learn(self, shares: list[float], rows: list[dict[str, Any]]) -> list[float]:
-        """How often the conversations follow each rule; a trace of what the model was is left."""
+        """Return new weights of the rules: how often the conversations follow each, plus a small share of the old weights."""
         followed = [0.02 * share for share in shares]
         for row in rows:
             number, said = int(re.findall(r"\d+", row["messages"][-2]["content"])[0]), row["messages"][-1]["content"]
@@ -90,7 +90,7 @@ class Service:
         return [each / sum(followed) for each in followed]
 
     def _answer(self, model: str, number: int) -> str:
-        """By a rule drawn for the model, the number and how often it was asked: the same whatever the order in which requests arrive."""
+        """Answer by a rule drawn from the model, the number and its count of requests, so that the order of requests does not matter."""
         self.asked[model, number] += 1
         [rule] = random.Random(f"{model} {number} {self.asked[model, number]}").choices(RULES, self.models[model])
         return str(rule(number))

@@ -1,4 +1,4 @@
-"""Numbers, and the digit that is wanted for each: nobody tells the model which rule that is."""
+"""Numbers, and the expected digit for each; the model is not told the rule."""
 
 from __future__ import annotations
 

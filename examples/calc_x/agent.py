@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK that does its sums with a calculator behind MCP. It knows nothing of training.
+"""An agent of the OpenAI Agents SDK that uses a calculator behind MCP. It contains no code for training.
 
 OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=none python agent.py "Tom has 3 boxes of 12 pens. How many pens?"
 """

@@ -25,7 +25,7 @@ def calculate(expression: str) -> str:
     try:
         return f"{value(ast.parse(expression, mode='eval').body):g}"
     except (SyntaxError, KeyError, AttributeError, TypeError, ZeroDivisionError) as error:
-        return f"error: cannot calculate {expression!r}: {error!r}"
+        return f"error: cannot calculate {expression!r}: {type(error).__name__}: {error}"
 
 
 def value(node: ast.expr) -> float:

@@ -1,4 +1,4 @@
-"""1.0 where the last line says `Answer: ` and the number that is expected."""
+"""Reward 1.0 if the last line is `Answer: ` and the expected number."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sums in words, made on the spot: two steps each, so that one call of the calculator, or two, finds the answer."""
+"""Generated word problems of two steps each, solved by one or two calls of the calculator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent: a picture and a question to a vision model, in one call. It knows nothing of training."""
+"""The agent: one call of a vision model with a picture and a question. It contains no code for training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bar charts as PNG images, made on the spot with nothing but the standard library, and questions about them."""
+"""Bar charts as PNG images, generated with the standard library only, and questions about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, HEIGHT, BAR = 96, 110, 20
 
 
 def png(rows: list[bytes]) -> bytes:
-    """An image of 8-bit RGB rows."""
+    """Encode rows of 8-bit RGB as an image."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -23,7 +23,7 @@ def png(rows: list[bytes]) -> bytes:
 
 
 def chart(values: dict[str, int]) -> str:
-    """A chart of values from 0 to 100, a pixel for each, as a data URL."""
+    """Draw values from 0 to 100, one pixel per unit, as a data URL."""
     rows = []
     for y in range(HEIGHT):
         row = bytearray(b"\xff" * (3 * WIDTH))

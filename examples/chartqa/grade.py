@@ -1,4 +1,4 @@
-"""ChartQA's relaxed accuracy (arXiv:2203.10244, §5): a number counts as right within 5 % of what is expected."""
+"""ChartQA's relaxed accuracy (arXiv:2203.10244, §5): a number within 5 % of the expected one is correct."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Claude Code on one instance, headless: it works in a fresh repository, and what it changed is printed as a patch.
+"""Claude Code on one instance, headless: it works in a fresh repository, and its changes are printed as a patch.
 
 Where the `claude` command is not installed, stand_in.py makes the same calls with Anthropic's SDK.
 """
@@ -15,7 +15,7 @@ import tempfile
 from instances import INSTANCES
 
 PROMPT = "The repository is in {folder}. Resolve this issue by editing its files:\n\n{problem}"
-MODEL = "claude-sonnet-4-5"  # an alias: the proxy decides which model answers to it
+MODEL = "claude-sonnet-4-5"  # an alias, which the proxy maps to a model
 OPTIONS = ("--print", "--model", MODEL, "--allowedTools", "Read,Edit,Write,Bash", "--permission-mode", "acceptEdits", "--max-turns", "30")
 
 

@@ -1,4 +1,4 @@
-"""Run the agent on all instances, and write down what came of each: spans, a data set, a report.
+"""Run the agent on all instances, and write spans, a data set and a report.
 
     agl-otel store                                                                       # terminal 1
     agl-otel runner --grader grade.py:grade -- python agent.py "{instance}"              # terminal 2
@@ -22,12 +22,12 @@ from agl_otel.adapters import Reading, rows_of
 
 
 def aliases(backend: str, model: str) -> list[dict[str, object]]:
-    """Every name that begins with `claude-` means this model."""
+    """Map every name that begins with `claude-` to this model."""
     return [{"model_name": "claude-*", "litellm_params": {"model": f"hosted_vllm/{model}", "api_base": backend}}]
 
 
 def written(out: Path, finished: list[Any], traces: Any, spans: dict[str, list[agl.Span]]) -> str:
-    """Write the files of OUT; the report."""
+    """Write the files of OUT; return the report."""
     out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"resolved": [], "unresolved": [], "failed": []}
     for rollout in finished:
@@ -46,7 +46,7 @@ async def main(address: str, backend: str, model: str, out: Path) -> None:
     store = await agl.LightningStoreClient(address).open()
     proxy = agl.LLMProxy(model_list=aliases(backend, model), store=store)
     await proxy.start()
-    # no model named: the one that the agent asks for; the proxy itself knows where that is
+    # without a model: the agent requests one by name, and the proxy's model list has its address
     resources = await store.add_resources({"main_llm": agl.LLM(endpoint=f"{store.description.proxy}/v1", model="")})
     rollouts = await store.enqueue(tasks(), resources_id=resources.resources_id)
     finished = await store.wait([rollout.rollout_id for rollout in rollouts])

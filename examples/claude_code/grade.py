@@ -1,4 +1,4 @@
-"""1.0 where the tests of the instance pass on a fresh repository with the patch; 0.0 otherwise. The agent never sees the tests."""
+"""Reward 1.0 if the tests of the instance pass on a fresh repository with the patch, else 0.0. The agent never sees the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands for Claude Code where it cannot be installed: a loop over Anthropic's Messages API with the tools Read and Edit, streamed.
+"""Replaces Claude Code if it is not installed: a loop over Anthropic's Messages API with the tools Read and Edit, streamed.
 
 python stand_in.py MODEL PROMPT
 """

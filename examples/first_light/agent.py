@@ -1,4 +1,4 @@
-"""An agent as people have them: the OpenAI SDK, one prompt, one model call. It knows nothing of training.
+"""An ordinary agent: the OpenAI SDK, one prompt, one model call. It contains no code for training.
 
 OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=none python agent.py "digit 437"
 """

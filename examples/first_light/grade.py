@@ -1,4 +1,4 @@
-"""How good an answer is: 1.0 where it is what the task expects, 0.0 otherwise."""
+"""Reward 1.0 if the answer is the expected one, else 0.0."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The tasks: numbers of three digits; the expected answer is one digit, made from the last one.
+"""The tasks: numbers of three digits; the expected answer is one digit, which depends on the last digit.
 
 The model starts out giving each of four answers about equally often. `target` says which of them is rewarded, and training
 must find out from the rewards alone. The held-out numbers are in neither the warm start nor the training tasks.
@@ -14,15 +14,15 @@ VAL_TASKS = 128
 
 
 def train(target: int = 1) -> list[dict[str, str]]:
-    """The numbers to train on."""
+    """Return the training tasks."""
     return [task(number, target) for number in TRAIN_NUMBERS]
 
 
 def val(target: int = 1) -> list[dict[str, str]]:
-    """Held-out numbers, in an order that is the same each time."""
+    """Return tasks with held-out numbers, in a fixed order."""
     return [task(number, target) for number in random.Random(0).sample(HELD_OUT_NUMBERS, VAL_TASKS)]
 
 
 def task(number: int, target: int) -> dict[str, str]:
-    """One task: what the agent is asked, and the answer that is rewarded."""
+    """Make a task: the question, and the answer that is rewarded."""
     return {"question": question(number), "expected": str(BEHAVIOURS[target](number % 10))}

@@ -1,4 +1,4 @@
-"""A model behind the proxy: asked by its name without any rollout, and within a rollout, where tokens and log-probs are recorded.
+"""A model behind the proxy: called by its name outside of rollouts, and within a rollout, where tokens and log-probs are recorded.
 
 agl-otel store --port 4747          # in another terminal
 python llm_proxy.py http://localhost:8000/v1 MODEL [--store http://localhost:4747]
@@ -34,7 +34,7 @@ async def main(address: str, backend: str, model: str) -> None:
     llm = proxy.as_resource(*ids)
     print("of a rollout:", await ask(llm.endpoint, llm.model, rollout.input["question"]))
     await store.update_attempt(*ids, status="succeeded")
-    async with aiohttp.ClientSession() as session:  # as a runner does: what the proxy knows of the attempt is in the store then
+    async with aiohttp.ClientSession() as session:  # as a runner does: then the proxy's spans of the attempt are in the store
         await session.post(f"{llm.endpoint}/close")
 
     calls = (await store.traces([rollout.rollout_id])).calls

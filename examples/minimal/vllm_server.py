@@ -1,4 +1,4 @@
-"""vLLM as a child process: started, waited for, asked once for an answer with its token ids, and stopped.
+"""Run vLLM as a child process: start it, wait for it, request one answer with its token ids, and stop it.
 
 python vllm_server.py MODEL         # a folder, or a name that vLLM can download; needs vllm and, for any speed, a GPU
 """
@@ -21,13 +21,13 @@ START_SECONDS = 600.0
 
 @contextmanager
 def serve(model: str, *more: str) -> Iterator[str]:
-    """Run `vllm serve` for the block; its base URL."""
+    """Run `vllm serve` within the context; yield its base URL."""
     if importlib.util.find_spec("vllm") is None:
         raise SystemExit("vLLM is not installed in this environment: pip install vllm")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--generation-config", "vllm", *more]  # what a call leaves out is OpenAI's default, not the model's
+    command += ["--generation-config", "vllm", *more]  # OpenAI's sampling defaults instead of the model's
     process = subprocess.Popen(command)
     try:
         _wait(process, url := f"http://127.0.0.1:{port}/v1")

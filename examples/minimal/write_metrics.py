@@ -1,4 +1,4 @@
-"""Metrics: figures of a training run by the store, and a program's own by OpenTelemetry. Both go to the collector and into ClickHouse.
+"""Metrics of a training run, written by the store, and of a program, by OpenTelemetry. Both go through the collector to ClickHouse.
 
 agl-otel store                      # in another terminal
 python write_metrics.py [--store http://localhost:4747]
@@ -32,7 +32,7 @@ async def main(address: str) -> None:
     counter = provider.get_meter("example").create_counter("example.answers")
     for _ in range(5):
         counter.add(1)
-    provider.shutdown()  # sends what is left
+    provider.shutdown()  # sends the remaining metrics
 
     await store.reader.barrier()
     for row in await store.reader.query(LATEST):

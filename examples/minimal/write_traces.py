@@ -1,4 +1,4 @@
-"""Spans of a rollout by hand, without a runner: begin a rollout, trace what happens in it, reward it, end it, read it back.
+"""Write spans of a rollout without a runner: start a rollout, trace it, emit a reward, complete it, read it back.
 
 agl-otel store                      # in another terminal
 python write_traces.py [--store http://localhost:4747]
@@ -22,7 +22,7 @@ async def main(address: str) -> None:
     rollout = await store.start_rollout({"word": "rollout"}, mode="train")
     ids = (rollout.rollout_id, rollout.attempt.attempt_id)
     async with tracer.trace_context("by hand", store=store, rollout_id=ids[0], attempt_id=ids[1]) as otel:
-        with otel.start_as_current_span("think") as span:  # any OpenTelemetry span belongs to the rollout here
+        with otel.start_as_current_span("think") as span:  # every OpenTelemetry span in this block belongs to the rollout
             span.set_attribute("depth", 1)
             answer = look_up(rollout.input["word"])
         agl.emit_message(answer)

@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK that answers from a handbook, which it reads by a retriever behind MCP over HTTP.
+"""An agent of the OpenAI Agents SDK that answers from a handbook through a retriever behind MCP over HTTP.
 
 OPENAI_BASE_URL=… OPENAI_API_KEY=… RETRIEVER_URL=http://127.0.0.1:8091/mcp python agent.py "When does the canteen open?"
 """

@@ -1,4 +1,4 @@
-"""The handbook of a company that does not exist, and questions about it."""
+"""The handbook of a fictitious company, and questions about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The share of the words of answer and expectation that are the same (F1), as is usual for answers in free text."""
+"""Reward: F1 score of the words of the answer and of the expected answer."""
 
 import re
 from collections import Counter

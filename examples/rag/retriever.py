@@ -18,7 +18,7 @@ database.executemany("INSERT INTO document VALUES (?)", [(text,) for text in DOC
 
 @server.tool()
 def retrieve(query: str) -> str:
-    """The two passages of the handbook that fit a query best.
+    """Return the two best matching passages of the handbook.
 
     Args:
         query: some words

@@ -1,4 +1,4 @@
-"""A small world, made on the spot: people, their towns, the towns' rivers. Questions need one look-up, or two that build on each other."""
+"""Generated documents about people, their towns, and the towns' rivers. Questions need one look-up, or two that build on each other."""
 
 from __future__ import annotations
 

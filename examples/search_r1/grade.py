@@ -1,4 +1,4 @@
-"""Exact match, after small letters and without articles and punctuation."""
+"""Reward: exact match, ignoring case, articles and punctuation."""
 
 import re
 from typing import Any

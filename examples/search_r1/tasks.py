@@ -1,4 +1,4 @@
-"""Questions about some people to train on, about the others to validate with."""
+"""Questions about some people for training, about the others for validation."""
 
 from __future__ import annotations
 

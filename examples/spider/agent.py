@@ -1,4 +1,4 @@
-"""A SQL agent on LangGraph: write a query, run it, have it checked, write it again where the check found something.
+"""A SQL agent on LangGraph: write a query, run it, check it, and rewrite it if the check finds an error.
 
 OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=none python agent.py concerts "How many singers are there?"
 """
@@ -42,7 +42,7 @@ def ask(state: State, instructions: str, text: str) -> str:
 
 
 def only_query(reply: str) -> str:
-    """Without the fence that models like to put around code."""
+    """Remove a code fence around the query."""
     fenced = re.search(r"```(?:sql)?\s*(.*?)```", reply, re.DOTALL)
     return (fenced[1] if fenced else reply).strip()
 

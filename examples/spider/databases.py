@@ -1,4 +1,4 @@
-"""Small databases, made on the spot in memory, and questions about them with the queries that answer them."""
+"""Small in-memory databases, and questions about them with the correct queries."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ QUESTIONS = (
 
 
 def connect(name: str) -> sqlite3.Connection:
-    """The database, fresh; what is done to it is gone with the connection."""
+    """Create the database in memory; it is discarded with the connection."""
     connection = sqlite3.connect(":memory:")
     connection.executescript(DATABASES[name])
     return connection
 
 
 def schema(name: str) -> str:
-    """How its tables are made."""
+    """Return the statements that create its tables."""
     return "\n".join(line for line in DATABASES[name].strip().splitlines() if line.startswith("CREATE"))
 
 
 def rows(name: str, query: str) -> list[tuple[object, ...]]:
-    """What a query answers, at most 100 rows. Raises sqlite3.Error."""
+    """Run a query; return at most 100 rows. Raises sqlite3.Error."""
     with connect(name) as connection:
         return connection.execute(query).fetchmany(100)

@@ -1,4 +1,4 @@
-"""1.0 where the agent's query gives the rows that the right one gives, in any order; 0.0 otherwise, also where it cannot be run."""
+"""Reward 1.0 if the agent's query returns the same rows as the correct one, in any order; else 0.0, also on an error."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from openai import OpenAI
 
 import agl_otel as agl
 
-connections = OpenAI(base_url="http://127.0.0.1", api_key="none")  # shared: each game has an address of its own
+connections = OpenAI(base_url="http://127.0.0.1", api_key="none")  # shared, because each game has its own address
 
 
 def play(task: str, llm: agl.LLM) -> float:

@@ -1,4 +1,4 @@
-"""A live algorithm over Tinker: its sampler is served as a model, agents play with it, their traces are what it trains on."""
+"""An algorithm over Tinker that serves its own sampler as a model, and trains on the traces of agents that use it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TinkerGRPO(agl.Algorithm):
         return {"step": number, "reward": float(np.mean(list(reward.values()))), "calls": len(data), "stale": stale}
 
     def datum(self, prompt: Any, response: Any, logprobs: Any, advantage: float) -> Any:
-        """What goes in, and for each place what should come out, how likely that was, and how much better than the group it did."""
+        """Make a training datum: input tokens and, for each position, target token, log-prob and advantage."""
         ids, before = [*prompt.tolist(), *response.tolist()], [0.0] * (len(prompt) - 1)
         inputs = {
             "target_tokens": ids[1:],

@@ -1,4 +1,4 @@
-"""Twenty questions, cut down to four: four secrets, three questions of which one is of no use, and a guess."""
+"""A reduced game of twenty questions: four secrets, three questions (one of them useless), and a guess."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Game:
         return f"{RULES}\nalive {self.known['alive']}, flies {self.known['flies']}"
 
     def take(self, reply: str) -> None:
-        """A question is answered, a guess ends the game; so do too many turns."""
+        """Answer a question; a guess, or too many turns, ends the game."""
         self.turns += 1
         move = reply.strip()[:1]
         if move in GUESSES:

@@ -81,7 +81,7 @@ def state_of(prompt: Sequence[int]) -> str:
 
 
 class SamplingClient:
-    """Weights as they were when it was made."""
+    """Samples with a snapshot of the weights."""
 
     def __init__(self, table: Table, seed: int) -> None:
         self._table, self._source = table, random.Random(seed)
@@ -106,7 +106,7 @@ class TrainingClient:
         return SamplingClient(Table({state: row.copy() for state, row in self._table.rows.items()}), self._seed)
 
     async def forward_backward_async(self, data: Sequence[Datum], loss_fn: str) -> None:
-        """`importance_sampling`: the sum of advantage times the ratio of new and old probability, over all target tokens."""
+        """Compute `importance_sampling`: the sum over all target tokens of the advantage times the probability ratio (new / old)."""
         assert loss_fn == "importance_sampling"
         for datum in data:
             tokens, targets = datum.model_input.tokens, datum.loss_fn_inputs["target_tokens"]

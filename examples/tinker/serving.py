@@ -1,4 +1,4 @@
-"""A sampling client as a model server: OpenAI's chat completions, with token ids, log-probs and the version of the weights."""
+"""Serve a sampling client as a model: OpenAI's chat completions, with token ids, log-probs and the version of the weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
 
 class Served:
-    """Answers with `sampler`, which may be replaced at any time; a call is answered by one sampler from beginning to end."""
+    """Samples with `sampler`, which may be replaced at any time; each call uses one sampler throughout."""
 
     def __init__(self, tinker: Any, tokenizer: Any) -> None:
         self._tinker, self._tokenizer = tinker, tokenizer

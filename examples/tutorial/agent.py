@@ -1,6 +1,6 @@
 """The agent of the tutorial: a plain function of a task and a prompt template that returns its reward.
 
-It needs no model, so that the tutorial runs anywhere: the better a prompt says what is wanted, the better the answer.
+It needs no model, so that the tutorial runs anywhere: its reward is higher the more precise the prompt is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning in rounds: serve, roll out, keep the best calls, train in a process of its own, serve the next version, again.
+"""Supervised fine-tuning in rounds: serve, run rollouts, keep the best calls, train in a separate process, serve the next version, repeat.
 
 python loop.py --out out [--model FOLDER --backend unsloth --vllm]
 """
@@ -29,7 +29,7 @@ START_SECONDS = 600.0
 
 @asynccontextmanager
 async def served(model: Path, vllm: bool) -> AsyncIterator[str]:
-    """A model server for the block; its base URL. It has ended when the block has, and the GPU is free for training."""
+    """Run a model server within the context; yield its base URL. Afterwards the GPU is free for training."""
     port = free_port()
     ours = (*("-m", "agl_otel.algorithms.grpo.server", "--model", str(model)), "--name", NAME)
     theirs = ("-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", NAME, "--generation-config", "vllm")
@@ -56,7 +56,7 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def roll_out(store: Store, url: str, options: argparse.Namespace, source: random.Random) -> tuple[list[dict[str, object]], float]:
-    """(rows of the best calls, mean reward of all rollouts). A call's reward is its rollout's, less for each call that came later."""
+    """Return (rows of the best calls, mean reward of all rollouts). A call's reward is its rollout's, discounted for each later call."""
     resources = await store.publish({"main_llm": agl.LLM(endpoint=url, model=NAME)})
     tasks = source.sample(train(), options.tasks) * options.group_size
     requests = [
@@ -64,7 +64,7 @@ async def roll_out(store: Store, url: str, options: argparse.Namespace, source: 
             input=task,
             mode="train",
             resources_id=resources.resources_id,
-            metadata={"sampling_seed": source.getrandbits(48)},  # what a rollout samples does not depend on when its calls come
+            metadata={"sampling_seed": source.getrandbits(48)},  # makes samples independent of the order of calls
         )
         for task in tasks
     ]
@@ -110,7 +110,7 @@ def _tiny(folder: Path) -> Path:
 
     from agl_otel.algorithms.grpo.tiny import make_policy
 
-    torch.set_num_threads(1)  # for so small a model a second thread costs ten times what it does
+    torch.set_num_threads(1)  # for so small a model a second thread makes torch ten times slower
     return make_policy(folder)
 
 

@@ -1,4 +1,4 @@
-"""One training, in a process of its own so that a GPU is free again afterwards: rows in, a model out.
+"""Train a model on rows, in a separate process, so that the GPU is free afterwards.
 
     python train.py rows.jsonl MODEL_FOLDER OUT_FOLDER [--backend unsloth]
 
@@ -18,7 +18,7 @@ COLUMNS = ("input_ids", "labels", "attention_mask")
 
 
 def plain(rows: Rows, model_folder: Path, out: Path, *, epochs: int, learning_rate: float, batch_rows: int = 16) -> None:
-    """Full fine-tuning with transformers and torch: for small models, also on a CPU."""
+    """Fine-tune all weights with transformers and torch, for small models, also on a CPU."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,7 +42,7 @@ def plain(rows: Rows, model_folder: Path, out: Path, *, epochs: int, learning_ra
 
 
 def unsloth(rows: Rows, model_folder: Path, out: Path, *, epochs: int, learning_rate: float) -> None:
-    """LoRA by Unsloth and TRL, merged at the end; needs a GPU."""
+    """Train LoRA with Unsloth and TRL, and merge it; needs a GPU."""
     from unsloth import FastLanguageModel  # isort: skip  # first: it patches the others
 
     from datasets import Dataset

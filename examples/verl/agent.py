@@ -1,4 +1,4 @@
-"""An agent of two calls that do not go on from each other: the second one asks about what the first one answered."""
+"""An agent of two separate calls: the second one asks about the answer of the first."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""How good the two answers are: each is right where it is one more than the last digit it was asked about."""
+"""Reward 1.0 if both answers are correct: one more than the last digit that was asked about."""
 
 from typing import Any
 

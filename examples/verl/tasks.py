@@ -1,4 +1,4 @@
-"""The tasks: a number of three digits to ask about first, and the first two digits of the one to ask about then."""
+"""The tasks: the number of three digits in the first question, and the first two digits of the number in the second."""
 
 import random
 

@@ -25,7 +25,7 @@ configurator of an installed distribution would fail, and with it all of `opente
 _PROTOCOLS: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
-def named() -> bool:
+def is_set() -> bool:
     """Return whether OTEL_CONFIG_FILE is set."""
     return bool(os.environ.get(VARIABLE))
 
@@ -59,7 +59,7 @@ def set_up(attributes: int) -> bool:
 
 
 @contextmanager
-def left_out() -> Generator[None]:
+def hidden() -> Generator[None]:
     """Remove OTEL_CONFIG_FILE from the environment for the block."""
     path = os.environ.pop(VARIABLE, None)
     try:
@@ -73,8 +73,8 @@ def otlp_exporters(signal: Literal["traces", "logs"]) -> list[Any]:
     """Create an exporter for each `otlp…` in OTEL_TRACES_EXPORTER or OTEL_LOGS_EXPORTER, with the OTEL_EXPORTER_OTLP_* settings."""
     names = [name.strip() for name in os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").split(",")]
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
-    wanted = [_PROTOCOLS.get(protocol, "otlp_proto_http") if name == "otlp" else name for name in names if name.startswith("otlp")]
-    return [point.load()() for name in wanted for point in entry_points(group=f"opentelemetry_{signal}_exporter", name=name)]
+    exporters = [_PROTOCOLS.get(protocol, "otlp_proto_http") if name == "otlp" else name for name in names if name.startswith("otlp")]
+    return [point.load()() for name in exporters for point in entry_points(group=f"opentelemetry_{signal}_exporter", name=name)]
 
 
 def add_log_exporters(processor: Callable[[Any], Any]) -> None:

@@ -37,13 +37,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from agl_otel_hook import autoload, conventions, declared, forks
 from agl_otel_hook.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel_hook.export import ExportProcessor
-from agl_otel_hook.given import GivenKeys, KeyedExporter, headers_of_its_own
 from agl_otel_hook.guard import never_raises, note_failure, while_running
 from agl_otel_hook.ids import draw_from_system
 from agl_otel_hook.ledger import Ledger
 from agl_otel_hook.pressure import BackPressure
 from agl_otel_hook.processor import UNCOUNTED, AttemptProcessor, Shared, key_of_attributes, marker_of
 from agl_otel_hook.records import Records, find_root
+from agl_otel_hook.request_keys import KeyedExporter, RequestKeys, has_own_headers
 from agl_otel_hook.seal import Sealer
 
 FINISH_SECONDS: Final = 10.0
@@ -73,7 +73,7 @@ class Hook:
         """Progress of the shutdown that a SIGTERM has begun; empty where there is none."""
         self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
         """Whether another exporter of this process sends the span to the stack (compat/tracer/process.py): our drops do not count then."""
-        self.given = GivenKeys(self.ledger) if attempt is None and not headers_of_its_own() else None
+        self.given = RequestKeys(self.ledger) if attempt is None and not has_own_headers() else None
         """Keys of attempts that requests bring; None where the environment names the attempt or has headers for telemetry."""
         self.processor = AttemptProcessor(self.ledger, fallback=attempt.key if attempt else None, on_idle=self._idle)
 
@@ -114,14 +114,14 @@ class Hook:
 
     def configure_sdk(self) -> None:
         """Configure the SDK from OTEL_CONFIG_FILE or the other OTEL_* variables, as a distribution would, but with our export processor."""
-        if declared.named() and declared.set_up(int(MAX_ATTRIBUTES)):
+        if declared.is_set() and declared.set_up(int(MAX_ATTRIBUTES)):
             self.adopt_declared()
             return
         from opentelemetry.instrumentation.version import __version__
         from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # pyright: ignore[reportPrivateUsage]  # what distributions subclass
 
         os.environ.setdefault(_ATTRIBUTE_LIMIT, MAX_ATTRIBUTES)
-        with declared.left_out():
+        with declared.hidden():
             _OTelSDKConfigurator().configure(
                 auto_instrumentation_version=__version__,
                 export_span_processor=self._export_processor,
@@ -154,7 +154,7 @@ class Hook:
         if threading.current_thread() is threading.main_thread() and previous is not signal.SIG_IGN and previous is not None:
             self._previous_sigterm = previous
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            keep_sigterm_for_forked_children()
+            block_sigterm_during_fork()
 
     @never_raises
     def finish(self) -> None:
@@ -173,11 +173,11 @@ class Hook:
                 return
 
     @never_raises
-    def close(self, *, lives_on: bool = False) -> None:
+    def close(self, *, process_continues: bool = False) -> None:
         """Finish, and record that this process ends: spans that are still open are abandoned.
 
-        A closing seal is sent for each attempt without a record, and for each with open spans that has ended others since its last seal.
-        What threads do afterwards, until the interpreter is gone, is not counted, unless the process `lives_on`.
+        Sends a closing seal for each attempt without a record, and for each that has open spans and has ended others since its last seal.
+        Spans that threads begin after it are not counted, unless `process_continues`.
         """
         self.finish()
         self.ledger.close(self.processor.ending())
@@ -186,7 +186,7 @@ class Hook:
         counts, acked = {}, True
         if unproven := self.ledger.unproven():
             counts, acked = self._sealer.seal(unproven, timeout_seconds=FINISH_SECONDS, closing=True)
-        if not (lives_on or self._exports_elsewhere):
+        if not (process_continues or self._exports_elsewhere):
             self.ledger.close_for_good()
             started = time.monotonic()
             while self.ledger.exporting() and time.monotonic() - started < SETTLE_SECONDS:
@@ -200,7 +200,7 @@ class Hook:
 
         @functools.wraps(execute)
         def close_and_execute(*args: Any) -> NoReturn:
-            finish_aside(functools.partial(self.close, lives_on=True))
+            finish_in_thread(functools.partial(self.close, process_continues=True))
             try:
                 execute(*args)
             finally:
@@ -215,7 +215,7 @@ class Hook:
             self._ending = "finishing"
 
             def end() -> None:
-                self.close(lives_on=True)  # the interrupted code goes on until the process is gone: what it ends is exported, or missing
+                self.close(process_continues=True)  # spans that the interrupted code still ends are exported, or missing
                 self._ending, pause = "finished", PAUSE_SECONDS[0]
                 while self._ending == "finished":  # a signal that comes just before the main thread blocks does not wake it
                     os.kill(os.getpid(), number)
@@ -285,7 +285,7 @@ class Hook:
 
 
 @while_running
-def finish_aside(close: Callable[[], None]) -> None:
+def finish_in_thread(close: Callable[[], None]) -> None:
     """Run `close` in another thread and wait FINISH_SECONDS at most: a lock that this thread holds must not block the exit."""
     done = _thread.allocate_lock()
     done.acquire()
@@ -306,7 +306,7 @@ def finish_at_exit(close: Callable[[], None]) -> None:
     exit_now = os._exit  # pyright: ignore[reportPrivateUsage]  # a public function of os, despite its name
 
     def finish_and_exit(status: int) -> NoReturn:
-        finish_aside(close)
+        finish_in_thread(close)
         exit_now(status)
 
     os._exit = finish_and_exit
@@ -331,7 +331,7 @@ def _in_environment(settings: Mapping[str, str]) -> Generator[None]:
                 os.environ[name] = value
 
 
-def keep_sigterm_for_forked_children() -> None:
+def block_sigterm_during_fork() -> None:
     """Block SIGTERM until fork has returned: Python drops signals that arrive while it creates a child.
 
     A fork handler (os.register_at_fork) would be too early to unblock it: later fork handlers have not run, so a lock may still be held
@@ -437,7 +437,7 @@ def pre_instrument() -> None:
         _hook.ledger.loaded(attempt.key)
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
-        _hook.adopt_declared() if declared.named() else _hook.adopt(provider)
+        _hook.adopt_declared() if declared.is_set() else _hook.adopt(provider)
     elif isinstance(provider, trace.ProxyTracerProvider) and os.environ.get("OTEL_TRACES_EXPORTER", "none").strip() not in ("", "none"):
         _hook.configure_sdk()
     _hook.install_at_end()
@@ -446,7 +446,7 @@ def pre_instrument() -> None:
     propagate.set_global_textmap(
         CompositePropagator([propagate.get_global_textmap(), *ours, *([_hook.given] if _hook.given is not None else [])])
     )
-    share_with_providers_of_the_agent(_hook)
+    share_agent_providers(_hook)
     set_global_response_propagator(ProcessHeader(_hook.ledger, get_global_response_propagator()))
     if attempt is not None:
         otel_context.attach(with_ids(attempt.key, carried_context(os.environ)))
@@ -461,7 +461,7 @@ def post_instrument() -> None:
         _hook.adopt(provider)
 
 
-def share_with_providers_of_the_agent(hook: Hook) -> None:
+def share_agent_providers(hook: Hook) -> None:
     """Call `share` with each provider that the agent sets as the global one: OpenTelemetry keeps ours, but the agent still uses its own."""
     set_tracer_provider = trace.set_tracer_provider
 

@@ -25,7 +25,7 @@ from agl_otel_hook.records import Records, Slot
 
 MAX_ATTEMPTS: Final = 100_000
 """Limit on attempts, some 40 MB; beyond it the oldest idle one is forgotten, or the oldest if none is idle."""
-LOOKED_AT: Final = 4  # oldest attempts that are checked with each new one
+CHECKED_ATTEMPTS: Final = 4  # oldest attempts that are checked with each new one
 Place = tuple[int, int]
 """(trace id, span id)."""
 
@@ -224,7 +224,7 @@ class Ledger:
         with self._held():
             return bool(self._exporting)
 
-    def over(self, key: Key) -> None:
+    def end_attempt(self, key: Key) -> None:
         """Close one attempt, for which this process does nothing more: its open spans are abandoned."""
         with self._held():
             if (entry := self._entries.get(key)) is not None:
@@ -337,10 +337,10 @@ class Ledger:
     def _forget_read(self) -> None:
         """Drop attempts that their runner has read and that have no open span: a pool's worker serves thousands of attempts.
 
-        Checks the LOOKED_AT oldest, up to the first one that is not read. One with an open span, perhaps leaked, or without a slot is moved
-        to the end, to be checked again later.
+        Checks the CHECKED_ATTEMPTS oldest, up to the first one that is not read. One with an open span, perhaps leaked, or without a slot
+        is moved to the end, to be checked again later.
         """
-        for key in list(islice(self._entries, LOOKED_AT)):
+        for key in list(islice(self._entries, CHECKED_ATTEMPTS)):
             entry = self._entries[key]
             if self._records is None or (entry.slot is not None and not entry.slot.is_read):
                 break

@@ -11,9 +11,9 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 
 from agl_otel_hook import conventions
 from agl_otel_hook.context import key_of
-from agl_otel_hook.given import GivenKeys, KeyedExporter
 from agl_otel_hook.guard import never_raises
 from agl_otel_hook.processor import key_of_attributes
+from agl_otel_hook.request_keys import KeyedExporter, RequestKeys
 
 
 class Logs(BatchLogRecordProcessor):
@@ -41,7 +41,7 @@ class Logs(BatchLogRecordProcessor):
 class AttemptLogs(Logs):
     """Processor that sets the ids of the context's attempt on log records and exports them with its key; a batch loses the context."""
 
-    def __init__(self, exporter: Any, given: GivenKeys) -> None:
+    def __init__(self, exporter: Any, given: RequestKeys) -> None:
         keyed: Any = KeyedExporter(exporter, lambda record: given.of(key_of_attributes(record.log_record)))
         super().__init__(keyed)
 

@@ -126,7 +126,7 @@ def keep(span: object, attributes: Mapping[str, str | bool | int]) -> None:
     if not all(held.get(name) == value for name, value in attributes.items()):
         kept = BoundedAttributes(attributes={**held, **attributes})
         kept.dropped = span.dropped_attributes
-        span._attributes = kept  # pyright: ignore[reportPrivateUsage]
+        span._attributes = kept  # pyright: ignore[reportPrivateUsage]  # as above
 
 
 def key_of_attributes(span: ReadableSpan | LogRecord) -> Key | None:

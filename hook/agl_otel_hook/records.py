@@ -246,7 +246,7 @@ class Records:
         """
         key, folder = key_of(rollout_id, attempt_id), self._folder(rollout_id, attempt_id)
         try:
-            if self._has_left(folder, key):
+            if self._is_displaced(folder, key):
                 if self._forks is not None:
                     self._forks.set(key, errno.ENOENT)
                 raise FileNotFoundError(errno.ENOENT, "the runner's folder is not at its path", str(folder))
@@ -254,7 +254,7 @@ class Records:
         except FileNotFoundError:
             raise
         except OSError as error:
-            self._leave_word(key, folder, marker, error.errno or errno.EIO)
+            self._mark_unrecorded(key, folder, marker, error.errno or errno.EIO)
             raise
 
     def _slot(self, key: bytes, folder: Path, marker: str) -> Slot:
@@ -285,15 +285,15 @@ class Records:
         file.link(folder, stays=True)
         return file
 
-    def _has_left(self, folder: Path, key: bytes) -> bool:
-        """Return whether another folder, or none, is at a path at which this process or an ancestor of it has found the runner's."""
+    def _is_displaced(self, folder: Path, key: bytes) -> bool:
+        """Return whether the runner's folder is no longer at the path at which this process or an ancestor has found it."""
         forks = self._forks
         if forks is not None and forks.has_file_in(folder, key) and _identity(folder) is not None:
             return _identity(folder / forks.path.name) != forks.identity
         root = self._identities.get(folder.parent)  # below it, a folder may be missing: attempts elsewhere have none
         return root is not None and _identity(folder.parent) != root
 
-    def _leave_word(self, key: bytes, folder: Path, marker: str, number: int) -> None:
+    def _mark_unrecorded(self, key: bytes, folder: Path, marker: str, number: int) -> None:
         """Leave a mark that this process has no record of an attempt."""
         pid = os.getpid()
         try:
@@ -308,7 +308,7 @@ class Records:
 
 
 def _identity(path: Path) -> _Identity | None:
-    """Return what tells a file or folder from every other; None where there is none. Raises OSError."""
+    """Return device and inode of a file or folder; None if there is none. Raises OSError."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

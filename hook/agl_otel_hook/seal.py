@@ -85,8 +85,8 @@ class Sealer:
         counts = {key: count for key in keys if (count := self._ledger.count(key)) is not None}
         for key, count in counts.items():
             if closing or (not count.open and (again or not self._ledger.is_sealed(key, count))):
-                says: dict[str, int | bool] = {conventions.SEAL_SPANS: count.spans, conventions.SEAL_DROPPED: count.dropped}
-                self._send(key, count.marker, says | {conventions.SEAL_CLOSING: True} if closing else says, now)
+                attributes: dict[str, int | bool] = {conventions.SEAL_SPANS: count.spans, conventions.SEAL_DROPPED: count.dropped}
+                self._send(key, count.marker, attributes | {conventions.SEAL_CLOSING: True} if closing else attributes, now)
         acked = self._flush(timeout_seconds)
         if acked:
             for key, count in counts.items():
@@ -97,14 +97,14 @@ class Sealer:
         """Seal every attempt that has changed, and flush. Return whether the flush succeeded."""
         return self.seal(self._ledger.unsealed(), timeout_seconds=timeout_seconds)[1]
 
-    def _send(self, key: Key, marker: str, says: dict[str, int | bool], now: int) -> None:
-        """Send a seal; with empty `says` it only announces the marker."""
+    def _send(self, key: Key, marker: str, attributes: dict[str, int | bool], now: int) -> None:
+        """Send a seal; with empty `attributes` it only announces the marker."""
         ids = {conventions.ROLLOUT_ID: key[0], conventions.PROCESS: marker}
         if key[1]:
             ids[conventions.ATTEMPT_ID] = key[1]
         context = context_at(self._ledger.place(key))
-        span = self._tracer.start_span(conventions.SPAN_SEAL, context, attributes={**ids, **says}, start_time=now)
-        keep(span, {**ids, **says})
+        span = self._tracer.start_span(conventions.SPAN_SEAL, context, attributes={**ids, **attributes}, start_time=now)
+        keep(span, {**ids, **attributes})
         span.end(now)
 
     def _ensure_thread(self) -> None:

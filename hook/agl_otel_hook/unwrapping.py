@@ -14,7 +14,7 @@ from typing import Any
 from wrapt import FunctionWrapper
 
 
-def unwrap_leftovers(instrumentor: Any) -> None:
+def remove_wrappers(instrumentor: Any) -> None:
     """Restore every function and method that a wrapper of this instrumentor's package still wraps."""
     package = type(instrumentor).__module__
     for module in list(sys.modules.values()):

@@ -1,4 +1,4 @@
-"""Text that UTF-8 can encode: without lone surrogates, e.g. of a cut emoji or of header bytes that are not UTF-8."""
+"""Text that UTF-8 can encode: without unpaired surrogates, e.g. of a cut emoji or of header bytes that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def is_well_formed(text: str) -> bool:
 
 
 def mended(text: str) -> str:
-    """Replace each lone surrogate by U+FFFD; a surrogate pair becomes its character."""
+    """Replace each unpaired surrogate by U+FFFD; a surrogate pair becomes its character."""
     return text if is_well_formed(text) else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,8 +1,8 @@
 """Encode spans directly as OTLP bytes; the only encoder of our own spans. Pure.
 
 The SDK makes a protobuf object of every value and serialises their tree, which is most of the cost of exporting our spans. The bytes decode
-to the same messages as those of the SDK's exporter (a test compares them), except that lone surrogates are written as U+FFFD and integers
-of more than 64 bits as text. For a span of the SDK use `encode` or `span_bytes`, for any other kind of span `message`.
+to the same messages as those of the SDK's exporter (a test compares them), except that unpaired surrogates become U+FFFD, and integers of
+more than 64 bits text. For a span of the SDK use `encode` or `span_bytes`, for any other kind of span `message`.
 """
 
 from __future__ import annotations

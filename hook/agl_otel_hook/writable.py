@@ -1,4 +1,4 @@
-"""Replace values that OTLP cannot encode: texts with lone surrogates (e.g. a cut emoji) and integers of more than 64 bits.
+"""Replace values that OTLP cannot encode: texts with unpaired surrogates (e.g. a cut emoji) and integers of more than 64 bits.
 
 The SDK's exporter drops an attribute with such a value, and a whole batch for a span with such a name.
 """
@@ -24,7 +24,9 @@ def writable(span: ReadableSpan) -> ReadableSpan:
         return span
     failures["encoding"] += 1
     if failures["encoding"] == 1:
-        logger.warning("agl-otel: span %a holds half a character or a number of more than 64 bits: it is exported as text", span.name)
+        logger.warning(
+            "agl-otel: span %a holds an unpaired surrogate or an integer of more than 64 bits: it is exported as text", span.name
+        )
     return ReadableSpan(
         mended(span.name),
         span.get_span_context(),

@@ -28,7 +28,7 @@ class Play:
     trajectories: int = 1
     """That they make."""
     breaks: tuple[str, ...] = ()
-    """Why there are more than one (keys of adapters' BREAKS)."""
+    """Why there are more than one (keys of adapters' SPLIT_REASONS)."""
     joined: bool = True
     """Whether the calls come below a span of the agent's own."""
 
@@ -131,7 +131,7 @@ FRAMEWORKS: Final = (
             for mode in ("tools", "tools-stream", "code", "code-stream")
         ),
         "openinference-instrumentation-smolagents, opentelemetry-instrumentation-openai",
-        "it sends the model's message back with `Calling tools: …` written into it, so no call goes on from another: each is a trajectory.",
+        "it changes the model's messages in its history (`Calling tools: …`), so no call continues another: each is a trajectory.",
     ),
     Framework(
         "autogen",
@@ -170,7 +170,7 @@ FRAMEWORKS: Final = (
             Play("responses", "responses", streamed=True),
         ),
         "opentelemetry-instrumentation-llamaindex, -openai",
-        "`react` writes the model's thoughts out anew (`{'city'` for `{\"city\"`), so no call goes on from another: each is a trajectory.",
+        "`react` rewrites the model's thoughts (`{'city'` for `{\"city\"`), so no call continues another: each is a trajectory.",
     ),
     Framework(
         "node",
@@ -178,7 +178,7 @@ FRAMEWORKS: Final = (
         "openai",
         (Play("chat"), Play("chat-stream", streamed=True), Play("responses", "responses")),
         "@opentelemetry/auto-instrumentations-node",
-        "nothing of ours is in the process: ids come by `OTEL_RESOURCE_ATTRIBUTES`; calls are counted (by the proxy), own spans are not.",
+        "runs without this package: ids come from `OTEL_RESOURCE_ATTRIBUTES`; the proxy counts calls, own spans are not counted.",
         program="agent.js",
     ),
 )

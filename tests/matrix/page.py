@@ -17,21 +17,21 @@ Json = dict[str, Any]
 _HEAD: Final = """<!-- Written by `make matrix`; do not edit. -->
 # Frameworks
 
-Agents of these frameworks, unmodified, each in an environment of its own with this package beside it, run under the product:
-a stack, a runner, `opentelemetry-instrument`, the proxy. `make matrix` plays them again (`make matrix ARGS="langgraph smolagents"`: some of
-them); the agents and what they are installed with are in [tests/matrix/agents](../tests/matrix/agents).
+Results of unmodified agents of these frameworks, each in a separate environment with this package, on a stack with a runner,
+`opentelemetry-instrument` and the proxy. `make matrix` repeats them (`make matrix ARGS="langgraph smolagents"` only some); the agents and
+their requirements are in [tests/matrix/agents](../tests/matrix/agents).
 
-Every agent answers a riddle that takes three model calls: its tool is called twice, then it answers. The model is scripted. It speaks
-chat completions with token ids and log-probs as vLLM does; for Responses and Messages, which have no such fields, its answers carry
-`prompt_token_ids`, `token_ids` and `logprobs` where the proxy asks for them: what a hosted model does not give, no framework brings back.
+Every agent answers a riddle in three model calls, of which the first two call a tool. The model is scripted. It serves chat completions
+with token ids and log-probs, as vLLM does. Its Responses and Messages, protocols without such fields, also have `prompt_token_ids`,
+`token_ids` and `logprobs` if the proxy requests them; hosted models do not return them.
 
-- **instrumented by**: what is installed for it beside `opentelemetry-instrumentation-httpx`; *itself*: it uses OpenTelemetry's API.
-- **own spans**: spans of the agent's own process, all of them under the right rollout and attempt; *joined*: model calls that
-  came below one of them (`traceparent` reached the proxy).
-- **exact**: calls of which prompt ids, response ids and log-probs, as an algorithm gets them, equal what the model sampled; and the whole
-  trajectories, too.
-- **trajectories**: of each rollout: 1 means that all calls merged, so every later prompt began with all that came before.
-- **verdict**: of every attempt. **as expected**: all of this, no span without ids or under another rollout, and the agent's answer right.
+- **instrumented by**: installed instrumentations besides `opentelemetry-instrumentation-httpx`; *itself*: it uses OpenTelemetry's API.
+- **own spans**: spans of the agent's process, all with the right rollout and attempt; **joined**: model calls that are children of
+  one of them (`traceparent` reached the proxy).
+- **exact**: calls whose prompt ids, response ids and log-probs, as an algorithm gets them, equal the model's samples; the same holds
+  for the trajectories.
+- **trajectories**: per rollout; 1 means that all calls merged, because every prompt continued the previous call.
+- **verdict**: of every attempt. **as expected**: all of this, no span without ids or with those of another rollout, and a correct answer.
 
 """
 

@@ -17,12 +17,12 @@ def complaints(
     events: Iterable[Mapping[str, Any]],
     rollouts: Sequence[Rollout],
     attempts: Sequence[Attempt],
-    told_finished: Mapping[str, str],
+    reported: Mapping[str, str],
 ) -> list[str]:
     """Return the errors of a history, in words; an empty list if there are none.
 
     `enqueued`: ids that the queue acknowledged; `events`: the journals of the workers (queue_load.py; agents, which do not know their
-    attempt's number, omit it); `told_finished`: {id: status} as returned by `wait`; `rollouts`, `attempts`: all, after every rollout has
+    attempt's number, omit it); `reported`: {id: status} as returned by `wait`; `rollouts`, `attempts`: all, after every rollout has
     ended.
     """
     found = {rollout.rollout_id: rollout for rollout in rollouts}
@@ -31,15 +31,15 @@ def complaints(
         by_rollout[attempt.rollout_id].append(attempt)
     events = [*events]
     wrong = [f"rollout {name} was acknowledged and is lost" for name in enqueued if name not in found]
-    for name, told in told_finished.items():  # a late success of the last attempt counts, as in 0.3
-        if found[name].status != told and (told, found[name].status) != ("failed", "succeeded"):
-            wrong.append(f"{name} was told to have ended as {told} and is {found[name].status}")
+    for name, ended_as in reported.items():  # a late success of the last attempt counts, as in 0.3
+        if found[name].status != ended_as and (ended_as, found[name].status) != ("failed", "succeeded"):
+            wrong.append(f"{name} was reported as {ended_as} and is {found[name].status}")
     for rollout in rollouts:
-        wrong += _ended_as_its_attempts_say(rollout, by_rollout[rollout.rollout_id])
-    return wrong + _nobody_shares_an_attempt(events, attempts) + _what_was_accepted_counts(events, attempts)
+        wrong += _status_follows_attempts(rollout, by_rollout[rollout.rollout_id])
+    return wrong + _no_attempt_claimed_twice(events, attempts) + _accepted_reports_are_stored(events, attempts)
 
 
-def _ended_as_its_attempts_say(rollout: Rollout, attempts: Sequence[Attempt]) -> list[str]:
+def _status_follows_attempts(rollout: Rollout, attempts: Sequence[Attempt]) -> list[str]:
     """Check that attempts are numbered without gaps and within limits, that all but the last were retryable, and the last decides."""
     name, config = rollout.rollout_id, rollout.config
     numbers = [attempt.sequence_id for attempt in attempts]
@@ -67,7 +67,7 @@ def _outcome(attempt: Attempt) -> AttemptStatus:
     return "unresponsive" if silent else attempt.status
 
 
-def _nobody_shares_an_attempt(events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]) -> list[str]:
+def _no_attempt_claimed_twice(events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]) -> list[str]:
     known = {attempt.attempt_id: attempt for attempt in attempts}
     holders: dict[str, str] = {}
     wrong: list[str] = []
@@ -85,7 +85,7 @@ def _nobody_shares_an_attempt(events: Sequence[Mapping[str, Any]], attempts: Seq
     return wrong
 
 
-def _what_was_accepted_counts(events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]) -> list[str]:
+def _accepted_reports_are_stored(events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]) -> list[str]:
     known = {attempt.attempt_id: attempt for attempt in attempts}
     wrong: list[str] = []
     for event in events:

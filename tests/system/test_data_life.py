@@ -128,7 +128,7 @@ def lives(folder: Path, url: str, **more: str) -> Generator[Lived]:
         yield Lived(data, folder, env)
 
 
-def told_of(lived: Lived, who: str) -> dict[str, int]:
+def mentions_of(lived: Lived, who: str) -> dict[str, int]:
     """Return {table of either store: number of rows that contain `who` anywhere}."""
     found: dict[str, int] = {}
     tables = lived.sql("SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree'")
@@ -168,16 +168,18 @@ def test_deleted_data_is_in_no_table_and_no_file_after_waiting(files: Path, mode
     with lives(files, model_server.url) as lived:
         ids = played(lived, model_server.url)
         assert {who: len(found) for who, found in ids.items()} == {JANE: 4, JOHN: 4}
-        before = told_of(lived, JOHN)
-        assert {"otel_traces", "otel_logs", "services", "inputs", "attempts", "run_tallies"} <= set(told_of(lived, JANE)), "they are found"
+        before = mentions_of(lived, JOHN)
+        assert {"otel_traces", "otel_logs", "services", "inputs", "attempts", "run_tallies"} <= set(mentions_of(lived, JANE)), (
+            "they are found"
+        )
         assert {"traces", "wal", "refused", "runs"} <= {name.partition("/")[0] for name in held(lived.data, JANE)}
         lived.agl("rollouts", "delete", *ids[JANE], "--yes")
-        assert told_of(lived, JANE) == {}
+        assert mentions_of(lived, JANE) == {}
         left = {name.partition("/")[0] for name in held(lived.data, JANE)}
         assert left <= {"traces", "wal", "queue.db", "queue.db-wal"}, "what needs no ids waits"
         lived.agl("rollouts", "delete", *ids[JANE], "--yes", "--wait")
         assert held(lived.data, JANE) == {}
-        assert (told_of(lived, JOHN), lived.of(JOHN)) == (before, ids[JOHN]), "what is another's is as it was"
+        assert (mentions_of(lived, JOHN), lived.of(JOHN)) == (before, ids[JOHN]), "what is another's is as it was"
         assert "refused" in {name.partition("/")[0] for name in held(lived.data, JOHN)}
     assert held(lived.data, JANE) == {}
 
@@ -210,15 +212,15 @@ def age(data: Path, ids: list[str], who: str) -> None:
 def test_data_past_the_retention_is_deleted_everywhere_and_the_rest_stays(files: Path, model_server: ModelServer) -> None:
     with lives(files, model_server.url) as lived:
         ids = played(lived, model_server.url)
-        before = told_of(lived, JOHN)
+        before = mentions_of(lived, JOHN)
     age(lived.data, ids[JANE], JANE)
     with lives(files, model_server.url, AGL_RETENTION_DAYS="1") as lived:
-        until(lambda: set(told_of(lived, JANE)) <= {"services"}, "the tables hold nothing of them")
+        until(lambda: set(mentions_of(lived, JANE)) <= {"services"}, "the tables hold nothing of them")
         swept = urllib.request.Request(f"{lived.stack['collector']}/maintain", data=b'{"since": 0}', method="POST")
         urllib.request.urlopen(swept, timeout=300).close()
         purged = urllib.request.Request(f"{lived.stack['collector']}/purge", method="POST")
         urllib.request.urlopen(purged, timeout=300).close()
-        assert told_of(lived, JANE) == {}
+        assert mentions_of(lived, JANE) == {}
         assert lived.sql("SELECT DISTINCT RolloutId FROM otel.rollout_summary_states WHERE RolloutId IN " + str(tuple(ids[JANE]))) == []
         run_folder = lived.data / "runs" / "random_search"
 
@@ -229,5 +231,5 @@ def test_data_past_the_retention_is_deleted_everywhere_and_the_rest_stays(files:
             until(lambda: not left(), "nor does a file")
         except AssertionError as error:
             raise AssertionError(f"{error}: {left()}") from None
-        assert (told_of(lived, JOHN), lived.of(JOHN)) == (before, ids[JOHN]), "what is younger is as it was"
+        assert (mentions_of(lived, JOHN), lived.of(JOHN)) == (before, ids[JOHN]), "what is younger is as it was"
         assert "refused" in {name.partition("/")[0] for name in held(lived.data, JOHN)}

@@ -261,7 +261,7 @@ def _over_grpc(port: int, door: Door, headers: Headers) -> str:
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
             return f"{error.code().name} {error.details()}"
-    return f"OK {_told(door, body)}".strip()
+    return f"OK {_error_of(door, body)}".strip()
 
 
 def _over_http(port: int, door: Door, headers: Headers) -> str:
@@ -280,7 +280,7 @@ def _over_http(port: int, door: Door, headers: Headers) -> str:
     if response.status in (401, 403):
         found += [_words(body), *(f"{name}: {value}" for name in ("WWW-Authenticate",) if (value := response.getheader(name)))]
     elif response.status == 200:
-        found.append(_told(door, body))
+        found.append(_error_of(door, body))
     if (allowed := response.getheader("Access-Control-Allow-Origin")) is not None:
         found.append(f"(for pages of {allowed})")
     assert response.getheader("Cross-Origin-Resource-Policy") == "same-origin"
@@ -306,7 +306,7 @@ def _words(body: bytes) -> str:
     return found.get("detail") or found.get("message") or found["error"]["message"]
 
 
-def _told(door: Door, body: bytes) -> str:
+def _error_of(door: Door, body: bytes) -> str:
     """Return the part of a response that depends on the visitor."""
     if door.path in (TRACES, "/v1/traces"):
         return ExportTraceServiceResponse.FromString(body).partial_success.error_message
@@ -332,10 +332,10 @@ def found_at(ports: Mapping[str, int], doors: Mapping[str, Door], visitors: Mapp
 
 def as_written(what: str, found: Mapping[str, Mapping[str, str]]) -> None:
     """Compare the responses with doors.json."""
-    wanted = json.loads(ANSWERS.read_text())[what]
-    assert {*found} == {*wanted}
+    expected = json.loads(ANSWERS.read_text())[what]
+    assert {*found} == {*expected}
     for door, answers in found.items():
-        assert answers == wanted[door], door
+        assert answers == expected[door], door
 
 
 OVER_HTTP: Final = {name: door for name, door in DOORS.items() if door.method != "gRPC"}

@@ -65,9 +65,9 @@ def test_the_start_of_a_span_waits_for_nothing(receiver: OtlpReceiver, agent: Ag
     """
     with agent.start(code) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
+        line = process.stdout.readline()
         receiver.go.set()
-        assert (said, process.wait(300)) == ("[]\n", 0)
+        assert (line, process.wait(300)) == ("[]\n", 0)
     (work,) = receiver.ours()
     assert [seal.marker for seal in receiver.spans(conventions.SPAN_SEAL) if conventions.SEAL_SPANS not in seal.attributes] == [work.marker]
     assert sealed_completely(receiver)

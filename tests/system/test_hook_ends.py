@@ -21,9 +21,9 @@ def test_a_second_sigterm_does_not_interrupt_sealing(receiver: OtlpReceiver, age
     code = "tracer.start_span('work').end()\n" + 3 * terminate + "print('alive', flush=True)\ntime.sleep(120)\n"
     with agent.start(code) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
+        line = process.stdout.readline()
         receiver.go.set()
-        assert (said, process.wait(300)) == ("alive\n", -signal.SIGTERM)
+        assert (line, process.wait(300)) == ("alive\n", -signal.SIGTERM)
     assert sealed_completely(receiver)
 
 

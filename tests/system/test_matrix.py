@@ -26,10 +26,10 @@ async def test_an_sdk_agent_is_trained_on_as_sampled_and_differences_are_reporte
         found = await matrix.played(on, framework, plays, installed)
         assert [each.problems for each in found] == [[], [], []]
         assert all(each.exact == each.joined == 3 and each.own_spans >= 3 for each in found)
-        await _what_differs_is_told(on, plays[-1])
+        await _check_differences_are_reported(on, plays[-1])
 
 
-async def _what_differs_is_told(on: matrix.Ground, play: Play) -> None:
+async def _check_differences_are_reported(on: matrix.Ground, play: Play) -> None:
     """Check again against copies of the model's record that each differ in one place: each time the check must fail."""
     rollouts = await on.store.rollouts(RolloutQuery())
     rollout = next(each for each in rollouts.items if isinstance(each.input, dict) and each.input["mode"] == play.mode)

@@ -312,7 +312,7 @@ async def test_a_key_of_an_attempt_stores_only_that_attempts_data(world: World) 
     bound = f"Bearer {key}"
     others = {conventions.ROLLOUT_ID: "ro-2", conventions.ATTEMPT_ID: "at-1"}
     raw = request_of([span("mine"), span("other", others), span("own", {conventions.ROLLOUT_ID: "ro-1"})]).SerializeToString()
-    told = ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=1, error_message=f"1 × {identify.KEY}"))
+    rejection = ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=1, error_message=f"1 × {identify.KEY}"))
     async with aiohttp.ClientSession() as session:
 
         async def answer(signal: str, body: bytes, authorization: str) -> bytes:
@@ -321,7 +321,7 @@ async def test_a_key_of_an_attempt_stores_only_that_attempts_data(world: World) 
                 return await response.read()
 
         assert (await post(session, collector, raw, authorization=f"{bound}x")).status == 401
-        assert ExportTraceServiceResponse.FromString(await answer("traces", raw, bound)) == told
+        assert ExportTraceServiceResponse.FromString(await answer("traces", raw, bound)) == rejection
         for sent, reason in ((metrics_request("load", ids=others), identify.KEY), (metrics_request("load", "agl.training.drift"), "")):
             partial = ExportMetricsServiceResponse.FromString(await answer("metrics", sent, bound)).partial_success
             assert partial.rejected_data_points == 1 and reason in partial.error_message
@@ -333,7 +333,7 @@ async def test_a_key_of_an_attempt_stores_only_that_attempts_data(world: World) 
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await export(raw, timeout=60, metadata=[("authorization", f"{bound}x")])
         mixed = request_of([span("grpc"), span("other", others)]).SerializeToString()
-        assert await export(mixed, timeout=60, metadata=[("authorization", bound)]) == told
+        assert await export(mixed, timeout=60, metadata=[("authorization", bound)]) == rejection
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     async with world.reader(collector) as reader:
         rows = await reader.query("SELECT SpanName, RolloutId, AttemptId FROM otel.otel_traces")
@@ -387,7 +387,7 @@ async def test_visitors_over_http_are_answered_like_by_the_python_collector(toke
     await world.start_queue()
     collector = await world.collector(AGL_ALLOWED_HOSTS="stack.test")
     what, ports = "with a token" if token else "without a token", {"otlp_http": collector.ports[1]}
-    wanted = json.loads(ANSWERS.read_text())
+    expected = json.loads(ANSWERS.read_text())
     for part, visitors, names in (
         (what, VISITORS, ("a span of an attempt", "a figure of training")),
         (
@@ -399,7 +399,7 @@ async def test_visitors_over_http_are_answered_like_by_the_python_collector(toke
         doors = {f"OTLP HTTP: {name}": DOORS[f"OTLP HTTP: {name}"] for name in names}
         found = await asyncio.to_thread(found_at, ports, doors, visitors)
         for name in doors:
-            known = by_visitor(wanted[part][name])
+            known = by_visitor(expected[part][name])
             known |= {each: answer for each, answer in OTHERWISE.items() if token and each in known}
             assert {each: answer for each, answer in by_visitor(found[name]).items() if each in known} == known, (part, name)
 

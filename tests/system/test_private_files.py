@@ -26,7 +26,7 @@ agl.emit_reward(1.0)
 """
 
 
-def open_to_others(folder: Path) -> list[str]:
+def exposure_problem(folder: Path) -> list[str]:
     """Return the files in and below a folder that others may read, write or run."""
     found: list[str] = []
     for path in [folder, *folder.rglob("*")]:
@@ -69,8 +69,8 @@ def test_files_of_a_stack_and_a_rollout_are_private(tmp_path: Path, environment:
         queues = {"queue.db", "queue.db-wal", "queue.db-shm"}
         assert names(data) & queues == (set() if environment else queues)
         assert any(path.suffix == ".bin" for path in (data / "traces").rglob("*")), "there are parts of ClickHouse's"
-        assert open_to_others(data) == []
-    assert open_to_others(data) == []
+        assert exposure_problem(data) == []
+    assert exposure_problem(data) == []
     assert stat.S_IMODE(made.stat().st_mode) == 0o666, "an agent's own files are as its user has them"
 
 
@@ -98,8 +98,8 @@ def test_a_data_directory_open_to_others_is_reported_with_the_remedy(tmp_path: P
     with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path) as command:
         until(lambda: (data / "stack.json").exists() or command.process.poll() is not None, "the stack runs")
         assert f"may read {data} (mode {mode:o}): chmod -R go-rwx {data}" in command.output
-        told = run("doctor", "--data-dir", str(data), "--", sys.executable, "-c", "", cwd=tmp_path)
-        assert f"chmod -R go-rwx {data}" in " ".join(told.stdout.split()), told.stdout + told.stderr
+        report = run("doctor", "--data-dir", str(data), "--", sys.executable, "-c", "", cwd=tmp_path)
+        assert f"chmod -R go-rwx {data}" in " ".join(report.stdout.split()), report.stdout + report.stderr
 
 
 def test_the_run_folder_of_a_script_is_private(tmp_path: Path) -> None:
@@ -108,5 +108,5 @@ def test_the_run_folder_of_a_script_is_private(tmp_path: Path) -> None:
     code += "made = RunFolder(Path(sys.argv[1]), algorithm='a', options={}); made.metric({'step': 1}); made.close()\n"
     code += "open(sys.argv[1] + '-own', 'w').close()"
     subprocess.run([*OPEN, sys.executable, "-c", code, str(tmp_path / "run")], check=True)
-    assert open_to_others(tmp_path / "run") == [] and names(tmp_path / "run") >= {"run.json", "metrics.jsonl", "lock"}
+    assert exposure_problem(tmp_path / "run") == [] and names(tmp_path / "run") >= {"run.json", "metrics.jsonl", "lock"}
     assert stat.S_IMODE((tmp_path / "run-own").stat().st_mode) == 0o666

@@ -134,7 +134,7 @@ async def test_a_publisher_sets_the_weights_version_that_the_model_server_does_n
     model = ModelServer()
     await model.start()
     try:
-        spec = Spec(store="", run_id="verl-told", start=1, says_version=False)
+        spec = Spec(store="", run_id="verl-told", start=1, reports_version=False)
         publisher = Publisher(product.store, spec, {"train": {"temperature": 1.0}, "val": {"temperature": 0.0}})
         assert await publisher.publish([model.url.removeprefix("http://").removesuffix("/v1")], step=7) == "1"
         begun = await product.store.start_rollout("task", resources_id=spec.resources_id("train"))

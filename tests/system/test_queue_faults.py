@@ -95,7 +95,7 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
         await asyncio.sleep(FROZEN_SECONDS)
         workers[0].process.send_signal(signal.SIGCONT)  # pyright: ignore[reportOptionalMemberAccess] - it runs
 
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(ended(*queues, *workers))
         client = await stack.enter_async_context(QueueClient(queues[0].address, timeout_seconds=20, retry_seconds=300))
@@ -115,7 +115,7 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
         ids = await enqueuing
         for start in range(0, len(ids), 10 * PAGE):
             async for some in client.wait(ids[start : start + 10 * PAGE]):
-                told |= {rollout.rollout_id: rollout.status for rollout in some}
+                reported |= {rollout.rollout_id: rollout.status for rollout in some}
         finished.set()
         await disturbing
         for worker in workers:
@@ -123,8 +123,8 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
         rollouts, attempts = await all_of(client, ids)
         statistics = await client.statistics()
     events: list[dict[str, Any]] = [json.loads(line) for journal in journals for line in journal.read_text().splitlines()]
-    assert complaints(ids, events, rollouts, attempts, told) == []
-    assert len(ids) == len(set(ids)) == len(told) == ROLLOUTS
+    assert complaints(ids, events, rollouts, attempts, reported) == []
+    assert len(ids) == len(set(ids)) == len(reported) == ROLLOUTS
     by_status = {status: sum(r.status == status for r in rollouts) for status in {r.status for r in rollouts}}
     assert (statistics["rollouts_by_status"], statistics["total_attempts"], statistics["claimable"]) == (by_status, len(attempts), 0)
     assert sum(event["event"] == "report" for event in events) > ROLLOUTS / 2, "the workers did little: the history proves nothing"

@@ -201,8 +201,8 @@ def test_doctor_and_traces_show_name_every_process_that_is_missing_something(tmp
     done = run("doctor", *store, "--", sys.executable, "-c", MANY_DIE + "#" * 500, cwd=tmp_path, env=environment())
     assert done.returncode == 3, done.stderr
     (newest,) = json.loads(run("rollouts", "--limit", "1", "--json", *store, cwd=tmp_path).stdout)["items"]
-    told = json.loads(run("rollouts", "show", newest["rollout_id"], "--json", *store, cwd=tmp_path).stdout)
-    died = {int(line) for each in told["output"] if each["stream"] == "stdout" for line in each["text"].split()}
+    printed = json.loads(run("rollouts", "show", newest["rollout_id"], "--json", *store, cwd=tmp_path).stdout)
+    died = {int(line) for each in printed["output"] if each["stream"] == "stdout" for line in each["text"].split()}
     missing = re.compile(r"process (\d+) \(.{20,120}\): 1 span was in flight when it died")
     lines = [found[1] for line in done.stdout.splitlines() if (found := missing.search(line))]
     assert len(died) == 6 and {int(pid) for pid in lines} == died, done.stdout
@@ -212,9 +212,9 @@ def test_doctor_and_traces_show_name_every_process_that_is_missing_something(tmp
 
 ASKS = """
 import json, os, urllib.request
-told = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
 body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
-urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, told)).read()
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)).read()
 """
 
 
@@ -237,16 +237,16 @@ def test_a_command_that_cannot_be_hooked_is_named_wherever_its_verdict_is_shown(
     def shows(*arguments: str) -> str:
         return re.sub(r"\s+", " ", run(*arguments, cwd=tmp_path, env=env).stdout)
 
-    def told(text: str) -> bool:  # a terminal also breaks lines within words
+    def printed(text: str) -> bool:  # a terminal also breaks lines within words
         return re.sub(r"\s", "", note)[:120] in re.sub(r"\s", "", text)
 
     seen = shows("run", *store, "--", *whole)
-    assert "verdict complete" in seen and told(seen), seen
+    assert "verdict complete" in seen and printed(seen), seen
     (newest,) = json.loads(run("rollouts", "--limit", "1", "--json", *store, cwd=tmp_path).stdout)["items"]
     for text in (shows("traces", "show", newest["rollout_id"], *store), shows("rollouts", "show", newest["rollout_id"], *store)):
-        assert "verdict complete" in text and told(text), text
+        assert "verdict complete" in text and printed(text), text
     examined = shows("doctor", *store, "--", *whole)
-    assert "everything it emitted is stored: complete" in examined and told(examined), examined
+    assert "everything it emitted is stored: complete" in examined and printed(examined), examined
     with urllib.request.urlopen(f"{stack['web']['address']}/v1/agl/rollouts/{newest['rollout_id']}/figures") as answer:
         (figures,) = json.loads(answer.read())
     assert figures["verdict"]["kind"] == "complete" and figures["verdict"]["notes"][0].startswith(note), figures

@@ -169,9 +169,9 @@ def test_a_runs_folder_and_output_contain_no_secret_and_the_run_continues(tmp_pa
     (tmp_path / "job.toml").write_text(JOB.format(**given).replace("patience = 3", "patience = 4"))
     refused = run(*given_to_train, cwd=tmp_path, env=secrets)
     assert refused.returncode == 2 and "begun with another options" in refused.stderr, refused.stderr
-    said = first.stdout + first.stderr + done.stdout + done.stderr + refused.stderr + (tmp_path / "argv.json").read_text()
+    output = first.stdout + first.stderr + done.stdout + done.stderr + refused.stderr + (tmp_path / "argv.json").read_text()
     forbidden = [TOKEN, KEY, JOB_KEY, RESOURCE_KEY, HEADER_KEY, PASSWORD]
-    assert not [secret for secret in forbidden if secret in said], said
+    assert not [secret for secret in forbidden if secret in output], output
     for path in [*data.rglob("*"), *folder.rglob("*")]:
         kept_by_the_queue = (RESOURCE_KEY, PASSWORD) if path.name.startswith("queue.db") else ()
         if path.is_file():
@@ -187,9 +187,9 @@ def test_a_password_in_a_model_servers_address_is_shown_nowhere(tmp_path: Path) 
     address = f"http://someone:{PASSWORD}@127.0.0.1:{free_port()}/v1"
     secrets = {"AGL_UPSTREAM_URL": address, "OPENAI_API_KEY": "none", **{f"AGL_{port.upper()}": "0" for port in PORTS}}
     done = run("run", "--data-dir", str(data), "--", sys.executable, "-c", ask, cwd=tmp_path, env=secrets)
-    said = done.stdout + done.stderr
-    assert done.returncode == 1 and "cannot be reached" in said and LEFT_OUT in said, said
-    assert PASSWORD not in said
+    output = done.stdout + done.stderr
+    assert done.returncode == 1 and "cannot be reached" in output and LEFT_OUT in output, output
+    assert PASSWORD not in output
     for path in data.rglob("*"):
         if path.is_file() and not path.name.startswith("queue.db"):  # the queue keeps it: it is part of a resource
             content = path.read_bytes()

@@ -67,10 +67,10 @@ class ThirdParty:
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
         app = web.Application()
-        app.router.add_get("/", self._asked)
+        app.router.add_get("/", self._handle)
         self.server = TestServer(app)
 
-    async def _asked(self, request: web.Request) -> web.Response:
+    async def _handle(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
         return web.Response()
 
@@ -124,10 +124,10 @@ async def test_a_shared_service_under_the_hook_writes_only_into_attempts_given_t
         async with asyncio.timeout(300):
             url = f"http://127.0.0.1:{int(await service.stdout.readline())}/"
         rollouts = await store.enqueue([EnqueueRolloutRequest(input={"question": each}) for each in "abcd"])
-        stranger = urllib.request.Request(  # a client that was given no attempt
+        unauthorized = urllib.request.Request(  # a client that was given no attempt
             url, data=b'{"question": "?"}', headers={"baggage": ",".join(f"{name}={value}" for name, value in VICTIM.items())}
         )
-        with await asyncio.to_thread(urllib.request.urlopen, stranger, timeout=60) as answer:
+        with await asyncio.to_thread(urllib.request.urlopen, unauthorized, timeout=60) as answer:
             assert answer.status == 200
         runner = [sys.executable, "-m", "agl_otel.runner", "--url", url, "--hooked", "--max-rollouts", len(rollouts)]
         processes.append(await answered(*runner, AGL_STORE=described.queue, AGL_TOKEN=TOKEN))

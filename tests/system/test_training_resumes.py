@@ -17,7 +17,7 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.sft import Tuning
+from agl_otel.jobs.sft import SFTRun
 from agl_otel.store import LightningStore
 from agl_otel.traces.steps import trace_id_of
 from agl_otel.types import EnqueueRolloutRequest, ResourcesUpdate, TrainingStep
@@ -135,7 +135,7 @@ async def evidence(address: str, folder: Path, version: str) -> list[TrainingSte
     return found
 
 
-def as_told(folder: Path) -> list[tuple[Any, ...]]:
+def as_recorded(folder: Path) -> list[tuple[Any, ...]]:
     """Return the same from metrics.jsonl."""
     return [
         (each["step"], each["weights_version"], each["next_version"], [tuple(key) for key in each["attempts"]]) for each in steps_of(folder)
@@ -149,7 +149,7 @@ async def test_rollouts_of_a_killed_evaluation_wait_until_the_run_repeats_it(pla
     tasks = job.tasks("val")[:2]
     async with await LightningStore.connect(place.address) as store:
 
-        async def cut(tuning: Tuning) -> dict[str, str]:
+        async def cut(tuning: SFTRun) -> dict[str, str]:
             """Evaluate, and stop when everything is queued; return the queued rollouts."""
             evaluation = asyncio.create_task(tuning.evaluate_once(tasks, name="after-2"))
             while len(found := await left()) < len(tasks) or "cancelled" in found.values():  # noqa: ASYNC110 - there is no event to wait for
@@ -163,10 +163,10 @@ async def test_rollouts_of_a_killed_evaluation_wait_until_the_run_repeats_it(pla
             return {each.rollout_id: str(each.status) for each in found if (each.metadata or {}).get("evaluation") == "after-2"}
 
         (others,) = await store.enqueue([EnqueueRolloutRequest(input=tasks[0], mode="val")])
-        async with Tuning(job, store, place.folder / "left") as tuning:
+        async with SFTRun(job, store, place.folder / "left") as tuning:
             queued = await cut(tuning)
         assert set(queued.values()) == {"queuing"}
-        async with Tuning(job, store, place.folder / "left") as tuning:
+        async with SFTRun(job, store, place.folder / "left") as tuning:
             assert await left() == dict.fromkeys(queued, "cancelled")
             assert await cut(tuning) == dict.fromkeys(queued, "requeuing")
         (unasked,) = await store.query_rollouts(rollout_id_in=[others.rollout_id])
@@ -224,7 +224,7 @@ def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Ca
     version = str(steps_of(whole)[-1]["next_version"])
     for folder in (whole, killed):
         told = asyncio.run(evidence(place.address, folder, version))
-        assert [(each.step, each.version_before, each.version_after, each.attempts) for each in told] == as_told(folder), words
+        assert [(each.step, each.version_before, each.version_after, each.attempts) for each in told] == as_recorded(folder), words
         assert all(each.unlinked == 0 for each in told), words
         assert (folder / "plots.png").exists() and list((folder / "tensorboard").glob("events.*")), words
     listed = run("traces", "steps", str(killed), "--version", version, "--store", place.address, "--json", cwd=place.folder)

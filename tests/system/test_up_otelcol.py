@@ -70,10 +70,10 @@ def test_up_with_tls_does_not_reveal_the_servers_password(server: ClickHouseServ
         done = run(*arguments, cwd=tmp_path, env=client)
         assert done.returncode == 0, done.stderr
         assert [verdict["kind"] for verdict in json.loads(done.stdout)["verdicts"]] == ["complete"]
-        told = run("maintain", "--once", "--json", "--store", services["queue"]["address"], cwd=tmp_path, env={**stack, **client})
-        assert "holds the lease" in told.stderr, "the late pass runs already"
-        told = run("collector", "status", "--store", services["queue"]["address"], cwd=tmp_path, env=client)
-        assert told.returncode == 1 and "an OpenTelemetry Collector" in told.stdout
+        ran = run("maintain", "--once", "--json", "--store", services["queue"]["address"], cwd=tmp_path, env={**stack, **client})
+        assert "holds the lease" in ran.stderr, "the late pass runs already"
+        ran = run("collector", "status", "--store", services["queue"]["address"], cwd=tmp_path, env=client)
+        assert ran.returncode == 1 and "an OpenTelemetry Collector" in ran.stdout
         for pid in [command.process.pid, *(service["pid"] for service in services.values())]:
             assert PASSWORD not in Path(f"/proc/{pid}/cmdline").read_text()
         written = [path.read_text(errors="replace") for path in (*data.rglob("*.log"), *data.rglob("*.json"), tmp_path / "up.log")]

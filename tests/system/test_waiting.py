@@ -66,12 +66,12 @@ def run(code: str, *, python: str = sys.executable, instrument: bool = True, **e
 
 
 def test_instrumentations_of_libraries_not_imported_are_not_loaded() -> None:
-    told, said = run("""
+    stdout, stderr = run("""
         import threading
         print([name for name in ("openai", "httpx2", waiting.__name__) if name in sys.modules], len(patched("threading", "httpx2")) > 1)
     """)
-    assert told == "['httpx2', 'agl_otel_hook.waiting'] True"
-    assert said == ""
+    assert stdout == "['httpx2', 'agl_otel_hook.waiting'] True"
+    assert stderr == ""
 
 
 IMPORTS = {
@@ -108,14 +108,16 @@ IMPORTS = {
 @pytest.mark.parametrize("how", IMPORTS)
 def test_an_instrumentation_is_active_once_its_library_is_imported(how: str) -> None:
     program = textwrap.dedent(IMPORTS[how])
-    told, said = run(f"{program}\nimport openai; openai.OpenAI(api_key='x').chat.completions; print(calls(), openai.__spec__.loader.name)")
-    assert told == "1 openai"
-    assert said == ""
+    stdout, stderr = run(
+        f"{program}\nimport openai; openai.OpenAI(api_key='x').chat.completions; print(calls(), openai.__spec__.loader.name)"
+    )
+    assert stdout == "1 openai"
+    assert stderr == ""
 
 
 @pytest.mark.parametrize("second", ["import openai", "from openai.resources.chat import completions"])
 def test_two_threads_that_import_at_once_both_find_the_library_instrumented(second: str) -> None:
-    told, said = run(f"""
+    stdout, stderr = run(f"""
         import threading
         together, found = threading.Barrier(2), []
         def go(program):
@@ -128,9 +130,9 @@ def test_two_threads_that_import_at_once_both_find_the_library_instrumented(seco
         for thread in threads: thread.join()
         print(calls(), found)
     """)
-    assert told.startswith("1 "), said
-    assert len(json.loads(told[2:])) == 2, said
-    assert "Traceback" not in said
+    assert stdout.startswith("1 "), stderr
+    assert len(json.loads(stdout[2:])) == 2, stderr
+    assert "Traceback" not in stderr
 
 
 WHILE_IMPORTED = """
@@ -165,17 +167,17 @@ print(len(patched({library!r}).get({function!r}, ())), errors)
 def test_a_thread_holding_a_submodules_import_lock_finds_the_library_instrumented() -> None:
     """An import of the submodule in the first thread would deadlock; Python then raises an error in one of the two."""
     function = "openai.resources.chat.completions.completions:Completions.create"
-    told, said = run(WHILE_IMPORTED.format(library="openai", submodule="openai.resources.chat.completions", function=function))
-    assert (told, said) == ("1 []", "")
+    stdout, stderr = run(WHILE_IMPORTED.format(library="openai", submodule="openai.resources.chat.completions", function=function))
+    assert (stdout, stderr) == ("1 []", "")
 
 
 def test_an_import_does_not_import_modules_only_to_patch_them() -> None:
-    told, said = run("import openai; print('openai.resources.chat' in sys.modules, 'openai.resources.images' in sys.modules)")
-    assert (told, said) == ("False False", "")
+    stdout, stderr = run("import openai; print('openai.resources.chat' in sys.modules, 'openai.resources.images' in sys.modules)")
+    assert (stdout, stderr) == ("False False", "")
 
 
 def test_a_failing_import_raises_as_usual_and_the_next_is_instrumented() -> None:
-    told, said = run("""
+    stdout, stderr = run("""
         sys.modules["sniffio"] = None
         for _ in range(2):
             try:
@@ -187,42 +189,42 @@ def test_a_failing_import_raises_as_usual_and_the_next_is_instrumented() -> None
         from openai.resources.chat import completions
         print(calls())
     """)
-    assert told.split("\n") == ["True False", "True False", "1"]
-    assert said == ""
+    assert stdout.split("\n") == ["True False", "True False", "1"]
+    assert stderr == ""
 
 
 def test_an_unsupported_version_is_logged_and_not_instrumented(tmp_path: Path) -> None:
     old = tmp_path / "openai-0.9.0.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: openai\nVersion: 0.9.0\n")
-    told, said = run("import openai; from openai.resources.chat import completions; print(calls())", PYTHONPATH=str(tmp_path))
-    assert told == "0"
-    assert 'currently installed version ("openai 0.9.0") falls outside of that range' in said
+    stdout, stderr = run("import openai; from openai.resources.chat import completions; print(calls())", PYTHONPATH=str(tmp_path))
+    assert stdout == "0"
+    assert 'currently installed version ("openai 0.9.0") falls outside of that range' in stderr
 
 
 def test_a_disabled_instrumentation_does_not_wait() -> None:
-    told, _ = run(
+    stdout, _ = run(
         "import openai; from openai.resources.chat import completions; print(calls())", OTEL_PYTHON_DISABLED_INSTRUMENTATIONS="openai"
     )
-    assert told == "0"
+    assert stdout == "0"
 
 
 def test_a_failing_instrumentation_is_logged_and_the_program_continues() -> None:
-    told, said = run("""
+    stdout, stderr = run("""
         from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
         def fails(*_, **__): raise RuntimeError("no way")
         BaseInstrumentor.instrument = fails
         import openai
         print(openai.OpenAI.__name__)
     """)
-    assert told == "OpenAI"
-    assert "Instrumenting of openai failed" in said
-    assert "no way" in said
+    assert stdout == "OpenAI"
+    assert "Instrumenting of openai failed" in stderr
+    assert "no way" in stderr
 
 
 @pytest.mark.parametrize("instrument", [True, False])
 def test_an_instrumentation_disabled_while_waiting_stays_off(instrument: bool) -> None:
-    told, _ = run(
+    stdout, _ = run(
         """
         from agl_otel.telemetry.setup import instrument_all, uninstrument_all
         instrument_all()
@@ -237,16 +239,16 @@ def test_an_instrumentation_disabled_while_waiting_stays_off(instrument: bool) -
         """,
         instrument=instrument,
     )
-    assert told.split("\n") == ["False", "0", "1", "0"]
+    assert stdout.split("\n") == ["False", "0", "1", "0"]
 
 
 def test_a_program_finds_the_library_instrumented_if_imported_before_or_after() -> None:
     for order in ("import openai; instrument_all()", "instrument_all(); import openai"):
-        told, said = run(
+        stdout, stderr = run(
             f"from agl_otel.telemetry.setup import instrument_all; {order}; from openai.resources.chat import completions; print(calls())",
             instrument=False,
         )
-        assert (told, said) == ("1", "")
+        assert (stdout, stderr) == ("1", "")
 
 
 @cache
@@ -261,8 +263,8 @@ def test_langchain_whose_instrumentation_imports_submodules_is_instrumented() ->
     initialize = "from opentelemetry.instrumentation.auto_instrumentation import initialize\ninitialize(swallow_exceptions=False)\n"
     function = "langchain_core.callbacks.base:BaseCallbackManager.__init__"
     program = WHILE_IMPORTED.format(library="langchain_core", submodule="langchain_core.callbacks", function=function)
-    told, said = run(initialize + program, python=with_langchain(), instrument=False)
-    assert (told, said) == ("1 []", "")
+    stdout, stderr = run(initialize + program, python=with_langchain(), instrument=False)
+    assert (stdout, stderr) == ("1 []", "")
 
 
 FAMILY = ("langchain_core", "langchain", "langchain_openai", "langgraph", "langgraph_sdk", "openai")
@@ -286,8 +288,8 @@ print(json.dumps([before, patched(*{family})]))
 
 def after_importing(first: str, *, eager: bool = False) -> tuple[list[str], dict[str, list[str]]]:
     """Return the modules of FAMILY that the start loaded, and what is patched at the end in a program that imports `first` first."""
-    told, _ = run(AT_START.format(eager=eager, family=FAMILY, first=first), python=with_langchain(), instrument=False)
-    return tuple(json.loads(told))
+    stdout, _ = run(AT_START.format(eager=eager, family=FAMILY, first=first), python=with_langchain(), instrument=False)
+    return tuple(json.loads(stdout))
 
 
 @cache

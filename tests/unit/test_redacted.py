@@ -72,8 +72,8 @@ async def test_an_error_is_told_without_the_headers_of_its_request_and_in_short(
         aiohttp.RequestInfo(url, "POST", CIMultiDictProxy(headers), url), (), status=400, message="Bad \x1b[2J " + "-" * 10_000
     )
     assert SECRET in repr(error)
-    told = error_text(error)
-    assert SECRET not in told and told.startswith("ClientResponseError: 400") and len(told) < 510 and told.isprintable()
+    text = error_text(error)
+    assert SECRET not in text and text.startswith("ClientResponseError: 400") and len(text) < 510 and text.isprintable()
     assert error_text(TimeoutError()) == "TimeoutError"
     assert SECRET not in error_text(OSError("x" * 480 + f" --token={SECRET}" * 3)), "it is cut within a secret"
 

@@ -93,9 +93,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             return _run(algorithm(served, stop))
         if self.main_process == "runner":
             return self._runner_here(algorithm, runner, served, stop)
-        processes = [_forked(f"runner-{n}", _runner_process, runner, served, n, stop, self.graceful_timeout) for n in range(self.n_runners)]
+        processes = [_fork(f"runner-{n}", _runner_process, runner, served, n, stop, self.graceful_timeout) for n in range(self.n_runners)]
         try:
-            _run(_unless_gone(algorithm(served, stop), processes, self.allowed_exit_codes))
+            _run(_run_beside_runners(algorithm(served, stop), processes, self.allowed_exit_codes))
         finally:
             self._stop(processes, stop)
         self._check(processes)
@@ -125,7 +125,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 return _run(runner(store, 0, stop))
             except KeyboardInterrupt:
                 return _log.warning("interrupted: stopped")
-        processes = [_forked(f"runner-{n}", _runner_process, runner, store, n, stop, self.graceful_timeout) for n in range(self.n_runners)]
+        processes = [_fork(f"runner-{n}", _runner_process, runner, store, n, stop, self.graceful_timeout) for n in range(self.n_runners)]
         try:
             running = {process.sentinel for process in processes}
             while running:  # an interrupt during join() would lose the exit code of the process that it reaps
@@ -137,7 +137,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         return self._check(processes)
 
     def _runner_here(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, stop: ExecutionEvent) -> None:
-        process = _forked("algorithm", _algorithm_process, algorithm, store, stop, self.graceful_timeout)
+        process = _fork("algorithm", _algorithm_process, algorithm, store, stop, self.graceful_timeout)
         try:
             _run(runner(store, 0, stop))
         finally:
@@ -173,7 +173,7 @@ def _run(work: object) -> None:
     asyncio.run(work)  # pyright: ignore[reportArgumentType]  # a coroutine
 
 
-async def _unless_gone(work: object, processes: list[BaseProcess], allowed: frozenset[int]) -> None:
+async def _run_beside_runners(work: object, processes: list[BaseProcess], allowed: frozenset[int]) -> None:
     """Run the work; raise AgentError as soon as every runner process has failed, because no rollout would be run any more."""
     task = asyncio.ensure_future(work)  # pyright: ignore[reportArgumentType, reportCallIssue]  # a coroutine
     loop = asyncio.get_running_loop()
@@ -202,7 +202,7 @@ async def _unless_gone(work: object, processes: list[BaseProcess], allowed: froz
             await asyncio.wait({task})
 
 
-def _forked(name: str, target: object, *args: object) -> BaseProcess:
+def _fork(name: str, target: object, *args: object) -> BaseProcess:
     """Fork a process that runs `target`. Raises UsageError if this process has open gRPC connections, which do not survive a fork."""
     if any(GRPC_THREAD in thread.name for thread in threading.enumerate()):
         raise UsageError(

@@ -184,7 +184,7 @@ class Recorded:
         self._fields = fields
 
     def record_exception(self, exception: BaseException) -> None:
-        """The operation failed with this."""
+        """Record an exception and the status ERROR."""
         self._span.record_exception(exception)
         self.record_status("ERROR", str(exception))
 

@@ -75,12 +75,12 @@ def _finish(choice: Choice, part: Json) -> None:
     choice.finish_reason = _FINISH.get(reason, reason) if reason else choice.finish_reason
 
 
-def _said(body: Mapping[str, Any]) -> list[Json]:
+def _request_messages(body: Mapping[str, Any]) -> list[Json]:
     system = body.get("system")
     return [*([{"role": "system", "content": system}] if system else []), *dicts(body.get("messages"))]
 
 
-def _shown(message: Json) -> Json:
+def _convert(message: Json) -> Json:
     content = message.get("content")
     if not isinstance(content, list):
         return {"role": message.get("role"), "parts": content_parts(content)}
@@ -106,8 +106,8 @@ MESSAGES: Final = Dialect(
     _FIELDS | SAMPLING,
     {TOKEN_IDS: True},
     take,
-    _said,
-    _shown,
+    _request_messages,
+    _convert,
     {"messages": HELLO, "max_tokens": 1},
     provider="anthropic",
     sampling=_SAMPLING,

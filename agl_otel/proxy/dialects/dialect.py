@@ -32,11 +32,11 @@ class Dialect:
     """{field: value} that make the answer contain what capture needs; set if the agent did not."""
     take: Callable[[Reply, Json], None]
     """Add a whole answer, or a chunk of one, to the reply."""
-    said: Callable[[Mapping[str, Any]], Sequence[Any]]
+    messages: Callable[[Mapping[str, Any]], Sequence[Any]]
     """The messages of a request, oldest first, as the agent sent them."""
-    shown: Callable[[Any], Json]
+    convert: Callable[[Any], Json]
     """Convert one of them to the OpenTelemetry conventions."""
-    least: Json = field(default_factory=dict[str, Any])
+    smallest_request: Json = field(default_factory=dict[str, Any])
     """The smallest request that samples something, without a model."""
     provider: str = "openai"
     several_prompts: Callable[[Mapping[str, Any]], bool] = lambda _: False
@@ -52,4 +52,4 @@ class Dialect:
 
     def conversation(self, body: Mapping[str, Any]) -> list[Json]:
         """The request as messages of the OpenTelemetry conventions."""
-        return [self.shown(message) for message in self.said(body)]
+        return [self.convert(message) for message in self.messages(body)]

@@ -26,20 +26,20 @@ def take(reply: Reply, payload: Json) -> None:
         reply.prompt(item)
         reply.tokens(choice, item)
         choice.finish_reason = string(item.get("finish_reason")) or choice.finish_reason
-        said = item.get("message") or item.get("delta")
-        has_text = _say(choice, item, cast("Json", said) if isinstance(said, dict) else {})
+        message = item.get("message") or item.get("delta")
+        has_text = _take_content(choice, item, cast("Json", message) if isinstance(message, dict) else {})
         choice.text_without_ids |= has_text and bool(choice.token_ids) and not item.get("token_ids")
 
 
-def _say(choice: Choice, item: Json, said: Json) -> bool:
+def _take_content(choice: Choice, item: Json, message: Json) -> bool:
     """Add what a choice has of text and tool calls; return whether it has any."""
     has_text = False
     for name, kind in _SAID:
-        text = said.get(name) if name != "text" else item.get(name)
+        text = message.get(name) if name != "text" else item.get(name)
         if isinstance(text, str):
             (choice.text if kind == "text" else choice.reasoning).append(text)
             has_text |= bool(text)
-    for place, piece in enumerate(dicts(said.get("tool_calls"))):
+    for place, piece in enumerate(dicts(message.get("tool_calls"))):
         has_text = True
         index = integer(piece.get("index"))
         call = choice.tool_calls.setdefault(place if index is None else index, ToolCall())

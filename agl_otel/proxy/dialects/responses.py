@@ -73,7 +73,7 @@ def _item(choice: Choice, item: Json) -> None:
         choice.reasoning += [text for part in parts if (text := string(part.get("text")))]
 
 
-def _said(body: Mapping[str, Any]) -> list[Json]:
+def _request_messages(body: Mapping[str, Any]) -> list[Json]:
     instructions, given = body.get("instructions"), body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else dicts(given)
     return [{"role": "system", "content": instructions}, *items] if isinstance(instructions, str) else items
@@ -104,7 +104,7 @@ RESPONSES: Final = Dialect(
     _FIELDS | SAMPLING,
     {TOKEN_IDS: True},
     take,
-    _said,
+    _request_messages,
     _message,
     {"input": "Hi", "max_output_tokens": 16},  # OpenAI takes no fewer
     sampling={

@@ -6,7 +6,7 @@ Changes of attempts are in complete.py.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,8 +15,9 @@ from agl_otel.queue import lifecycle
 from agl_otel.queue.answers import purge, recall, remember, rollouts_by_id
 from agl_otel.queue.convert import resources_from_pb, resources_pb, split
 from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.checks import ROLLOUT_STATUSES, checked_config, checked_json, checked_mode, checked_object
 from agl_otel.queue.operations.claim import promote
-from agl_otel.queue.operations.enqueue import checked_config, checked_json, checked_mode, checked_object, current_version
+from agl_otel.queue.operations.enqueue import current_version
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, ResourcesRow, RolloutRow
 from agl_otel.queue.transitions import (
@@ -35,7 +36,6 @@ from agl_otel.queue.transitions import (
 from agl_otel.text import LEFT_OUT
 from agl_otel.types import NamedResources, RolloutStatus, check_id, new_id
 
-ROLLOUT_STATUSES: Final = frozenset(get_args(RolloutStatus))
 _CLEARABLE: Final = {
     "input": {},
     "mode": {"mode": None},
@@ -50,7 +50,7 @@ def update_rollouts(tx: Transaction, request: pb.UpdateRolloutsRequest, now: flo
     """Change rollouts, all or none; their attempts are not touched. Raises NotFoundError, UsageError."""
     remembered = recall(tx, request.request_id, "UpdateRollouts")
     if remembered is None:
-        tx.hold([update.rollout_id for update in request.updates])
+        tx.lock_rollouts([update.rollout_id for update in request.updates])
         for update in request.updates:
             _update_rollout(tx, update, now)
         remembered = [update.rollout_id for update in request.updates]
@@ -109,7 +109,7 @@ def delete(tx: Transaction, request: pb.DeleteRequest, now: float) -> pb.DeleteR
     if remembered is not None:
         return pb.DeleteResponse(deleted=remembered)
     ids = {"rollout_ids": json.dumps(list(request.rollout_ids))}
-    tx.hold(request.rollout_ids)
+    tx.lock_rollouts(request.rollout_ids)
     for statement in ("delete_inputs", "delete_sequences", "delete_enqueue_keys"):
         tx.run(statement, ids)
     tx.tallies[ATTEMPTS] -= tx.changed("delete_attempts", ids)
@@ -145,9 +145,9 @@ def put_resources(tx: Transaction, request: pb.PutResourcesRequest, now: float) 
     try:
         given = _RESOURCES.validate_json(request.resources_json)
     except ValidationError as error:  # else every later reader would fail on it
-        raise UsageError(f"the resources {resources_id} are none: {error.errors()[0]['msg']}") from None
+        raise UsageError(f"the resources {resources_id} are invalid: {error.errors()[0]['msg']}") from None
     if hidden := [name for name, resource in given.items() if getattr(resource, "api_key", None) == LEFT_OUT]:
-        raise UsageError(f"the resources {resources_id} have no key for {', '.join(hidden)}, but what is shown in its place: give the key")
+        raise UsageError(f"the resources {resources_id} hold a placeholder for the key of {', '.join(hidden)}: give the key")
     row = ResourcesRow(resources_id, version, created, now, request.resources_json)
     tx.run("resources_supersede", {"resources_id": resources_id})
     tx.run("resources_insert", {**row._asdict(), "ordinal": take_places(tx, 1), "is_current": 2 if request.aside else 1})
@@ -158,13 +158,13 @@ def put_resources(tx: Transaction, request: pb.PutResourcesRequest, now: float) 
 # --- services and leases
 
 
-def announce(tx: Transaction, request: pb.AnnounceRequest, now: float, heard_since: float) -> pb.DescribeResponse:
+def announce(tx: Transaction, request: pb.AnnounceRequest, now: float, up_since: float) -> pb.DescribeResponse:
     """Register a service's addresses (for `request.seconds` if given), or deregister it."""
     if not request.service or not request.instance:
         raise UsageError("announce needs the name of a service and of its instance")
     seconds = request.seconds if request.HasField("seconds") else None
     if seconds is not None and not seconds > 0:
-        raise UsageError(f"an announcement must hold for more than 0 seconds, not {seconds:g}; `gone` takes it back")
+        raise UsageError(f"a registration must last more than 0 seconds, not {seconds:g}; `gone` deregisters")
     addresses = json.dumps(dict(request.addresses))
     tx.run(
         "service_announce",
@@ -177,16 +177,16 @@ def announce(tx: Transaction, request: pb.AnnounceRequest, now: float, heard_sin
             "seconds": seconds,
         },
     )
-    return describe(tx, now, heard_since)
+    return describe(tx, now, up_since)
 
 
-def describe(tx: Transaction, now: float, heard_since: float) -> pb.DescribeResponse:
+def describe(tx: Transaction, now: float, up_since: float) -> pb.DescribeResponse:
     """Return the addresses of the services; of several under the same name the one registered last.
 
-    Expired registrations are left out, but only once the queue, up since `heard_since`, has given the service time to renew.
+    Expired registrations are left out, but only once the queue, up since `up_since`, has given the service time to renew.
     """
     answer = pb.DescribeResponse()
-    for service, text in tx.rows("services_present", {"now": now, "heard_since": heard_since}):
+    for service, text in tx.rows("services_present", {"now": now, "up_since": up_since}):
         addresses = cast("dict[str, str]", json.loads(text))
         for name, address in addresses.items():
             answer.addresses[name] = address

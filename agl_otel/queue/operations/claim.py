@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import Final, cast
 
-from agl_otel.queue.answers import claimed_again, recall, recall_all, remember, remember_all
+from agl_otel.queue.answers import claims_of, recall, recall_all, remember, remember_all
 from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import rollout_fields, split
 from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.checks import worker_of
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, RolloutRow
 from agl_otel.queue.transitions import ATTEMPTS, CLAIMABLE, begin_attempts, moved, sync_workers, take_places
@@ -34,27 +34,26 @@ def claim_all(tx: Transaction, requests: Sequence[pb.ClaimRequest], now: float) 
     A claim with a filter must be the only one (see `weight`).
     """
     known = recall_all(tx, (request.request_id for request in requests), "Claim")
-    answers = [claimed_again(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
+    answers = [claims_of(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
     fresh = [(request, answer) for request, answer in zip(requests, answers, strict=True) if request.request_id not in known]
-    wanted = [_limit(request) for request, _ in fresh]
-    if not any(wanted):
+    limits = [_limit(request) for request, _ in fresh]
+    if not any(limits):
         return answers
     choice = fresh[0][0]
-    found = _claimable(tx, choice, sum(wanted))
-    if len(found) < sum(wanted) and promote(tx, now):  # otherwise the watchdog promotes them within a second
-        found = _claimable(tx, choice, sum(wanted))
-    waiting = deque(found)
-    shares = [_share(waiting, limit) for limit in wanted]
-    workers = [request.worker_id if request.HasField("worker_id") else None for request, _ in fresh]
-    claimed = [(row, worker) for share, worker in zip(shares, workers, strict=True) for row, _ in share]
-    if not claimed:
+    waiting = deque(_claimable(tx, choice, sum(limits)))
+    if len(waiting) < sum(limits) and promote(tx, now):  # otherwise the watchdog promotes them within a second
+        waiting = deque(_claimable(tx, choice, sum(limits)))
+    if not waiting:
         return answers
+    shares = [_share(waiting, limit) for limit in limits]
+    claimed = [(row, worker_of(request)) for (request, _), share in zip(fresh, shares, strict=True) for row, _ in share]
     pairs = begin_attempts(tx, claimed, now)
     sync_workers(tx, (attempt for _, attempt in pairs), now, dequeued=True)
     begun = iter(pairs)
     kept: dict[str, list[str]] = {}
     for (request, answer), share in zip(fresh, shares, strict=True):
-        for (rollout, attempt), (_, input_json) in zip(islice(begun, len(share)), share, strict=True):
+        for _, input_json in share:
+            rollout, attempt = next(begun)
             answer.rollouts.add(**rollout_fields(rollout, input_json, attempt, with_token=True))
         answer.total = len(share)
         if share:
@@ -88,7 +87,7 @@ def _claimable(tx: Transaction, request: pb.ClaimRequest, limit: int) -> list[tu
     return [(RolloutRow._make(row[:ROLLOUT_WIDTH]), cast("str", row[ROLLOUT_WIDTH])) for row in rows]
 
 
-def found_nothing(tx: Transaction, worker_id: str, now: float) -> None:
+def record_empty_claim(tx: Transaction, worker_id: str, now: float) -> None:
     """Record that a worker's claim ended without a rollout."""
     tx.run("worker_found_nothing", {"worker_id": worker_id, "now": now})
 

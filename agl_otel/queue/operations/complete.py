@@ -18,7 +18,7 @@ from agl_otel.queue.answers import recall_all, remember_all
 from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import attempt_fields, split
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations.enqueue import ATTEMPT_STATUSES, checked_object
+from agl_otel.queue.operations.checks import ATTEMPT_STATUSES, checked_object
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.queue.transitions import propagated, save_statuses, sync_workers
@@ -94,8 +94,8 @@ class _Batch:
         ids = json.dumps([*{update.rollout_id: None for update in updates}])
         rows = map(RolloutRow._make, tx.rows("rollouts_for_update", {"rollout_ids": ids}))
         self._rollouts = {row.rollout_id: row for row in rows}
-        wanted = {found: None for update in updates if (found := self._attempt_id(update)) is not None}
-        attempts = map(AttemptRow._make, tx.rows("attempts_of_held", {"attempt_ids": json.dumps([*wanted])}))
+        attempt_ids = {found: None for update in updates if (found := self._attempt_id(update)) is not None}
+        attempts = map(AttemptRow._make, tx.rows("attempts_of_held", {"attempt_ids": json.dumps([*attempt_ids])}))
         self._attempts = {row.attempt_id: row for row in attempts}
         self._saved: set[str] = set()
         self._moved: set[str] = set()

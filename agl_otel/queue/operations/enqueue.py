@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Final, get_args
+from typing import Final
 
 from agl_otel.errors import ConflictError, NotFoundError, UsageError
-from agl_otel.queue.answers import claimed_again, recall, remember, rollouts_by_id
+from agl_otel.queue.answers import claims_of, recall, remember, rollouts_by_id
 from agl_otel.queue.convert import joined_fields, rollout_fields
 from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.checks import checked_config, checked_json, checked_mode, checked_object, worker_of
 from agl_otel.queue.operations.claim import claim_all
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import InputRow, RolloutRow
 from agl_otel.queue.transitions import begin_attempts, find_rollout, moved, run_and_step, sync_workers, take_places
-from agl_otel.types import ADOPTED, NOT_RUN, AttemptStatus, RolloutMode, check_id, new_id
+from agl_otel.types import ADOPTED, NOT_RUN, check_id, new_id
 
-MODES: Final = frozenset(get_args(RolloutMode))
-ATTEMPT_STATUSES: Final = frozenset(get_args(AttemptStatus))
 NO_CONFIG: Final = (None, None, 1, "[]")
 """The result of checked_config for a rollout without a config."""
 
@@ -31,12 +30,8 @@ def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollo
     key = request.idempotency_key if request.HasField("idempotency_key") else None
     if key is not None and (known := _by_key(tx, key, request)) is not None:
         return known
-    answer, rows, inputs = _new_rollouts(tx, request.rollouts, now, queued=True)
-    tx.run_many("rollout_insert", rows)
-    tx.run_many("input_insert", inputs)
-    for row in rows:
-        moved(tx, None, row)
-        tx.signals.claimable += row.position is not None
+    answer, rows = _insert_new(tx, request.rollouts, now, queued=True)
+    tx.signals.claimable += sum(row.position is not None for row in rows)
     if key is not None:
         items = enumerate(zip(answer.rollouts, _fingerprints(request), strict=True))
         tx.run_many(
@@ -61,12 +56,8 @@ def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
     remembered = recall(tx, request.request_id, "Start")
     if remembered is not None:
         return _started_again(tx, remembered)
-    answer, rows, inputs = _new_rollouts(tx, request.rollouts, now, queued=False)
-    tx.run_many("rollout_insert", rows)
-    tx.run_many("input_insert", inputs)
-    for row in rows:
-        moved(tx, None, row)
-    pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, [(row, _worker(request)) for row in rows], now)}
+    answer, rows = _insert_new(tx, request.rollouts, now, queued=False)
+    pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, [(row, worker_of(request)) for row in rows], now)}
     sync_workers(tx, (attempt for _, attempt in pairs.values()), now)
     for rollout in answer.rollouts:
         if (pair := pairs.pop(rollout.rollout_id, None)) is not None:
@@ -78,7 +69,7 @@ def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
 
 
 def _started_again(tx: Transaction, begun: Sequence[tuple[str, str | None]]) -> pb.Rollouts:
-    claims = {r.rollout_id: r for r in claimed_again(tx, [attempt_id for _, attempt_id in begun if attempt_id]).rollouts}
+    claims = {r.rollout_id: r for r in claims_of(tx, [attempt_id for _, attempt_id in begun if attempt_id]).rollouts}
     rollouts = rollouts_by_id(tx, [rollout_id for rollout_id, _ in begun]).rollouts
     return pb.Rollouts(rollouts=[claims.get(rollout.rollout_id, rollout) for rollout in rollouts])
 
@@ -87,33 +78,27 @@ def start_attempt(tx: Transaction, request: pb.StartAttemptRequest, now: float) 
     """Begin a further attempt of each rollout, regardless of its status and max_attempts. Raises NotFoundError."""
     remembered = recall(tx, request.request_id, "StartAttempt")
     if remembered is not None:
-        return claimed_again(tx, remembered)
+        return claims_of(tx, remembered)
     attempt_ids: list[str] = []
-    tx.hold(request.rollout_ids)
+    tx.lock_rollouts(request.rollout_ids)
     for rollout_id in request.rollout_ids:
         rollout = find_rollout(tx, rollout_id)
         if rollout is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r} to attempt: enqueue it first")
-        [(_, attempt)] = begin_attempts(tx, [(rollout, _worker(request))], now)
+        [(_, attempt)] = begin_attempts(tx, [(rollout, worker_of(request))], now)
         sync_workers(tx, [attempt], now)
         attempt_ids.append(attempt.attempt_id)
     remember(tx, request.request_id, "StartAttempt", attempt_ids, now)
-    return claimed_again(tx, attempt_ids)
+    return claims_of(tx, attempt_ids)
 
 
-def _worker(request: pb.StartRequest | pb.StartAttemptRequest) -> str | None:
-    return request.worker_id if request.HasField("worker_id") else None
-
-
-def _new_rollouts(
-    tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, queued: bool
-) -> tuple[pb.Rollouts, list[RolloutRow], list[InputRow]]:
-    """Return the rollout of every request (the existing one for a known id), and the rows and inputs to insert for new ones."""
+def _insert_new(tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, queued: bool) -> tuple[pb.Rollouts, list[RolloutRow]]:
+    """Insert the rollouts with new ids; return the rollout of every request (the existing one for a known id), and the new rows."""
     answer = pb.Rollouts()
     own = [check_id(new.rollout_id, "rollout id") for new in requests if new.HasField("rollout_id")]
     known = {row[1]: pb.Rollout(**joined_fields(row)) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(own)})} if own else {}
     latest = _current_resources(tx, None) if any(not new.HasField("resources_id") for new in requests) else None
-    versions: dict[str, tuple[str, int] | None] = {}
+    versions: dict[str, tuple[str, int | None]] = {}
     ordinal = take_places(tx, len(requests)) if requests else 0
     rows: list[RolloutRow] = []
     inputs: list[InputRow] = []
@@ -123,8 +108,9 @@ def _new_rollouts(
             continue
         resources = latest
         if new.HasField("resources_id"):
-            name = new.resources_id
-            resources = versions.setdefault(name, _current_resources(tx, name) if name not in versions else None) or (name, None)
+            if new.resources_id not in versions:
+                versions[new.resources_id] = _current_resources(tx, new.resources_id) or (new.resources_id, None)
+            resources = versions[new.resources_id]
         row = _row(new, ordinal, resources, now, queued=queued)
         task = checked_json(new.input_json, "input")
         rollout = answer.rollouts.add(**rollout_fields(row, task))
@@ -133,7 +119,11 @@ def _new_rollouts(
         if new.HasField("rollout_id"):
             known[new.rollout_id] = rollout
         ordinal += 1
-    return answer, rows, inputs
+    tx.run_many("rollout_insert", rows)
+    tx.run_many("input_insert", inputs)
+    for row in rows:
+        moved(tx, None, row)
+    return answer, rows
 
 
 def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | None, now: float, *, queued: bool) -> RolloutRow:
@@ -169,46 +159,6 @@ def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | N
         run=run,
         step=step,
     )
-
-
-def checked_json(text: str, what: str) -> str:
-    """Return `text` ("null" if empty). Raises UsageError if it is not JSON: once stored, it would fail every later reader."""
-    try:
-        json.loads(text or "null")
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the {what} is no JSON: {error}") from None
-    return text or "null"
-
-
-def checked_object(text: str, what: str) -> str:
-    """Return `text`. Raises UsageError if it is neither a JSON object nor null."""
-    if not isinstance(json.loads(checked_json(text, what)), dict | None):
-        raise UsageError(f"the {what} is no JSON object: {text[:100]}")
-    return text
-
-
-def checked_mode(mode: str) -> str:
-    """Return `mode`. Raises UsageError, which lists the valid modes."""
-    if mode not in MODES:
-        raise UsageError(f"there is no mode {mode!r}: use one of {', '.join(sorted(MODES))}")
-    return mode
-
-
-def checked_config(config: pb.Config) -> tuple[float | None, float | None, int, str]:
-    """Return timeout_seconds, unresponsive_seconds, max_attempts, and retry_condition as JSON. Raises UsageError."""
-    limits: list[float | None] = []
-    for name in ("timeout_seconds", "unresponsive_seconds"):
-        value: float | None = getattr(config, name) if config.HasField(name) else None
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be more than 0, not {value:g}")
-        limits.append(value)
-    if config.max_attempts < 0:
-        raise UsageError(f"max_attempts must be at least 1, not {config.max_attempts}")
-    unknown = [status for status in config.retry_condition if status not in ATTEMPT_STATUSES]
-    if unknown:
-        raise UsageError(f"retry_condition names {unknown[0]!r}, which is no attempt status: use {', '.join(sorted(ATTEMPT_STATUSES))}")
-    condition = json.dumps(list(config.retry_condition)) if config.retry_condition else "[]"
-    return limits[0], limits[1], config.max_attempts or 1, condition
 
 
 def _current_resources(tx: Transaction, resources_id: str | None) -> tuple[str, int] | None:

@@ -13,7 +13,7 @@ from agl_otel.queue import lifecycle
 from agl_otel.queue.answers import recall, remember
 from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations.enqueue import checked_object
+from agl_otel.queue.operations.checks import checked_object
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.queue.transitions import moved, sync_workers

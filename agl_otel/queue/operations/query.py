@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from agl_otel.queue.convert import attempt_fields, resources_pb, rollouts_pb, worker_pb
 from agl_otel.queue.engine import Transaction
+from agl_otel.queue.operations.checks import ROLLOUT_STATUSES
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, ResourcesRow, WorkerRow
 from agl_otel.queue.statements import page_clause
 from agl_otel.queue.transitions import ATTEMPTS, CLAIMABLE, ROLLOUTS
-from agl_otel.types import RolloutStatus
 
 SEARCHED_INPUTS: Final = 100_000
 """How many of the latest rollouts a search in inputs reads."""
-ROLLOUT_STATUSES: Final = frozenset(get_args(RolloutStatus))
 _ROLLOUT_SORT: Final = {
     name: f"r.{name}"
     for name in (

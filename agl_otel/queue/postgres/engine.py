@@ -105,12 +105,12 @@ class PostgresEngine(Instrumented):
                 continue
             try:
                 done = connection.run(job.operation, job.begin)
-            except Exception as error:  # noqa: BLE001 - AglErrors, and defects: of one operation, whose caller gets it
+            except Exception as error:  # noqa: BLE001 - the boundary: the error is raised to the operation's caller
                 self._on_loop(self._fail, job.future, error)
                 continue
             self._on_loop(self._deliver, job.future, done)
             if done.signals:
-                self._exchange.tell(done.signals)
+                self._exchange.publish(done.signals)
         connection.close()
 
     def _on_loop(self, callback: Callable[..., None], *values: object) -> None:

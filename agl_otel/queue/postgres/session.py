@@ -107,11 +107,11 @@ class PostgresTransaction:
         else:
             self._silent.executemany(sql.encode(), [*map(_named, params)])
 
-    def alone(self, keys: Sequence[str]) -> None:
+    def lock_keys(self, keys: Sequence[str]) -> None:
         """Wait until other transactions that locked one of these keys have ended, then lock them."""
         self.run("keys_held", {"keys": json.dumps(keys)})
 
-    def hold(self, rollout_ids: Sequence[str]) -> None:
+    def lock_rollouts(self, rollout_ids: Sequence[str]) -> None:
         """Lock these rollouts until the transaction ends."""
         self.run("rollouts_held", {"rollout_ids": json.dumps([*rollout_ids])})
 

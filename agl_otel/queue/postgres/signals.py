@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """Sends the signals of this service and receives those of others; `hear` is called with them on this object's thread."""
+    """Sends the signals of this service and receives those of others; `receive` is called with them on this object's thread."""
 
-    def __init__(self, address: Address, channel: str, hear: Callable[[Signals], None], clock_ahead: float = 0.0) -> None:
+    def __init__(self, address: Address, channel: str, receive: Callable[[Signals], None], clock_ahead: float = 0.0) -> None:
         self.clock_ahead = clock_ahead
         """Seconds by which the server's clock is ahead of this machine's; measured on connecting and every LOOK_SECONDS without signals."""
         self._address = address
         self._channel = channel
-        self._hear = hear
+        self._receive = receive
         self._lock = threading.Lock()
         self._unsent = Signals()
         self._stopping = threading.Event()
@@ -47,7 +47,7 @@ class Exchange:
         self._thread = threading.Thread(target=self._run, name="queue-signals", daemon=True)
         self._thread.start()
 
-    def tell(self, signals: Signals) -> None:
+    def publish(self, signals: Signals) -> None:
         """Queue signals for the other services; callable from any thread."""
         with self._lock:
             self._unsent.add(signals)
@@ -74,7 +74,7 @@ class Exchange:
                     connection.execute(f'LISTEN "{self._channel}"'.encode())
                     away = False
                     self.clock_ahead = server_clock_ahead(connection)
-                    self._hear(Signals(missed=True))
+                    self._receive(Signals(missed=True))
                     self._serve(connection)
             except (AglError, psycopg.Error) as error:
                 if not away:
@@ -85,19 +85,19 @@ class Exchange:
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
         while True:
             self._send(connection)
-            heard = False
+            received = False
             for notification in connection.notifies(timeout=0):
                 if notification.pid != connection.info.backend_pid:
-                    heard = True
-                    self._hear(_read(notification.payload))
+                    received = True
+                    self._receive(_read(notification.payload))
             if self._stopping.is_set():
                 return
-            ready, _, _ = select.select([connection.fileno(), self._wake_reader], [], [], 0 if heard else LOOK_SECONDS)
+            ready, _, _ = select.select([connection.fileno(), self._wake_reader], [], [], 0 if received else LOOK_SECONDS)
             if self._wake_reader in ready:
                 self._wake_reader.recv(4096)
-            if not ready and not heard:
+            if not ready and not received:
                 self.clock_ahead = server_clock_ahead(connection)  # also detects a dead connection
-                self._hear(Signals(missed=True))
+                self._receive(Signals(missed=True))
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
         with self._lock:

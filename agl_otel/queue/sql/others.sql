@@ -153,9 +153,9 @@ INSERT INTO services (service, instance, addresses, announced_at, gone, seconds)
 ON CONFLICT (service, instance) DO UPDATE SET addresses = :addresses, announced_at = :now, gone = :gone, seconds = :seconds;
 
 -- name: services_present
--- All services that have not gone and whose announcement still holds, the oldest first; nobody could speak before `heard_since`.
+-- Services that are registered, the oldest first. The queue is up since `up_since`; nothing could renew before.
 SELECT service, addresses FROM services
-WHERE gone = 0 AND (seconds IS NULL OR announced_at + seconds > :now OR :heard_since + seconds > :now) ORDER BY announced_at, service, instance;
+WHERE gone = 0 AND (seconds IS NULL OR announced_at + seconds > :now OR :up_since + seconds > :now) ORDER BY announced_at, service, instance;
 
 -- name: services_purge
 -- Forget services that have been gone, or silent, since before `before`.

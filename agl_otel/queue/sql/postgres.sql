@@ -157,7 +157,7 @@ SELECT x.name, pg_backend_pid() & 255, x.change FROM json_to_recordset(:rows::js
 ON CONFLICT (name, shard) DO UPDATE SET count = tallies.count + excluded.count;
 
 -- name: services_present
--- All services that have not gone and whose announcement still holds, the oldest first; nobody could speak before `heard_since`.
+-- Services that are registered, the oldest first. The queue is up since `up_since`; nothing could renew before.
 SELECT service, addresses FROM services
-WHERE gone = 0 AND (seconds IS NULL OR announced_at + seconds > :now::float8 OR :heard_since::float8 + seconds > :now::float8)
+WHERE gone = 0 AND (seconds IS NULL OR announced_at + seconds > :now::float8 OR :up_since::float8 + seconds > :now::float8)
 ORDER BY announced_at, service, instance;

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 from agl_otel.errors import AgentError
 from agl_otel.runner.zygote import protocol
 from agl_otel.runner.zygote.program import Program
-from agl_otel.service.private import given_umask
+from agl_otel.service.private import original_umask
 from agl_otel.service.processes import signal_group, spawn
 
 START_SECONDS: Final = 120.0  # imports on a busy machine
@@ -83,7 +83,7 @@ class Zygote:
             process = await spawn(
                 [shutil.which(python) or python, "-c", _BOOT],
                 env={**environment, protocol.CONTROL_FD: str(theirs.fileno()), protocol.SETUP_FD: str(setup)},
-                pass_fds=(theirs.fileno(), setup), stdout=log, stderr=log, cwd=cwd, umask=given_umask(),
+                pass_fds=(theirs.fileno(), setup), stdout=log, stderr=log, cwd=cwd, umask=original_umask(),
             )  # fmt: skip
         except OSError as error:
             ours.close()

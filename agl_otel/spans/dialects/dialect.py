@@ -38,12 +38,12 @@ class Conversation(NamedTuple):
     tools: list[Message] | None
 
 
-def checked(said: Conversation) -> Conversation:
+def checked(conversation: Conversation) -> Conversation:
     """Return the conversation in OpenAI's form: roles and contents are strings, parts and tool calls are objects.
 
     Raises ValueError, TypeError or LookupError if it cannot be converted.
     """
-    prompt, reply, tools = said
+    prompt, reply, tools = conversation
     for tool in tools or ():
         if not isinstance(tool.get("function"), Mapping):
             raise ValueError("a tool's definition is no object with a function")

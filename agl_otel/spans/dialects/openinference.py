@@ -19,12 +19,12 @@ def read(span: SpanLike) -> Conversation:
     return Conversation(prompt, reply, tools or None)
 
 
-def _message(said: Mapping[str, Any]) -> Message:
-    parts = [_part(entry["message_content"]) for entry in said.get("contents") or ()]
-    message: Message = {"role": said["role"], "content": parts or said.get("content", "")}
-    if "tool_call_id" in said:
-        message["tool_call_id"] = said["tool_call_id"]
-    if calls := said.get("tool_calls"):
+def _message(fields: Mapping[str, Any]) -> Message:
+    parts = [_part(entry["message_content"]) for entry in fields.get("contents") or ()]
+    message: Message = {"role": fields["role"], "content": parts or fields.get("content", "")}
+    if "tool_call_id" in fields:
+        message["tool_call_id"] = fields["tool_call_id"]
+    if calls := fields.get("tool_calls"):
         functions = [(call["tool_call"], call["tool_call"].get("function") or {}) for call in calls]
         message["tool_calls"] = [openai_call(call.get("id"), f.get("name"), f.get("arguments")) for call, f in functions]
         message["content"] = message["content"] or None

@@ -235,12 +235,12 @@ def from_events(span: SpanLike) -> Conversation:
     prompt: list[Message] = []
     reply: list[Message] = []
     for event in getattr(span, "events", None) or ():
-        said = _event_body(event.attributes or {})
+        body = _event_body(event.attributes or {})
         if event.name in EVENTS:
-            told = {"role": EVENTS[event.name], **said, **({"tool_call_id": said["id"]} if "id" in said else {})}
-            prompt += _of_blocks(told, said.get("content")) or [plain_message(told)]
+            entry = {"role": EVENTS[event.name], **body, **({"tool_call_id": body["id"]} if "id" in body else {})}
+            prompt += _of_blocks(entry, body.get("content")) or [plain_message(entry)]
         elif event.name == "gen_ai.choice":
-            message = said.get("message") or said
+            message = body.get("message") or body
             parsed = loads(message) if isinstance(message, str) else message
             if isinstance(parsed, Mapping):
                 reply += [plain_message({"role": "assistant", **parsed})]
@@ -299,9 +299,9 @@ EVENTS: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "
 def _event_body(attributes: Attributes) -> dict[str, Any]:
     """The fields of an event, with JSON parsed."""
     body: Any = unflatten_attributes(dict(attributes))
-    said = loads(body["body"]) if isinstance(body.get("body"), str) else body.get("body") or body
-    calls = said.get("tool_calls")
-    return {**said, "tool_calls": loads(calls)} if isinstance(calls, str) else dict(said)
+    fields = loads(body["body"]) if isinstance(body.get("body"), str) else body.get("body") or body
+    calls = fields.get("tool_calls")
+    return {**fields, "tool_calls": loads(calls)} if isinstance(calls, str) else dict(fields)
 
 
 # --- shared -------------------------------------------------------------------------------------------------------

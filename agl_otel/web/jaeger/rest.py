@@ -245,5 +245,5 @@ def _time(params: Mapping[str, str], name: str, default: int) -> int:
     except ValueError:
         raise UsageError(f"parameter {name!r} must be a time like 2026-01-31T12:00:00Z, not {text[:64]!r}") from None
     if moment.tzinfo is None:
-        raise UsageError(f"parameter {name!r} must say its time zone: end it with Z")
+        raise UsageError(f"parameter {name!r} must have a time zone: end it with Z")
     return int(moment.timestamp()) * 10**9 + int(part[:9].ljust(9, "0"))

@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from agl_otel.errors import AglError, UsageError, grpc_status
 from agl_otel.net import auth
-from agl_otel.net.grpc_server import AskingForToken, GrpcPort, tolerant
+from agl_otel.net.grpc_server import GrpcPort, TokenInterceptor, tolerant
 from agl_otel.net.tls import Tls
 from agl_otel.store import Store
 from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
@@ -142,7 +142,7 @@ class JaegerServer:
         await self._listener.stop(grace_seconds)
 
     def _make(self) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=AskingForToken.at(auth.JAEGER, self._token), options=_OPTIONS)
+        server = grpc.aio.server(interceptors=TokenInterceptor.at(auth.JAEGER, self._token), options=_OPTIONS)
         server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(name, self._handlers(name)) for name in (READER, DEPENDENCIES))
         )

@@ -29,8 +29,8 @@ ASKED = text("user", "hello")
 
 def two_answers(tokenizer: Any) -> Any:
     """Two attempts at one task: "hi" with reward 1 as one token that no tokeniser makes of it, and "no" with reward 0."""
-    said = [{"role": "user", "content": "hello"}]
-    prompt = tokenizer(tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False), add_special_tokens=False)[
+    messages = [{"role": "user", "content": "hello"}]
+    prompt = tokenizer(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False), add_special_tokens=False)[
         "input_ids"
     ]
     end = tokenizer.eos_token_id
@@ -52,7 +52,7 @@ def spans_of(rollout: AttemptedRollout, answer: str) -> list[Span]:
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the libraries make of our files, and under "said" what was sampled."""
+    """What the libraries read from our files, and what was sampled ("sampled")."""
     peers = peer_packages()
     tokenizer: Any = make_tokenizer()
     traces, prompt, odd = two_answers(tokenizer)
@@ -70,12 +70,12 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     offline = {"PYTHONPATH": str(peers), "HF_HUB_OFFLINE": "1", "HF_HOME": str(model), "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return {**json.loads((model / "read.json").read_text()), "said": (prompt, odd)}
+    return {**json.loads((model / "read.json").read_text()), "sampled": (prompt, odd)}
 
 
 @pytest.mark.parametrize("name", ["sft.jsonl", "sft.parquet", "sft"])
 def test_trl_trains_on_the_ids_that_were_sampled(read: dict[str, Any], name: str) -> None:
-    prompt, odd = read["said"]
+    prompt, odd = read["sampled"]
     batch = read[name]
     rows = sorted(zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True), key=lambda row: -sum(row[2]))
     assert len(rows) == 2
@@ -84,14 +84,14 @@ def test_trl_trains_on_the_ids_that_were_sampled(read: dict[str, Any], name: str
 
 
 def test_trl_reads_conversations_with_the_models_template(read: dict[str, Any]) -> None:
-    prompt, _ = read["said"]
+    prompt, _ = read["sampled"]
     for name in ("openai.jsonl", "openai.parquet"):
         assert any(row[: len(prompt)] == prompt for row in read[name]["input_ids"])
         assert not any(7 in row[len(prompt) :] for row in read[name]["input_ids"])  # tokenised again: what was sampled is lost
 
 
 def test_trl_prefers_by_ids_what_it_would_otherwise_tokenise_again(read: dict[str, Any]) -> None:
-    prompt, odd = read["said"]
+    prompt, odd = read["sampled"]
     batch = read["dpo.jsonl"]
     chosen, rejected = batch["input_ids"]
     assert chosen[: len(prompt + odd)] == prompt + odd
@@ -102,7 +102,7 @@ def test_trl_prefers_by_ids_what_it_would_otherwise_tokenise_again(read: dict[st
 
 
 def test_tinker_accepts_the_rows_as_training_data(read: dict[str, Any]) -> None:
-    prompt, odd = read["said"]
+    prompt, odd = read["sampled"]
     found = read["tinker.jsonl"]
     assert (found["inputs"][0], found["targets"][0]) == ((prompt + odd)[:-1], (prompt + odd)[1:])
     assert found["weights"][0] == [0.0] * (len(prompt) - 1) + [1.0] * len(odd)

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from safetensors.torch import load_file
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.learner import SampledOtherwiseError
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.run_folder import CHECKSUM, with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import DataError, ModelServerError, UsageError
-from agl_otel.jobs.run import unless
+from agl_otel.jobs.run import unless_failed
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore
@@ -47,6 +48,8 @@ class Did:
     calls: int = 1
     error: str | None = None
     deleted: bool = False
+    logprobs: tuple[float, float] = (-4.5, -4.25)
+    """Near those of an untrained model, and made up."""
 
 
 def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
@@ -56,7 +59,7 @@ def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
         conventions.LLM_CHOICE: 0,
         conventions.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
         conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
-        conventions.LLM_RESPONSE_LOGPROBS: [-4.5, -4.25],
+        conventions.LLM_RESPONSE_LOGPROBS: list(did.logprobs),
     }
     made = [span_of(*ids, 1, conventions.SPAN_LLM, call)] if did.calls else []
     return [*made, *([reward_of(*ids, 2, did.reward)] if did.reward is not None else [])]
@@ -114,7 +117,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("grpo", GRPO.from_options, GRPO.train, {"updates_per_step": 1}),
+    Kind("grpo", GRPO.from_options, GRPO.train, {"updates_per_step": 1, "ratio_error_limit": None}),
     Kind("sft", SFT, SFT.train, {"top_fraction": 0.5, "epochs": 1}),
 )
 
@@ -143,7 +146,7 @@ async def trained(
         )  # fmt: skip
         failed = asyncio.ensure_future(act(store, decide))  # it only ends with an error
         try:
-            return await unless(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
+            return await unless_failed(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
         finally:
             failed.cancel()
             await asyncio.gather(failed, return_exceptions=True)
@@ -201,6 +204,37 @@ async def test_an_error_names_why_all_rollouts_failed_and_a_resume_retries_them(
     assert list((await of_run(store, tmp_path / "run")).values()) == [2] * 8
 
 
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoints_of(run_dir: Path) -> list[Path]:
+    return sorted(run_dir.glob("checkpoints/step-*"))
+
+
+async def test_log_probs_that_are_not_the_trainers_end_the_run_unchanged(store: LightningStore, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SampledOtherwiseError, match=r"the worst 1 % of 16 tokens is off by .*sampling differs.*weights.*tokenizer"):
+        await trained(KINDS[0], store, folder, tmp_path / "run", by_place, ratio_error_limit=0.1)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() and not checkpoints_of(tmp_path / "run"), "as it was before the step"
+
+
+async def test_steps_that_are_not_finite_change_nothing_and_end_the_run_in_time(
+    store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Log-probs of -1e30 make the ratio infinite, which the clip bounds only where the advantage is positive."""
+
+    def decide(rollout: AttemptedRollout) -> Did:
+        return replace(by_place(rollout), logprobs=(-1e30, -1e30))
+
+    with pytest.raises(DataError, match=r"3 steps in a row were not finite \(the last: the loss is inf\).*learning_rate.*step-000003"):
+        await trained(KINDS[0], store, folder, tmp_path / "run", decide, max_steps=9, ratio_error_limit=None)
+    lines = steps_of(tmp_path / "run")
+    assert [(line["step"], line["not_finite"], line["next_version"]) for line in lines] == [(n, "the loss is inf", "1") for n in (1, 2, 3)]
+    assert "step 2: the loss is inf; optimizer steps: 0 of 1" in caplog.text
+    begun, kept = (load_file(place / "model.safetensors") for place in (folder, checkpoints_of(tmp_path / "run")[-1]))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in begun.items())
+
+
 async def test_equal_rewards_change_no_weights(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,7 +289,7 @@ async def test_a_run_with_another_model_or_store_is_refused_by_name(
 ) -> None:
     await trained(kind, store, folder, tmp_path / "run", as_good)
     other = make_policy(tmp_path / "other", seed=2)
-    with pytest.raises(UsageError, match=r"begun with another model: give what .* says, or a new folder"):
+    with pytest.raises(UsageError, match=r"begun with another model: use the value in .*, or a new folder"):
         await trained(kind, store, other, tmp_path / "run", as_good, max_steps=2)
     with renamed_run(tmp_path / "run"), pytest.raises(UsageError, match="the store does not have what run gone-1 published"):
         await trained(kind, store, folder, tmp_path / "run", as_good, max_steps=2)

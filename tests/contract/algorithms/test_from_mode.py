@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agl_otel.algorithms.grpo.algorithm import GRPO
-from agl_otel.algorithms.grpo.groups import grouped
+from agl_otel.algorithms.grpo.groups import group_rollouts
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.errors import UsageError
@@ -80,13 +80,13 @@ async def test_grpo_trains_on_offline_rollouts_once_and_enqueues_none(store: Lig
 
 def test_tasks_with_one_rollout_form_one_group() -> None:
     rollouts = [Rollout(rollout_id=f"ro-{place}", input=task, start_time=1) for place, task in enumerate("abacd")]
-    groups = grouped(rollouts, first=3, step=2)
+    groups = group_rollouts(rollouts, first=3, step=2)
     assert [(group.number, group.step, list(group.rollout_ids)) for group in groups] == [
         (3, 2, ["ro-0", "ro-2"]),
         (4, 2, ["ro-1", "ro-3", "ro-4"]),
     ]
     assert all(group.whole for group in groups)
-    assert grouped([], first=0, step=1) == []
+    assert group_rollouts([], first=0, step=1) == []
 
 
 def test_options_that_conflict_with_offline_rollouts_are_named() -> None:

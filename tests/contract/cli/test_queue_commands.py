@@ -148,8 +148,8 @@ def test_enqueued_tasks_survive_the_death_of_their_runner(
         ("-Infinity", "tasks.jsonl:2 is not JSON (-Infinity is no JSON"),
         ("9" * 5000, "tasks.jsonl:2 is not JSON"),
         ("[" * 200_000, "tasks.jsonl:2 is not JSON (it is nested too deeply"),
-        ('{"input": 1, "resources_id": "\\ud800"}', "tasks.jsonl:2 is not JSON (it has one half of a surrogate"),
-        ('{"input": 1, "labels": {"\\ud800": "x"}}', "tasks.jsonl:2 is not JSON (it has one half of a surrogate"),
+        ('{"input": 1, "resources_id": "\\ud800"}', "tasks.jsonl:2 is not JSON (it has an unpaired surrogate"),
+        ('{"input": 1, "labels": {"\\ud800": "x"}}', "tasks.jsonl:2 is not JSON (it has an unpaired surrogate"),
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_enqueued(stack: Stack, tmp_path: Path, line: object, message: str) -> None:

@@ -129,7 +129,7 @@ async def test_a_request_refused_with_one_key_is_accepted_with_another(closed: S
     assert not (await send(closed, request, theirs, over="http")).partial_success.rejected_spans, "it is no resend"
 
 
-def said_by_the_stack() -> list[tuple[str, Span]]:
+def points_of_the_stack() -> list[tuple[str, Span]]:
     """Spans that only services of the stack send, each with the reason for which it is refused from others."""
     annotation = conventions.SPAN_ANNOTATION
     return [
@@ -143,7 +143,7 @@ def said_by_the_stack() -> list[tuple[str, Span]]:
     ]
 
 
-def said_by_agents() -> list[Span]:
+def points_of_agents() -> list[Span]:
     """Spans that the hook, emitters and engines send from the agent's process."""
     seal = {conventions.SEAL_SPANS: 1, conventions.SEAL_DROPPED: 0, conventions.SEAL_CLOSING: True}
     return [
@@ -157,8 +157,8 @@ def said_by_agents() -> list[Span]:
 @pytest.mark.parametrize("over", ["http", "grpc"])
 @pytest.mark.parametrize("key", [MINE, ingest_key(TOKEN)], ids=["of an attempt", "of no attempt"])
 async def test_spans_of_the_stacks_services_are_refused_with_an_agents_key(key: str, over: str, closed: Stack) -> None:
-    reasons, forged = zip(*said_by_the_stack(), strict=True)
-    answer = await send(closed, request_of([*forged, *(own := said_by_agents())], THEIRS if key != MINE else {}), key, over=over)
+    reasons, forged = zip(*points_of_the_stack(), strict=True)
+    answer = await send(closed, request_of([*forged, *(own := points_of_agents())], THEIRS if key != MINE else {}), key, over=over)
     assert answer.partial_success.rejected_spans == len(forged)
     assert all(f"{reasons.count(reason)} × {reason}" in answer.partial_success.error_message for reason in (PROXY, STEP, GIVEN))
     assert await stored(closed, forged) == [("-", "-")] * len(forged)
@@ -166,7 +166,7 @@ async def test_spans_of_the_stacks_services_are_refused_with_an_agents_key(key: 
 
 
 async def test_services_of_the_stack_send_their_spans_with_the_token(closed: Stack) -> None:
-    spans = [each for _, each in said_by_the_stack()]
+    spans = [each for _, each in points_of_the_stack()]
     answer = await send(closed, request_of(spans), TOKEN, over="http")
     assert not answer.partial_success.rejected_spans and await stored(closed, spans) == [("", "")] * len(spans)
 
@@ -204,8 +204,8 @@ async def send_points(stack: Stack, body: bytes, key: str, *, over: str) -> tupl
         async with grpc.aio.insecure_channel(stack.grpc) as channel:
             call = channel.unary_unary(METHODS[2], request_serializer=None, response_deserializer=None)
             answer = await call(body, metadata=[("authorization", f"Bearer {key}"), (conventions.HEADER_ACK, "stored")])
-    told = ExportMetricsServiceResponse.FromString(answer).partial_success
-    return told.rejected_data_points, told.error_message
+    outcome = ExportMetricsServiceResponse.FromString(answer).partial_success
+    return outcome.rejected_data_points, outcome.error_message
 
 
 async def test_points_of_other_attempts_are_refused_and_those_without_ids_are_its_own(closed: Stack) -> None:

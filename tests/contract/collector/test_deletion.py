@@ -142,11 +142,11 @@ async def test_names_and_times_of_only_a_deleted_rollout_are_deleted_with_it(eng
     assert (names(engine), traces_timed(engine)) == ([["agent", "look up Jane"], ["agent", "work"]], ["t1", "t2", "t3"])
 
 
-@pytest.mark.parametrize("together", [1, 1000])
+@pytest.mark.parametrize("per_statement", [1, 1000])
 async def test_sums_of_deleted_spans_are_deleted_and_those_of_new_spans_rebuilt(
-    engine: TraceStore, together: int, monkeypatch: pytest.MonkeyPatch
+    engine: TraceStore, per_statement: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "TOGETHER", together)
+    monkeypatch.setattr(orphans, "ORPHANS_PER_STATEMENT", per_statement)
     for name in ("ro-1", "ro-2", "ro-3"):
         insert(engine, {"RolloutId": name, "TraceId": name, "SpanName": f"of {name}", "ServiceName": "agent"})
     engine.delete("otel_traces", "RolloutId != 'ro-2'", {})  # like parts dropped after the retention time: their sums stay
@@ -255,6 +255,7 @@ async def test_nothing_is_deleted_while_the_collector_is_unavailable(own_stack: 
     assert await rows(own_stack, "ro-1") == (0, 0)
 
 
+@pytest.mark.full
 async def test_with_a_server_the_command_deletes_by_itself(own_stack: Stack, tmp_path: Path) -> None:
     with ClickHouseServer(tmp_path / "server") as server:
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})

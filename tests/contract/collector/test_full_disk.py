@@ -60,11 +60,11 @@ async def test_a_full_disk_of_the_log_is_reported_to_clients_and_in_health(own_s
     ballast = await asyncio.to_thread(fill, own_stack.processes["collector"].pid, wal)
     body = span_request([("ro-during", "at-1")], spans=30).SerializeToString()
     await until(lambda: over_http(own_stack, body), lambda answer: answer[0] != 200)  # free space is checked once a second
-    code, retry, said = await over_http(own_stack, body)
+    code, retry, http_status = await over_http(own_stack, body)
     assert (code, retry) == (503, "1")
-    grpc_code, grpc_said = await over_grpc(own_stack, body)
+    grpc_code, grpc_status = await over_grpc(own_stack, body)
     assert grpc_code is grpc.StatusCode.UNAVAILABLE
-    for status in (said, grpc_said):
+    for status in (http_status, grpc_status):
         assert str(wal) in status.message and "make room" in status.message
         assert status.details[0].Unpack(RetryInfo())
     health, status_page = await page(own_stack, "/health"), await page(own_stack, "/status")

@@ -87,7 +87,7 @@ def no_faults() -> Iterator[None]:
     faults.hooks.clear()
 
 
-class Keeper:
+class LateStore:
     """A store with its own maintenance, as the tests use them."""
 
     def __init__(self, engine: TraceStore, queue: LocalQueue, clock: ManualClock, *, adopt: bool) -> None:
@@ -145,8 +145,8 @@ def span(number: int, parent: int = 0, rollout: str = "", attempt: str = "", nam
 
 
 @pytest.fixture
-async def keeper(engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> AsyncIterator[Keeper]:
-    made = Keeper(engine, queue, clock, adopt=True)
+async def late_store(engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> AsyncIterator[LateStore]:
+    made = LateStore(engine, queue, clock, adopt=True)
     yield made
     await made.maintenance.close()
 
@@ -156,18 +156,18 @@ async def keeper(engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> A
 )  # the other tests run every statement on a cluster, too
 @pytest.mark.parametrize("vector", vectors())
 async def test_golden_vectors(vector: Row, engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> None:
-    keeper = Keeper(engine, queue, clock, adopt=vector.get("policy") == "adopt")
+    late_store = LateStore(engine, queue, clock, adopt=vector.get("policy") == "adopt")
     known: list[Row] = []
     for step in vector["steps"]:
         clock.advance(step.get("later", 0))
         stored = [document for document in step["stored"] if document.get("rollout")]
-        await keeper.store(step["stored"])
+        await late_store.store(step["stored"])
         before = {(row["traceId"], row["spanId"]) for row in known + stored}
-        await keeper.run()
-        new = [row for row in keeper.copies() if (row["traceId"], row["spanId"]) not in before]
+        await late_store.run()
+        new = [row for row in late_store.copies() if (row["traceId"], row["spanId"]) not in before]
         assert [shown(row, expected) for row, expected in zip(new, step["copies"], strict=True)] == step["copies"]
         known += new
-    await keeper.maintenance.close()
+    await late_store.maintenance.close()
 
 
 def shown(row: Row, expected: Row) -> Row:
@@ -176,20 +176,20 @@ def shown(row: Row, expected: Row) -> Row:
 
 
 @pytest.mark.parametrize("point", faults.LATE_POINTS)
-async def test_a_pass_that_dies_is_finished_by_the_next(point: str, keeper: Keeper, queue: LocalQueue) -> None:
-    await keeper.store([span(2, 1, age=90), span(3, 2, age=90)])
+async def test_a_pass_that_dies_is_finished_by_the_next(point: str, late_store: LateStore, queue: LocalQueue) -> None:
+    await late_store.store([span(2, 1, age=90), span(3, 2, age=90)])
     other = [{**span(n, n - 1, age=90), "traceId": f"{2:032x}"} for n in (5, 6)]
-    await keeper.store([*other, {**span(4, 0, "ro-1", "at-1", age=90), "traceId": f"{2:032x}"}])
+    await late_store.store([*other, {**span(4, 0, "ro-1", "at-1", age=90), "traceId": f"{2:032x}"}])
 
     def die() -> None:
         raise ProcessLookupError
 
     faults.hooks[point] = die
     with pytest.raises(ProcessLookupError):
-        await keeper.run()
+        await late_store.run()
     faults.hooks.clear()
-    await keeper.run()
-    assert [(row["spanId"][-1], row["rollout"]) for row in keeper.copies()] == [
+    await late_store.run()
+    assert [(row["spanId"][-1], row["rollout"]) for row in late_store.copies()] == [
         ("2", ADOPTED),
         ("3", ADOPTED),
         ("5", "ro-1"),
@@ -198,16 +198,16 @@ async def test_a_pass_that_dies_is_finished_by_the_next(point: str, keeper: Keep
     (rollout,) = (await queue.client.query_rollouts(mode_in=["production"])).items
     assert isinstance(rollout, AttemptedRollout)
     assert (rollout.rollout_id, rollout.status, rollout.attempt.status) == (ADOPTED, "succeeded", "succeeded")
-    assert {row["attempt"] for row in keeper.copies()[:2]} == {rollout.attempt.attempt_id}
-    assert await keeper.run() == {"spans": 0, "logs": 0, "adopted": 0, "began": keeper.clock.now}
+    assert {row["attempt"] for row in late_store.copies()[:2]} == {rollout.attempt.attempt_id}
+    assert await late_store.run() == {"spans": 0, "logs": 0, "adopted": 0, "began": late_store.clock.now}
 
 
-async def test_an_adopted_rollout_records_its_origin(keeper: Keeper, queue: LocalQueue) -> None:
+async def test_an_adopted_rollout_records_its_origin(late_store: LateStore, queue: LocalQueue) -> None:
     messages = [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]
-    await keeper.store(
+    await late_store.store(
         [span(2, 1, age=70), span(1, 0, name="POST /chat", age=80, attributes={"gen_ai.input.messages": json.dumps(messages)})]
     )
-    assert (await keeper.run())["adopted"] == 1
+    assert (await late_store.run())["adopted"] == 1
     ((rollout),) = (await queue.client.query_rollouts()).items
     assert (rollout.rollout_id, rollout.mode, rollout.status, rollout.input) == (ADOPTED, "production", "succeeded", messages)
     assert rollout.metadata is not None
@@ -215,91 +215,93 @@ async def test_an_adopted_rollout_records_its_origin(keeper: Keeper, queue: Loca
     assert rollout.metadata["last_time"] - rollout.metadata["first_time"] == pytest.approx(10)
 
 
-async def test_steps_of_training_runs_are_not_adopted(keeper: Keeper, queue: LocalQueue) -> None:
-    await keeper.store([span(1, 0, age=80, name="agentlightning.train.step"), span(2, 1, age=80, name="agentlightning.train.evidence")])
-    assert (await keeper.run())["adopted"] == 0
+async def test_steps_of_training_runs_are_not_adopted(late_store: LateStore, queue: LocalQueue) -> None:
+    await late_store.store([span(1, 0, age=80, name="agentlightning.train.step"), span(2, 1, age=80, name="agentlightning.train.evidence")])
+    assert (await late_store.run())["adopted"] == 0
     assert not (await queue.client.query_rollouts()).items
 
 
-async def test_a_trace_whose_root_failed_becomes_a_failed_rollout(keeper: Keeper, queue: LocalQueue) -> None:
-    await keeper.store([span(1, 0, age=70, columns={"StatusCode": "Error", "StatusMessage": "no model"})])
-    await keeper.run()
+async def test_a_trace_whose_root_failed_becomes_a_failed_rollout(late_store: LateStore, queue: LocalQueue) -> None:
+    await late_store.store([span(1, 0, age=70, columns={"StatusCode": "Error", "StatusMessage": "no model"})])
+    await late_store.run()
     ((rollout),) = (await queue.client.query_rollouts()).items
     assert isinstance(rollout, AttemptedRollout)
     assert (rollout.status, rollout.attempt.error) == ("failed", "no model")
 
 
-async def test_late_spans_do_not_change_a_finished_rollout(keeper: Keeper, queue: LocalQueue) -> None:
-    await keeper.store([span(1, 0, age=70)])
-    await keeper.run()
+async def test_late_spans_do_not_change_a_finished_rollout(late_store: LateStore, queue: LocalQueue) -> None:
+    await late_store.store([span(1, 0, age=70)])
+    await late_store.run()
     (before,) = (await queue.client.query_rollouts()).items
-    await keeper.store([span(2, 1)])
-    assert (await keeper.run())["spans"] == 1
+    await late_store.store([span(2, 1)])
+    assert (await late_store.run())["spans"] == 1
     assert (await queue.client.query_rollouts()).items == [before]
 
 
-async def test_log_records_follow_their_trace_or_their_span_once(keeper: Keeper) -> None:
-    await keeper.store([span(1, 0, "ro-1", "at-1", conventions.SPAN_ATTEMPT)])
+async def test_log_records_follow_their_trace_or_their_span_once(late_store: LateStore) -> None:
+    await late_store.store([span(1, 0, "ro-1", "at-1", conventions.SPAN_ATTEMPT)])
     other = f"{2:032x}"
-    await keeper.store([{**span(7, 0, "ro-2", "at-2"), "traceId": other}, {**span(8, 7), "traceId": other}])
-    stamp = f"{keeper.clock.now:.3f}"
+    await late_store.store([{**span(7, 0, "ro-2", "at-2"), "traceId": other}, {**span(8, 7), "traceId": other}])
+    stamp = f"{late_store.clock.now:.3f}"
     logs = [(TRACE, ""), (TRACE, f"{9:016x}"), (other, f"{8:016x}"), (other, f"{9:016x}"), (other, ""), (f"{3:032x}", ""), ("", "")]
     rows = [
         {"Timestamp": stamp, "TraceId": trace, "SpanId": own, "Body": f"{n}", "ReceivedAt": stamp, "BatchId": 1, "BatchPos": n}
         for n, (trace, own) in enumerate(logs)
     ]
-    keeper.engine.insert("otel.otel_logs", [*rows[0]], "\n".join(map(json.dumps, rows)).encode())
-    assert (await keeper.run())["logs"] == 3
+    late_store.engine.insert("otel.otel_logs", [*rows[0]], "\n".join(map(json.dumps, rows)).encode())
+    assert (await late_store.run())["logs"] == 3
     query = "SELECT Body, RolloutId, AttemptId FROM otel.otel_logs WHERE RolloutId != '' ORDER BY Body"
-    assert keeper.engine.select(query) == [["0", "ro-1", "at-1"], ["1", "ro-1", "at-1"], ["2", "ro-2", "at-2"]]
-    assert (await keeper.run())["logs"] == 0
+    assert late_store.engine.select(query) == [["0", "ro-1", "at-1"], ["1", "ro-1", "at-1"], ["2", "ro-2", "at-2"]]
+    assert (await late_store.run())["logs"] == 0
 
 
 @pytest.mark.parametrize("refused_first", [True, False])
-async def test_a_refused_span_neither_hides_one_with_the_same_ids_nor_is_copied(refused_first: bool, keeper: Keeper) -> None:
+async def test_a_refused_span_neither_hides_one_with_the_same_ids_nor_is_copied(refused_first: bool, late_store: LateStore) -> None:
     refused, true = span(2, 1, name="forged", attributes={conventions.INVALID: "its key"}), span(2, 1, name="true")
-    await keeper.store([refused, true] if refused_first else [true, refused])
-    await keeper.store([span(1, 0, "ro-1", "at-1"), span(3, 2)])
-    await keeper.run()
-    found = keeper.engine.select("SELECT SpanName FROM otel.otel_traces WHERE RolloutId = 'ro-1' ORDER BY SpanId")
+    await late_store.store([refused, true] if refused_first else [true, refused])
+    await late_store.store([span(1, 0, "ro-1", "at-1"), span(3, 2)])
+    await late_store.run()
+    found = late_store.engine.select("SELECT SpanName FROM otel.otel_traces WHERE RolloutId = 'ro-1' ORDER BY SpanId")
     assert found == [["work"], ["true"], ["work"]]
 
 
-async def test_a_trace_larger_than_a_batch_is_copied_whole(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trace_larger_than_a_batch_is_copied_whole(late_store: LateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_pass, "ROWS", 4)
     monkeypatch.setattr(late_pass, "TRACES", 2)
-    await keeper.store([span(n, n - 1) for n in range(20, 1, -1)] + [span(90, 89), span(1, 0, "ro-1", "at-1")])
+    await late_store.store([span(n, n - 1) for n in range(20, 1, -1)] + [span(90, 89), span(1, 0, "ro-1", "at-1")])
     for trace in range(2, 7):
-        await keeper.store([{**span(1, 0, f"ro-{trace}", "at-1"), "traceId": f"{trace:032x}"}, {**span(2, 1), "traceId": f"{trace:032x}"}])
-    await keeper.run()
-    copies = keeper.copies()
+        await late_store.store(
+            [{**span(1, 0, f"ro-{trace}", "at-1"), "traceId": f"{trace:032x}"}, {**span(2, 1), "traceId": f"{trace:032x}"}]
+        )
+    await late_store.run()
+    copies = late_store.copies()
     assert len(copies) == 19 + 5
     assert sorted(row["sequence"] for row in copies if row["rollout"] == "ro-1") == list(range(1, 20))
 
 
-async def test_a_pass_over_everything_repairs_the_summary(keeper: Keeper) -> None:
-    await keeper.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
-    await keeper.run()
-    empty(keeper.engine, "rollout_summary_states")
-    keeper.since = 0
-    await keeper.run()
-    assert keeper.engine.select("SELECT RolloutId, Spans FROM otel.rollout_summary") == [["ro-1", 1]]
+async def test_a_pass_over_everything_repairs_the_summary(late_store: LateStore) -> None:
+    await late_store.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
+    await late_store.run()
+    empty(late_store.engine, "rollout_summary_states")
+    late_store.since = 0
+    await late_store.run()
+    assert late_store.engine.select("SELECT RolloutId, Spans FROM otel.rollout_summary") == [["ro-1", 1]]
 
 
-async def test_passes_of_one_collector_take_turns(keeper: Keeper) -> None:
-    await keeper.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
+async def test_passes_of_one_collector_take_turns(late_store: LateStore) -> None:
+    await late_store.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
     others: list[asyncio.Future[dict[str, float]]] = []
-    faults.hooks["late-numbered"] = lambda: others.append(asyncio.ensure_future(keeper.maintenance.run(0)))
-    assert (await keeper.run())["spans"] == 1
+    faults.hooks["late-numbered"] = lambda: others.append(asyncio.ensure_future(late_store.maintenance.run(0)))
+    assert (await late_store.run())["spans"] == 1
     with pytest.raises(InUseError, match="running already"):
         await others[0]
 
 
-async def test_a_pass_ends_when_its_collector_stops(keeper: Keeper) -> None:
-    await keeper.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
+async def test_a_pass_ends_when_its_collector_stops(late_store: LateStore) -> None:
+    await late_store.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
     closing: list[asyncio.Future[None]] = []
-    faults.hooks["late-copied"] = lambda: closing.append(asyncio.ensure_future(keeper.maintenance.close()))
+    faults.hooks["late-copied"] = lambda: closing.append(asyncio.ensure_future(late_store.maintenance.close()))
     faults.hooks["adopt-started"] = lambda: pytest.fail("it went on")
     with pytest.raises(UnavailableError, match="the next one goes on"):
-        await keeper.run()
+        await late_store.run()
     await closing[0]

@@ -14,7 +14,7 @@ from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
-from tests.contract.collector.test_late_pass import Keeper, span
+from tests.contract.collector.test_late_pass import LateStore, span
 from tests.local_queue import LocalQueue, ManualClock
 from tests.small_disk import fill, on_small_disk
 
@@ -39,20 +39,20 @@ async def test_copies_that_a_full_disk_cuts_off_are_completed_once(leave: int, q
     with server:
         engine = ServerEngine(ServerAddress.parse(server.url()))
         create_schema(engine, where="the test")
-        keeper = Keeper(engine, queue, ManualClock(), adopt=False)
-        maintainer = Maintainer(queue.client, keeper.maintenance.run, clock=keeper.clock)
-        await keeper.store([span(1, 0, "ro-1", "at-1")])
+        late_store = LateStore(engine, queue, ManualClock(), adopt=False)
+        maintainer = Maintainer(queue.client, late_store.maintenance.run, clock=late_store.clock)
+        await late_store.store([span(1, 0, "ro-1", "at-1")])
         await maintainer.once()
-        await keeper.store([span(n, 1, attributes={"large": os.urandom(MIB // 2).hex()}) for n in range(2, LATE + 2)])
+        await late_store.store([span(n, 1, attributes={"large": os.urandom(MIB // 2).hex()}) for n in range(2, LATE + 2)])
         ballast = fill(server.pid, data, leave=leave)
         with pytest.raises(ClickHouseError, match=r"not enough space|No space left"):
             await maintainer.once()
         ballast.unlink()
-        cut_off = len(keeper.copies())
+        cut_off = len(late_store.copies())
         assert cut_off < LATE
         report = await maintainer.once()
         assert report is not None and report["spans"] == LATE - cut_off
-        assert [row["spanId"] for row in keeper.copies()] == [f"{n:016x}" for n in range(2, LATE + 2)]
+        assert [row["spanId"] for row in late_store.copies()] == [f"{n:016x}" for n in range(2, LATE + 2)]
         assert engine.select("SELECT RolloutId, Spans FROM otel.rollout_summary") == [["ro-1", LATE + 1]]
-        await keeper.maintenance.close()
+        await late_store.maintenance.close()
         engine.close()

@@ -49,6 +49,7 @@ async def test_spans_that_came_before_their_attempt_are_read_once(stack: Stack) 
         assert len(await reader.spans(["ro-late"])) == 4
 
 
+@pytest.mark.full
 async def test_with_a_server_the_maintainer_writes_itself(own_stack: Stack, tmp_path: Path) -> None:
     with ClickHouseServer(tmp_path / "server") as server:
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})

@@ -45,7 +45,7 @@ async def test_metrics_of_every_service_are_stored_by_the_collector(stack: Stack
     stack.spawn("runner", "-m", "agl_otel.runner", "--", "true")
     async with stack.reader() as reader:
 
-        async def told() -> set[tuple[str, str]]:
+        async def pushed_names() -> set[tuple[str, str]]:
             await reader.barrier()
             return {(row["ServiceName"], row["MetricName"]) for row in await reader.query(ROWS)}
 
@@ -53,7 +53,7 @@ async def test_metrics_of_every_service_are_stored_by_the_collector(stack: Stack
             await reader.barrier()
             return (await reader.query(MOST))[0]["most"]
 
-        await until(told, lambda found: found >= set(NAMED.items()))
+        await until(pushed_names, lambda found: found >= set(NAMED.items()))
         before = await most()
         await until(most, lambda count: count > before)
 

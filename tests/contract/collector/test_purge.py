@@ -77,10 +77,10 @@ async def others_are_whole(stack: Stack, rollout_id: str) -> None:
 async def test_deleted_data_is_in_no_file_once_the_command_has_waited(own_stack: Stack) -> None:
     data = own_stack.settings.data_dir
     rollouts = await filled(own_stack)
-    told = await asyncio.to_thread(delete, own_stack, rollouts[0], "--wait")
+    output = await asyncio.to_thread(delete, own_stack, rollouts[0], "--wait")
     assert holding(data, SECRET) == set()
-    assert f"{data / 'runs' / 'of-jane'} made them: its weights and checkpoints stay" in told
-    assert "of-others" not in told and "logs" not in told
+    assert f"{data / 'runs' / 'of-jane'} made them: its weights and checkpoints stay" in output
+    assert "of-others" not in output and "logs" not in output
     assert holding(data, rollouts[0]) <= {"queue.db"}, "the queue keeps its answers for 10 minutes"
     await others_are_whole(own_stack, rollouts[1])
 

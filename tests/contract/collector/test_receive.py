@@ -234,10 +234,10 @@ async def test_the_same_bytes_with_other_ids_are_not_a_resend(stack: Stack, read
 
 
 async def test_spans_without_any_id_are_kept(stack: Stack, reader: TraceReader) -> None:
-    lonely = span("lonely")
-    await post_spans(stack, request_of([lonely]), ack="stored")
+    unidentified = span("lonely")
+    await post_spans(stack, request_of([unidentified]), ack="stored")
     (row,) = await reader.query(
-        "SELECT RolloutId, SequenceId FROM otel_traces WHERE SpanId = {s:String}", params={"s": lonely.span_id.hex()}
+        "SELECT RolloutId, SequenceId FROM otel_traces WHERE SpanId = {s:String}", params={"s": unidentified.span_id.hex()}
     )
     assert row == {"RolloutId": "", "SequenceId": 0}
 

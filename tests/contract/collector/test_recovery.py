@@ -51,6 +51,7 @@ def request_in(file: str) -> ExportTraceServiceRequest:
     return ExportTraceServiceRequest.FromString(Path(file).read_bytes())
 
 
+@pytest.mark.full
 async def test_a_request_that_kills_the_collector_is_a_dead_letter_after_some_starts(own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector("-c", KILLED_BY_POISON)

@@ -25,7 +25,7 @@ from tests.clickhouse_server import PASSWORD, ClickHouseServer
 
 from .otlp import post_on, post_spans, span_request
 from .stack import Stack, new_stack, until
-from .test_crash import KILLED_AT, check_every_acked_span_is_there_once, send_until_it_dies
+from .test_crash import KILLED_AT, check_acked_spans_are_stored_once, send_until_it_dies
 
 pytestmark = pytest.mark.full
 
@@ -67,9 +67,9 @@ async def test_one_address_is_enough_and_the_password_stays_in_the_collector(on_
     async with QueueClient(on_server.queue) as queue:
         described = await until(queue.describe, lambda described: bool(described.clickhouse))
     assert described.clickhouse == on_server.sql
-    told = f"{described} {await health(on_server)} {on_server.log.read_text()}"
-    assert PASSWORD not in told
-    assert "s3cret" not in told
+    texts = f"{described} {await health(on_server)} {on_server.log.read_text()}"
+    assert PASSWORD not in texts
+    assert "s3cret" not in texts
     assert not (on_server.settings.data_dir / "traces").exists(), "no embedded ClickHouse is opened"
 
 
@@ -209,10 +209,10 @@ def test_a_server_that_refuses_access_ends_the_start_with_advice(
     on_server.settings = on_server.settings.model_copy(update={"clickhouse_url": server.url(user, password)})
     process: subprocess.Popen[bytes] = on_server.spawn("collector")
     assert process.wait(300) == 1
-    told = on_server.log.read_text()
-    assert message in told
-    assert "s3cret" not in told
-    assert "Traceback" not in told
+    log = on_server.log.read_text()
+    assert message in log
+    assert "s3cret" not in log
+    assert "Traceback" not in log
 
 
 async def test_a_second_collector_on_the_same_log_refuses_and_the_first_goes_on(on_server: Stack, server: ClickHouseServer) -> None:
@@ -223,8 +223,8 @@ async def test_a_second_collector_on_the_same_log_refuses_and_the_first_goes_on(
     second = Stack(on_server.settings.model_copy(update=ports).with_ports(), on_server.log.with_name("second.log"))
     try:
         assert await asyncio.to_thread(second.spawn("collector").wait, 40) == 1
-        told = second.log.read_text()
-        assert "is another collector's" in told and "AGL_DATA_DIR" in told and "Traceback" not in told
+        log = second.log.read_text()
+        assert "is another collector's" in log and "AGL_DATA_DIR" in log and "Traceback" not in log
         async with aiohttp.ClientSession() as session, session.get(f"{on_server.http}/health") as response:
             assert response.status == 200
     finally:
@@ -240,4 +240,4 @@ async def test_a_collector_killed_on_a_server_loses_and_duplicates_nothing(point
     await asyncio.gather(*(send_until_it_dies(on_server, acked, client) for client in range(3)))
     assert await asyncio.to_thread(on_server.processes["collector"].wait, 30) == -signal.SIGKILL
     await on_server.start_collector()
-    await check_every_acked_span_is_there_once(on_server, acked)
+    await check_acked_spans_are_stored_once(on_server, acked)

@@ -20,7 +20,7 @@ from tests.small_disk import no_file_over
 from .otlp import request_of, span
 
 
-class Grumpy:
+class FailingEngine:
     """A real engine that rejects rows with a certain text, like ClickHouse with rows it cannot parse, or fails after an insert."""
 
     def __init__(self, engine: ChdbEngine, *, poison: bytes = b"", fails_after_insert: int = 0) -> None:
@@ -111,7 +111,7 @@ def test_a_batch_whose_token_clickhouse_noted_without_the_rows_is_stored(engine:
 
 
 def test_an_insert_that_failed_after_storing_is_not_repeated(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(Grumpy(engine, fails_after_insert=1), tmp_path / "refused", fast_from_spans=fast_from_spans)
+    store = BatchStore(FailingEngine(engine, fails_after_insert=1), tmp_path / "refused", fast_from_spans=fast_from_spans)
     batch, members = Batch(77, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
     if fast_from_spans > 1:
         with pytest.raises(ClickHouseError):
@@ -129,14 +129,14 @@ def test_an_insert_that_reports_success_but_stores_nothing_is_tried_again(engine
     engine.command("ALTER TABLE otel.otel_traces MODIFY SETTING min_free_disk_bytes_to_perform_insert = 1000000000000000")  # a full disk
     with pytest.raises(ClickHouseError) as refused:
         store.store(batch, members, in_doubt=False)
-    assert not refused.value.about_the_data
+    assert not refused.value.is_data_error
     engine.command("ALTER TABLE otel.otel_traces RESET SETTING min_free_disk_bytes_to_perform_insert")
     store.store(batch, members, in_doubt=True)
     assert [name for name, _, _ in stored(engine)] == ["a", "b"]
 
 
 def test_only_the_request_with_bad_rows_becomes_a_dead_letter(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(Grumpy(engine, poison=b"poison"), tmp_path / "refused", fast_from_spans=fast_from_spans)
+    store = BatchStore(FailingEngine(engine, poison=b"poison"), tmp_path / "refused", fast_from_spans=fast_from_spans)
     members = (
         [member(n, f"good-{n}") for n in range(5)] + [member(5, "poison", "its neighbour")] + [member(n, f"good-{n}") for n in range(6, 9)]
     )

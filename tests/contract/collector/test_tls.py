@@ -149,11 +149,11 @@ async def test_client_certificates_are_required_and_checked(mutual_stack: Stack,
             assert "AGL_TLS_CLIENT_CA" in await response.text()
         async with session.get(f"{https(mutual_stack)}/health", ssl=authority.context()) as response:
             assert response.status == 200
-        stranger = authority.context()
+        untrusted = authority.context()
         other = await asyncio.to_thread(Authority, tmp_path / "other")
-        stranger.load_cert_chain(other.path("client.pem"), other.path("client.key"))
+        untrusted.load_cert_chain(other.path("client.pem"), other.path("client.key"))
         with pytest.raises(aiohttp.ClientConnectionError):
-            await session.post(f"{https(mutual_stack)}/v1/traces", data=body, headers=HEADERS, ssl=stranger)
+            await session.post(f"{https(mutual_stack)}/v1/traces", data=body, headers=HEADERS, ssl=untrusted)
     async with grpc.aio.secure_channel(mutual_stack.grpc, authority.credentials()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await channel.unary_unary(METHODS[0], request_serializer=None, response_deserializer=None)(body, timeout=300)

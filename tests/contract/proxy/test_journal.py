@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel.proxy.inheritance import read_journal
 from agl_otel.proxy.journal import FOLDER, SETTLED, unpacked
+from agl_otel.proxy.recovery import read_journal
 from agl_otel.queue.client import QueueClient
 from agl_otel.service.framed import Frame, read
 from agl_otel.settings import DAY_SECONDS, Settings
@@ -327,8 +327,8 @@ async def test_the_journal_is_masked_as_spans_are(life: Life, model: ModelServer
     await life.kill()
     (folder,) = life.folder.iterdir()
     assert b"a secret word" not in b"".join(path.read_bytes() for path in folder.iterdir())
-    (legacy,) = read_journal(folder).legacies.values()
-    assert b"sha256:" in b"".join(legacy.ended.values())
+    (dead,) = read_journal(folder).attempts.values()
+    assert b"sha256:" in b"".join(dead.ended.values())
 
 
 async def test_after_random_kills_under_load_no_attempt_with_a_lost_call_is_complete(life: Life, model: ModelServer) -> None:

@@ -98,9 +98,9 @@ async def test_a_redirected_call_is_recorded_with_the_reason_and_not_retried(rec
     ("location", "words"),
     [
         ("/elsewhere", "redirects to another path of its own"),
-        ("", "HTTP 307 and no place"),
-        ("javascript:alert(1)", "HTTP 307 and no place"),
-        ("http://[", "HTTP 307 and no place"),
+        ("", "HTTP 307 without a location"),
+        ("javascript:alert(1)", "HTTP 307 without a location"),
+        ("http://[", "HTTP 307 without a location"),
         ("//other.example/x", "redirects to http://other.example,"),
         ("https://user:word@other.example:8443/x", "redirects to https://other.example:8443,"),
     ],

@@ -95,12 +95,12 @@ async def test_a_waiting_claim_gets_a_new_rollout_at_once(queue: LocalQueue) -> 
 
 
 async def test_waiting_claims_are_served_in_the_transaction_of_the_enqueue(queue: LocalQueue) -> None:
-    heard: list[Signals] = []
+    received: list[Signals] = []
     waiting = [asyncio.create_task(queue.client.claim(2, worker_id=f"w-{n}", wait_seconds=30)) for n in range(3)]
     await until_idle(queue, 3)
-    queue.engine.subscribe(heard.append)
+    queue.engine.subscribe(received.append)
     enqueued = await queue.client.enqueue(tasks(1, 2, 3))
-    assert not sum(signals.claimable for signals in heard), "nothing is left that could be claimed: no other claim is woken"
+    assert not sum(signals.claimable for signals in received), "nothing is left that could be claimed: no other claim is woken"
     assert [r.status for r in enqueued] == ["queuing"] * 3, "the answer tells what was enqueued"
     assert [r.status for r in await queue.client.query_rollouts()] == ["preparing"] * 3
     await until_waiting(queue, 1)
@@ -129,7 +129,7 @@ async def test_a_claimer_that_disconnects_while_being_served_strands_no_rollout(
         raise UsageError("nothing has happened")
 
     client = QueueClient(queue.client.address)
-    gone = asyncio.create_task(client.claim(wait_seconds=30))
+    disconnected = asyncio.create_task(client.claim(wait_seconds=30))
     await until_idle(queue, 1)
     first = queue.engine.write(hold)  # until this ends SQLite commits nothing else
     await begun.wait()
@@ -137,13 +137,13 @@ async def test_a_claimer_that_disconnects_while_being_served_strands_no_rollout(
     async with asyncio.timeout(300):
         while queue.server.service.claims_idle:  # noqa: ASYNC110 - in one loop with the service: a turn each
             await asyncio.sleep(0)
-    gone.cancel()
+    disconnected.cancel()
     await until_waiting(queue, 0)
     over.set()
     with pytest.raises(UsageError, match="nothing has happened"):
         await first
     await enqueuing
-    await asyncio.gather(gone, return_exceptions=True)
+    await asyncio.gather(disconnected, return_exceptions=True)
     await client.close()
     await queue.server.service.drain()
     assert [(c.input, c.attempt.sequence_id) for c in await queue.client.claim(wait_seconds=5)] == [("x", 1)]
@@ -187,9 +187,9 @@ async def test_many_claimers_never_get_the_same_rollout(queue: LocalQueue) -> No
 
 
 async def test_a_claim_that_is_cancelled_while_it_waits_takes_nothing(queue: LocalQueue) -> None:
-    gone = asyncio.create_task(queue.client.claim(wait_seconds=30))
+    disconnected = asyncio.create_task(queue.client.claim(wait_seconds=30))
     await until_waiting(queue, 1)
-    gone.cancel()
+    disconnected.cancel()
     await until_waiting(queue, 0)
     await queue.client.enqueue(tasks("x"))
     assert [c.input for c in await queue.client.claim(wait_seconds=5)] == ["x"]
@@ -199,11 +199,11 @@ async def test_a_claimer_that_disconnects_at_any_moment_strands_no_rollout(queue
     for turns in range(40):
         [rollout] = await queue.client.enqueue(tasks(turns))
         client = QueueClient(queue.client.address)
-        gone = asyncio.create_task(client.claim(wait_seconds=5))
+        disconnected = asyncio.create_task(client.claim(wait_seconds=5))
         for _ in range(turns * 3):
             await asyncio.sleep(0)
-        gone.cancel()
-        result = (await asyncio.gather(gone, return_exceptions=True))[0]
+        disconnected.cancel()
+        result = (await asyncio.gather(disconnected, return_exceptions=True))[0]
         await client.close()
         claimed = result if isinstance(result, list) else await queue.client.claim(wait_seconds=5)
         assert [c.rollout_id for c in claimed] == [rollout.rollout_id]
@@ -242,9 +242,9 @@ async def test_a_claim_that_is_written_while_its_connection_is_cut_is_put_back(q
 
     first = queue.engine.write(hold)  # until this ends the claim can begin, but not commit
     await begun.wait()
-    gone = asyncio.create_task(calls.call("Claim", pb.ClaimRequest(limit=1, wait_seconds=5, request_id="r"), pb.Rollouts))
+    disconnected = asyncio.create_task(calls.call("Claim", pb.ClaimRequest(limit=1, wait_seconds=5, request_id="r"), pb.Rollouts))
     await until_waiting(queue, 1)
-    gone.cancel()
+    disconnected.cancel()
     await until_waiting(queue, 0)
     over.set()
     with pytest.raises(UsageError, match="nothing has happened"):

@@ -41,7 +41,7 @@ class Try:
     started: float
     status: str = "preparing"
     ended: float | None = None
-    heard: float | None = None
+    last_span: float | None = None
 
 
 @dataclass
@@ -114,8 +114,8 @@ class Model:
         else:
             self.set_status(job, status, now)
 
-    def hear(self, job: Job, attempt: Try, spans: int, now: float) -> None:
-        attempt.heard = now
+    def receive_spans(self, job: Job, attempt: Try, spans: int, now: float) -> None:
+        attempt.last_span = now
         if spans and attempt is job.tries[-1] and attempt.status in ("preparing", "unresponsive"):
             attempt.status = "running"
             if job.status in ("preparing", "requeuing"):
@@ -126,10 +126,10 @@ class Model:
             if job.status not in ("preparing", "running"):
                 continue
             attempt = job.tries[-1]
-            heard = attempt.started if attempt.heard is None else attempt.heard
+            last_span = attempt.started if attempt.last_span is None else attempt.last_span
             if job.config.timeout_seconds and now - attempt.started > job.config.timeout_seconds:
                 self.set_try(job, attempt, "timeout", now)
-            elif job.config.unresponsive_seconds and now - heard > job.config.unresponsive_seconds:
+            elif job.config.unresponsive_seconds and now - last_span > job.config.unresponsive_seconds:
                 self.set_try(job, attempt, "unresponsive", now)
 
 
@@ -242,11 +242,11 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: cast("Histories", self).has_tries())
     @rule(data=st.data(), spans=st.integers(0, 2))
     def observe(self, data: st.DataObject, spans: int) -> None:
-        self.hear(*self.some_try(data), spans)
+        self.receive_spans(*self.some_try(data), spans)
 
-    def hear(self, job: Job, attempt: Try, spans: int) -> None:
+    def receive_spans(self, job: Job, attempt: Try, spans: int) -> None:
         self.runner.run(self.queue.client.observe([Observation(job.id, attempt.id, spans, self.time)]))
-        self.model.hear(job, attempt, spans, self.time)
+        self.model.receive_spans(job, attempt, spans, self.time)
 
     @precondition(lambda self: cast("Histories", self).has_tries())
     @rule(data=st.data(), end=st.sampled_from(["failed", "timeout", "unresponsive"]), by_hand=st.booleans(), replaced=st.booleans())
@@ -262,7 +262,7 @@ class Histories(RuleBasedStateMachine):
             self.model.set_try(job, attempt, end, self.time)
         if replaced:
             self.start(job)
-        self.hear(job, attempt, 1)
+        self.receive_spans(job, attempt, 1)
 
     @precondition(lambda self: cast("Histories", self).has_jobs())
     @rule(data=st.data())
@@ -302,7 +302,7 @@ class Histories(RuleBasedStateMachine):
         self.runner.run(self.queue.start())
 
     @invariant()
-    def what_is_not_finished_waits_or_has_an_open_attempt(self) -> None:
+    def unfinished_rollouts_are_queued_or_have_an_open_attempt(self) -> None:
         """Else nothing moves it any more: it is not claimed, and its attempt has ended. Asked of the queue, not of the model."""
         for rollout in self.runner.run(self.queue.client.query_rollouts()):
             if rollout.status in ("preparing", "running"):
@@ -310,7 +310,7 @@ class Histories(RuleBasedStateMachine):
                 assert attempt.status in ("preparing", "running"), (rollout.status, attempt.status)
 
     @invariant()
-    def the_queue_is_what_the_model_says(self) -> None:
+    def the_queue_equals_the_model(self) -> None:
         ids = [*self.model.jobs]
         statistics = self.runner.run(self.queue.client.statistics())
         counted = {"by_status": "rollouts_by_status", "attempts": "total_attempts", "claimable": "claimable"}
@@ -323,7 +323,7 @@ class Histories(RuleBasedStateMachine):
             name: (job.status, job.ended) for name, job in self.model.jobs.items()
         }
         assert {name: (a.rollout_id, a.sequence_id, a.status, a.end_time, a.last_heartbeat_time) for name, a in attempts.items()} == {
-            attempt.id: (job.id, number, attempt.status, attempt.ended, attempt.heard)
+            attempt.id: (job.id, number, attempt.status, attempt.ended, attempt.last_span)
             for job in self.model.jobs.values()
             for number, attempt in enumerate(job.tries, 1)
         }
@@ -353,6 +353,7 @@ def history_server(postgres: Postgres) -> None:
     PostgresHistories.server = postgres
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("history_server")
 class TestPostgresHistories(PostgresHistories.TestCase):
     settings = settings(max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

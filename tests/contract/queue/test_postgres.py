@@ -184,6 +184,6 @@ async def test_rollouts_queried_by_id_are_read_by_their_index(postgres: Postgres
 
     async with LocalQueue(postgres.new_schema()) as queue:
         await queue.client.enqueue([EnqueueRolloutRequest(input=n) for n in range(2000)])
-        said = await queue.engine.read(plan)
-    assert "rollouts_rollout_id_key" in said
-    assert "rollouts_pkey" not in said
+        plan_text = await queue.engine.read(plan)
+    assert "rollouts_rollout_id_key" in plan_text
+    assert "rollouts_pkey" not in plan_text

@@ -39,7 +39,7 @@ async def pair(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await asyncio.gather(a.stop(), b.stop())
 
 
-async def until_parked(queue: LocalQueue, claims: int) -> None:
+async def until_waiting(queue: LocalQueue, claims: int) -> None:
     async with asyncio.timeout(300):
         while queue.server.service.claims_waiting != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
             await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_claimers_at_both_never_get_the_same_rollout(pair: tuple[LocalQueu
 
 async def test_a_claim_that_waits_at_one_gets_what_is_enqueued_at_the_other(pair: tuple[LocalQueue, LocalQueue]) -> None:
     claim = asyncio.create_task(pair[1].client.claim(wait_seconds=300))
-    await until_parked(pair[1], 1)
+    await until_waiting(pair[1], 1)
     await pair[0].client.enqueue(tasks("x"))
     assert [c.input for c in await claim] == ["x"]
 

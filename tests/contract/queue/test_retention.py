@@ -28,31 +28,31 @@ async def left(queue: LocalQueue) -> list[str]:
 
 
 async def test_finished_rollouts_leave_the_queue_after_retention_days_and_open_ones_stay(queue: LocalQueue) -> None:
-    keeper = Maintainer(queue.client, no_work, retention_days=30, clock=queue.clock)
+    maintainer = Maintainer(queue.client, no_work, retention_days=30, clock=queue.clock)
     await queue.client.enqueue([EnqueueRolloutRequest(input=1, rollout_id="ro-open")])
     await finished(queue, "ro-1", "ro-2")
     queue.clock.advance(29 * DAY)
     await finished(queue, "ro-3")
-    report = await keeper.once()
+    report = await maintainer.once()
     assert report is not None
     assert report["pruned"] == 0
     queue.clock.advance(1.5 * DAY)
-    report = await keeper.once()
+    report = await maintainer.once()
     assert report is not None
     assert (report["pruned"], await left(queue)) == (2, ["ro-open", "ro-3"])
     assert (await queue.client.statistics())["rollouts_by_status"] == {"queuing": 1, "failed": 1}
 
 
 async def test_the_queue_is_asked_for_old_rollouts_once_an_hour(queue: LocalQueue) -> None:
-    keeper = Maintainer(queue.client, no_work, retention_days=1, clock=queue.clock)
+    maintainer = Maintainer(queue.client, no_work, retention_days=1, clock=queue.clock)
     await finished(queue, "ro-1")
     queue.clock.advance(DAY - 60)
-    await keeper.once()
+    await maintainer.once()
     queue.clock.advance(120)
-    await keeper.once()
+    await maintainer.once()
     assert await left(queue) == ["ro-1"]
     queue.clock.advance(PRUNE_SECONDS)
-    await keeper.once()
+    await maintainer.once()
     assert await left(queue) == []
 
 
@@ -71,14 +71,14 @@ async def test_files_are_purged_every_few_hours_and_earlier_after_a_failure(queu
         if len(at) == 2:
             raise UnavailableError("somebody reads the log")
 
-    keeper = Maintainer(queue.client, no_work, purge=purge, clock=queue.clock)
-    await keeper.once()
+    maintainer = Maintainer(queue.client, no_work, purge=purge, clock=queue.clock)
+    await maintainer.once()
     for seconds, times in ((PURGE_SECONDS - 1, 1), (1, 2), (PURGE_AGAIN_SECONDS - 1, 2), (1, 3), (PURGE_SECONDS - 1, 3), (1, 4)):
         queue.clock.advance(seconds)
         if len(at) == 1 and times == 2:
             with pytest.raises(UnavailableError):
-                await keeper.once()
+                await maintainer.once()
         else:
-            await keeper.once()
+            await maintainer.once()
         assert len(at) == times
     assert PURGE_SECONDS + 3 * PURGE_AGAIN_SECONDS < DAY, "in time, also where it fails now and then"

@@ -159,8 +159,8 @@ async def test_a_queue_with_a_token_answers_only_callers_with_it(queue_url: str)
     async with LocalQueue(queue_url, token="s3cret") as queue:
         assert await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
         for token in ("", "guess"):
-            async with QueueClient(queue.client.address, token=token) as stranger:
+            async with QueueClient(queue.client.address, token=token) as unauthorized:
                 with pytest.raises(SettingsError, match="AGL_TOKEN"):
-                    await stranger.describe()
+                    await unauthorized.describe()
                 with pytest.raises(SettingsError, match="AGL_TOKEN"):
-                    await anext(stranger.wait(["ro-1"]))
+                    await anext(unauthorized.wait(["ro-1"]))

@@ -26,7 +26,13 @@ from agl_otel.store import (
     LightningStoreThreaded,
     MongoLightningStore,
 )
+from agl_otel.store.address import Address
+from agl_otel.store.connections import CONNECTIONS, Connected
 from agl_otel.types import Rollout
+
+
+def test_the_attributes_that_a_copy_of_a_store_leaves_out_are_those_of_its_connections() -> None:
+    assert vars(Connected(Address("127.0.0.1:4747"))).keys() == CONNECTIONS
 
 
 async def test_a_store_reports_its_capabilities_and_counts(store: LightningStore) -> None:

@@ -113,12 +113,12 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
         (chat,) = pa.ipc.open_stream(file).read_all().to_pylist()
     assert [message["content"] for message in chat["messages"]] == ["my number is 42", "noted"]
     cli.run(str(tmp_path / "best"), *which, "--as", "sft", "--by-call", "--discount", "0.5")
-    said = cli.run(str(tmp_path), *which, "--as", "sft", code=2)
-    assert "is there already and holds no data set" in said
+    output = cli.run(str(tmp_path), *which, "--as", "sft", code=2)
+    assert "is there already and holds no data set" in output
 
     asyncio.run(store.add_span(reward_of(good.rollout_id, good.attempt.attempt_id, 3, 0.0)))
-    said = cli.run(str(tmp_path / "never.jsonl"), "--rebuild", pin, code=1)
-    assert f"rollout {good.rollout_id} was read up to sequence 2, and goes up to 3 now" in said
+    output = cli.run(str(tmp_path / "never.jsonl"), "--rebuild", pin, code=1)
+    assert f"rollout {good.rollout_id} was read up to sequence 2, and goes up to 3 now" in output
     assert not (tmp_path / "never.jsonl").exists()
 
 
@@ -140,9 +140,9 @@ def test_what_was_refused_is_reported_by_reward_and_task(store: LightningStore, 
     begun = [asyncio.run(fill(store, value)) for value in (1.0, 0.25)]
     bare = asyncio.run(without_reward(store))
     which = [part for each in (*begun, bare) for part in ("--rollout", each.rollout_id)]
-    said = Cli(store, capsys).run(str(tmp_path / "x.jsonl"), *which)
-    assert "of the attempts without a reward, 100 % were refused: no_reward" in said
-    assert "of the attempts at task {}, 100 % were refused: no_reward" in said
+    output = Cli(store, capsys).run(str(tmp_path / "x.jsonl"), *which)
+    assert "of the attempts without a reward, 100 % were refused: no_reward" in output
+    assert "of the attempts at task {}, 100 % were refused: no_reward" in output
 
 
 def test_wrong_use_is_reported(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,8 +161,8 @@ def test_wrong_use_is_reported(store: LightningStore, tmp_path: Path, capsys: py
     (tmp_path / "rules.toml").write_text("[[rule]]\naction = 'burn'\n")
     assert "action = 'burn'" in cli.run(str(tmp_path / "x.jsonl"), "--mask", str(tmp_path / "rules.toml"), code=2)
     (tmp_path / "rules.toml").write_text("[[rule]]\naction = 'drop_text'\n")
-    said = cli.run(str(tmp_path / "x.jsonl"), "--adapter", "json:loads", "--mask", str(tmp_path / "rules.toml"), code=2)
-    assert "masking rules do not know the rows of an adapter of your own (json:loads)" in said
+    output = cli.run(str(tmp_path / "x.jsonl"), "--adapter", "json:loads", "--mask", str(tmp_path / "rules.toml"), code=2)
+    assert "masking rules do not know the rows of an adapter of your own (json:loads)" in output
     (tmp_path / "pin").write_text("{}")
     assert "is no pin" in cli.run("--diff", str(tmp_path / "pin"), code=1)
 

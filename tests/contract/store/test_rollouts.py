@@ -140,7 +140,7 @@ async def test_waiting_gives_the_finished_in_the_order_asked_for(store: Lightnin
     waiting = asyncio.ensure_future(store.wait_for_rollouts(ids))
     await store.update_rollout(second.rollout_id, status="failed")
     assert [r.rollout_id for r in await waiting] == [third.rollout_id, first.rollout_id, second.rollout_id]
-    assert time.monotonic() - started < 25  # it is told; it does not poll
+    assert time.monotonic() - started < 25  # it is notified; it does not poll
 
 
 async def test_rollouts_can_be_watched_as_they_finish(store: LightningStore) -> None:

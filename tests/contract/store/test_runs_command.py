@@ -48,8 +48,8 @@ async def a_run(store: LightningStore, rewards: list[float]) -> str:
         await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, value)])
         await store.update_attempt(*ids, status="succeeded")
         times: dict[str, Any] = {"start_time": begun.start_time, "end_time": begun.start_time + 1}
-        told = TrainingStep(run_id=run_id, algorithm="grpo", step=number, version_after=str(number + 1), metrics={"loss": -value}, **times)
-        await store.record_step(told)
+        step = TrainingStep(run_id=run_id, algorithm="grpo", step=number, version_after=str(number + 1), metrics={"loss": -value}, **times)
+        await store.record_step(step)
     return run_id
 
 

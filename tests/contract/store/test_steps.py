@@ -66,8 +66,8 @@ async def test_a_version_leads_to_its_step_and_the_step_to_its_attempts(store: L
     other = a_step([key(first), key(second)], step.run_id, step=2)
     still = a_step([key(second)], step.run_id, step=3).model_copy(update={"version_before": "3", "version_after": "3"})
     assert [await store.record_step(each) for each in (step, other, still)] == [True, True, True]
-    told = step.model_copy(update={"metrics": {name: value for name, value in metrics.items() if name != "lost"}})
-    assert await store.training_steps(step.run_id) == [told, other, still]
+    finite = step.model_copy(update={"metrics": {name: value for name, value in metrics.items() if name != "lost"}})
+    assert await store.training_steps(step.run_id) == [finite, other, still]
     assert await store.training_steps(step.run_id, version=3) == [other]
     assert await store.training_steps(step.run_id, version=9) == []
     (run,) = [run for run in await store.training_runs() if run.run_id == step.run_id]

@@ -156,7 +156,7 @@ def test_a_missing_shard_is_a_retryable_error(shards: list[ServerEngine], server
             shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], rows)
     finally:
         servers[1].start()
-    assert not failure.value.about_the_data
+    assert not failure.value.is_data_error
     shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], rows)
     assert shards[1].select("SELECT uniqExact(BatchPos) FROM otel.otel_traces WHERE BatchId = 8") == [[ROLLOUTS]]
 

@@ -63,7 +63,7 @@ def total(engine: ChdbEngine) -> tuple[int, int]:
     return rows, characters
 
 
-def set_aside(engine: ChdbEngine) -> list[str]:
+def detached_parts(engine: ChdbEngine) -> list[str]:
     return sorted(path.name for path in engine.directory.glob("store/*/*/detached/*"))
 
 
@@ -83,13 +83,13 @@ def test_a_merge_that_the_disk_cut_off_loses_nothing(engine: ChdbEngine, caplog:
         with pytest.raises(DiskFullError, match="make room"):
             merge(engine)
         assert total(engine) == EVERYTHING, "readers get answers although the disk is still full"
-        assert engine.look(), "it is still reported"
-    assert not engine.look(), "merges go on by themselves when there is room"
+        assert engine.check_disk(), "it is still reported"
+    assert not engine.check_disk(), "merges go on by themselves when there is room"
     merge(engine)
     assert total(engine) == EVERYTHING
     assert engine.select("SELECT count() FROM system.parts WHERE table = 'otel_traces' AND active") == [[1]]
     assert any("in its sources" in record.getMessage() for record in caplog.records)
-    assert all(name.startswith("ignored_") for name in set_aside(engine)), "nothing is deleted"
+    assert all(name.startswith("ignored_") for name in detached_parts(engine)), "nothing is deleted"
 
 
 def test_a_reader_that_finds_a_cut_off_part_first_gets_its_answer(engine: ChdbEngine) -> None:
@@ -110,7 +110,7 @@ def test_a_cut_off_insert_is_an_error_and_is_stored_by_its_next_try(engine: Chdb
             insert(engine, BATCHES)
     insert(engine, BATCHES)
     assert total(engine) == (EVERYTHING[0] + ROWS, EVERYTHING[1] + ROWS * TEXT)
-    assert not engine.look()
+    assert not engine.check_disk()
 
 
 def test_a_deletion_on_a_full_disk_is_refused(engine: ChdbEngine) -> None:
@@ -132,7 +132,7 @@ def test_a_kill_after_a_cut_off_merge_loses_nothing(tmp_path: Path, caplog: pyte
     first.close()
     second = opened(tmp_path)
     assert total(second) == EVERYTHING
-    assert not second.look()
+    assert not second.check_disk()
     assert any("in its sources" in record.getMessage() for record in caplog.records)
     second.close()
 
@@ -150,7 +150,7 @@ def test_rows_of_a_damaged_part_without_sources_are_reported_until_its_folder_is
         caplog.clear()
         engine = opened(tmp_path)
         assert total(engine) == (EVERYTHING[0] - ROWS, EVERYTHING[1] - ROWS * TEXT)
-        (problem,) = engine.look()
+        (problem,) = engine.check_disk()
         (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
         for words in (problem, error.getMessage()):
             assert "otel_traces" in words and str(name) in words and f"{ROWS} rows" in words and "detached" in words
@@ -158,7 +158,7 @@ def test_rows_of_a_damaged_part_without_sources_are_reported_until_its_folder_is
     engine = opened(tmp_path)
     (folder,) = engine.directory.glob("store/*/*/detached/broken*")
     folder.rename(tmp_path / "examined")
-    assert not engine.look()
+    assert not engine.check_disk()
     engine.close()
 
 
@@ -167,10 +167,10 @@ def test_less_room_than_any_insert_needs_refuses_it_before_it_begins(tmp_path: P
     monkeypatch.setattr("agl_otel.traces.chdb.ROOM_BYTES", 1 << 60)
     with pytest.raises(DiskFullError, match="make room"):
         insert(engine, 0)
-    assert engine.look() and ROOM_BYTES < 1 << 30
+    assert engine.check_disk() and ROOM_BYTES < 1 << 30
     monkeypatch.undo()
     insert(engine, 0)
-    assert total(engine)[0] == ROWS and not engine.look()
+    assert total(engine)[0] == ROWS and not engine.check_disk()
     engine.close()
 
 

@@ -137,6 +137,6 @@ async def test_verdicts_and_staleness_equal_the_stored_ones(filled: TraceStore, 
 
 async def test_the_columns_that_hyperdx_selects_exist(filled: TraceStore, reader: TraceReader) -> None:
     for source in json.loads((DEPLOY / "hyperdx" / "sources.json").read_text()):
-        told = [value for key, value in source.items() if key.endswith("Expression")]
-        [row, *_] = await reader.query(f"SELECT {', '.join(told)} FROM {source['from']['tableName']} LIMIT 1")
+        expressions = [value for key, value in source.items() if key.endswith("Expression")]
+        [row, *_] = await reader.query(f"SELECT {', '.join(expressions)} FROM {source['from']['tableName']} LIMIT 1")
         assert row

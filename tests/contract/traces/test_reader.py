@@ -150,8 +150,8 @@ async def test_a_call_is_named_after_the_nearest_agent_above_it(engine: TraceSto
 
 async def test_nodes_of_a_langgraph_graph_and_runs_of_our_langchain_handler_are_agents(engine: TraceStore, reader: TraceReader) -> None:
     def task(number: int, node: str, integration: str, parent: str) -> dict[str, Any]:
-        told = {"langgraph_node": node, "ls_integration": integration}
-        attributes = {f"traceloop.association.properties.{key}": value for key, value in told.items()}
+        labels = {"langgraph_node": node, "ls_integration": integration}
+        attributes = {f"traceloop.association.properties.{key}": value for key, value in labels.items()}
         return row(number, f"execute_task {node}", attributes, ParentSpanId=parent)
 
     insert(
@@ -343,12 +343,12 @@ async def test_a_call_has_the_sampling_parameters_of_its_span(engine: TraceStore
 
 
 async def test_two_reads_joined_are_one_read_of_all(engine: TraceStore, reader: TraceReader) -> None:
-    told = {"gen_ai.input.messages": '[{"role": "user", "parts": []}]'}
+    messages = {"gen_ai.input.messages": '[{"role": "user", "parts": []}]'}
     for number in (1, 2):
         own: dict[str, Any] = {"RolloutId": f"ro-{number}", "TraceId": f"t{number}"}
         reply: dict[str, Any] = {"ResponseTokenIds": [number, 7], "ResponseLogprobs": [-0.5, -1.0]}
         insert(engine, row(9, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): str(number)}, **own))
-        insert(engine, call(1, 1, PromptTokenIds=[number], **own, **reply, attributes=told if number == 2 else {}))
+        insert(engine, call(1, 1, PromptTokenIds=[number], **own, **reply, attributes=messages if number == 2 else {}))
     rollouts, attempts = [rollout("ro-1"), rollout("ro-2")], [attempt(rollout_id="ro-1"), attempt(rollout_id="ro-2")]
     whole = await reader.traces(rollouts, attempts, texts=True)
     parts = [await reader.traces([r], [a], texts=bool(n)) for n, (r, a) in enumerate(zip(rollouts, attempts, strict=True))]
@@ -389,9 +389,9 @@ async def test_a_rewards_name_may_hold_any_character(engine: TraceStore, reader:
 
 async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(engine: TraceStore, reader: TraceReader) -> None:
     times = ("1900-01-02 00:00:00", "1970-01-01 00:00:00", "2025-06-15 15:06:40.5", "2106-02-07 06:28:15.9", "2250-01-01 00:00:00")
-    for number, said in enumerate(times):  # an insert each: a part of its own, that could be left closed
-        insert(engine, row(number, Timestamp=said, TraceId=f"t{number}", RolloutId=f"ro-{number}"))
-        insert(engine, row(number, Timestamp=said, TraceId="shared", RolloutId=f"ro-{number}"))
+    for number, claimed in enumerate(times):  # an insert each: a part of its own, that could be left closed
+        insert(engine, row(number, Timestamp=claimed, TraceId=f"t{number}", RolloutId=f"ro-{number}"))
+        insert(engine, row(number, Timestamp=claimed, TraceId="shared", RolloutId=f"ro-{number}"))
     for number in range(len(times)):
         assert await reader.rollouts_of_traces([f"t{number}"]) == [f"ro-{number}"]
     everyone = [f"ro-{number}" for number in range(len(times))]

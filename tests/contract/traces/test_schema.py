@@ -146,10 +146,10 @@ def test_one_insert_makes_one_part_whatever_the_spans_times(engine: TraceStore) 
 def test_an_error_carries_clickhouses_code(engine: TraceStore) -> None:
     with pytest.raises(ClickHouseError) as failure:
         engine.insert("otel.otel_traces", ["Timestamp"], b'{"Timestamp":"nonsense"}')
-    assert failure.value.about_the_data
+    assert failure.value.is_data_error
     with pytest.raises(ClickHouseError) as failure:
         engine.select("SELECT * FROM otel.nothere")
-    assert (failure.value.code, failure.value.about_the_data) == (60, False)
+    assert (failure.value.code, failure.value.is_data_error) == (60, False)
 
 
 def test_the_data_error_codes_have_clickhouses_names(engine: TraceStore) -> None:

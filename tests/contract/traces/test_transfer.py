@@ -87,12 +87,12 @@ def dumped(source: TraceStore, tmp_path: Path) -> tuple[Path, dict[str, transfer
 
 
 def move(source: TraceStore, target: TraceStore, progress: transfer.Progress | None = None) -> dict[str, transfer.Content]:
-    with transfer.filling(target) as filled:
+    with transfer.empty_target(target) as filled:
         return transfer.copy(source, filled, progress)
 
 
 def load(directory: Path, target: TraceStore) -> dict[str, transfer.Content]:
-    with transfer.filling(target) as filled:
+    with transfer.empty_target(target) as filled:
         return transfer.load(directory, filled)
 
 
@@ -147,7 +147,7 @@ def test_a_damaged_or_unfinished_dump_is_refused_before_anything_is_inserted(
 
 
 def test_a_transfer_that_fails_leaves_the_target_empty(source: TraceStore, server_engine: TraceStore) -> None:
-    with pytest.raises(DataError, match="the queue's turn"), transfer.filling(server_engine) as filled:
+    with pytest.raises(DataError, match="the queue's turn"), transfer.empty_target(server_engine) as filled:
         transfer.copy(source, filled)
         raise DataError("the queue's turn")
     assert {transfer.content(server_engine, table).rows for table in (*transfer.tables(server_engine), *transfer.DERIVED)} == {0}
@@ -155,7 +155,7 @@ def test_a_transfer_that_fails_leaves_the_target_empty(source: TraceStore, serve
 
 
 def test_rows_written_by_others_meanwhile_are_not_removed(source: TraceStore, server_engine: TraceStore) -> None:
-    with pytest.raises(DataError, match="their contents differ"), transfer.filling(server_engine) as filled:
+    with pytest.raises(DataError, match="their contents differ"), transfer.empty_target(server_engine) as filled:
         server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
         transfer.copy(source, filled)
     assert server_engine.select("SELECT count() FROM otel.otel_logs WHERE Body = 'mine'") == [[1]]

@@ -19,7 +19,7 @@ from opentelemetry import trace
 
 import agl_otel as agl
 from agl_otel.errors import UsageError
-from agl_otel.jobs.check import Checked, check_job
+from agl_otel.jobs.check import CheckReport, check_job
 from agl_otel.store import InMemoryLightningStore, LightningStore
 from agl_otel_hook import conventions
 from tests.contract.store.test_export import span_of
@@ -249,7 +249,7 @@ def test_an_agent_match_that_matches_nothing_is_known_before_a_job_starts(store:
     async def address() -> str:
         return str((await store.open()).description.queue)
 
-    def checked(pattern: str) -> Checked:
+    def checked(pattern: str) -> CheckReport:
         job = '[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n[algorithm]\n'
         (tmp_path / "job.toml").write_text(f'{job}agent_match = "{pattern}"\n')
         return asyncio.run(check_job(tmp_path / "job.toml", store=asyncio.run(address())))

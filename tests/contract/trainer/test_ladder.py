@@ -78,11 +78,11 @@ def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path, starte
         strategy = ClientServerExecutionStrategy(graceful_timeout=5.0, terminate_timeout=90.0, managed_store=False)
         strategy.execute(algorithm, until_interrupted, store)
         ready.clear()
-        async def until_told(store, number, stop):
+        async def until_stopped(store, number, stop):
             say_pid()
             ready.set()
             stop.wait()
-        ClientServerExecutionStrategy(graceful_timeout=90.0, managed_store=False).execute(algorithm, until_told, store)
+        ClientServerExecutionStrategy(graceful_timeout=90.0, managed_store=False).execute(algorithm, until_stopped, store)
         """
         ),
     )

@@ -87,7 +87,7 @@ async def test_a_crashing_service_is_restarted_and_stops_no_other(
         command = [sys.executable, "-m", "agl_otel", "top", "--once", "--every", "0.2", "--json", "--store", stack.address]
         shown = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
         assert json.loads(shown.stdout)["down"] == down
-        assert f"maintain ended with exit code -9 ({CRASHES} times in a row); it is started again in" in caplog.text
+        assert f"maintain ended with exit code -9 ({CRASHES} times in a row); it is restarted in" in caplog.text
         come_back.set()
         await until(is_up_again)
         assert await health() == (200, {"status": "ok"})

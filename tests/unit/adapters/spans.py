@@ -34,7 +34,7 @@ def span(span_id: str, start: float, end: float, parent: str | None = None, *, n
 
 def call(span_id: str, start: float, end: float, parent: str | None = None, **attributes: Any) -> Span:
     """A model call as Agent Lightning 0.3 stored it."""
-    said = {
+    own = {
         "gen_ai__prompt__0__role": "user",
         "gen_ai__prompt__0__content": f"ask {span_id}",
         "gen_ai__completion__0__role": "assistant",
@@ -43,12 +43,12 @@ def call(span_id: str, start: float, end: float, parent: str | None = None, **at
         "prompt_token_ids": [1, 2],
         "response_token_ids": [3],
     }
-    return span(span_id, start, end, parent, name="openai.chat.completion", **{**said, **attributes})
+    return span(span_id, start, end, parent, name="openai.chat.completion", **{**own, **attributes})
 
 
 def proxy_call(span_id: str, start: float, end: float, parent: str | None = None, **attributes: Any) -> Span:
     """Make a model call as the proxy stores it."""
-    said = {
+    own = {
         conventions.LLM_CALL: 1,
         conventions.LLM_CHOICE: 0,
         conventions.PROCESS: "p",
@@ -60,7 +60,7 @@ def proxy_call(span_id: str, start: float, end: float, parent: str | None = None
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "hi"}]}]),
         "gen_ai.response.id": f"id-{span_id}",
     }
-    return span(span_id, start, end, parent, name=conventions.SPAN_LLM, **{**said, **attributes})
+    return span(span_id, start, end, parent, name=conventions.SPAN_LLM, **{**own, **attributes})
 
 
 def reward(span_id: str, at: float, value: float, parent: str | None = None) -> Span:

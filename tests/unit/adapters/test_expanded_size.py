@@ -105,7 +105,7 @@ def test_rows_of_other_attempts_are_made_where_one_is_too_large() -> None:
     assert [(row["rollout_id"], len(row["prompt"]["token_ids"])) for row in found.rows] == [("ro-2", 10), ("ro-2", 12), ("ro-2", 12)]
 
 
-def said(text: str) -> str:
+def message(text: str) -> str:
     return json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])
 
 
@@ -115,7 +115,7 @@ def test_messages_that_come_to_too_many_characters_are_left_out_before_they_are_
     def places(attempt: str, count: int) -> list[Place]:
         return [("ro-1", attempt, "p", call) for call in range(1, count + 1)]
 
-    asked = [said("x" * LARGE), *([said("y")] * (calls - 1)), said("a"), said("b")]
+    asked = [message("x" * LARGE), *([message("y")] * (calls - 1)), message("a"), message("b")]
     made: list[list[str]] = []
     assert (
         peak(
@@ -156,8 +156,8 @@ def test_many_small_messages_are_counted_too() -> None:
 
 def test_calls_that_share_only_their_beginning_count_what_they_share() -> None:
     """Their own text is not multiplied by the number of calls."""
-    system, calls = said("be brief"), 2 * MAX_CHARACTERS // (1 << 24)
-    asked = [json.dumps([*json.loads(system), *json.loads(said("x" * (1 << 20)))]), *([said("y" * (1 << 20))] * (calls - 1))]
+    system, calls = message("be brief"), 2 * MAX_CHARACTERS // (1 << 24)
+    asked = [json.dumps([*json.loads(system), *json.loads(message("x" * (1 << 20)))]), *([message("y" * (1 << 20))] * (calls - 1))]
     places: list[Place] = [("ro-1", "at-1", "p", call) for call in range(1, calls + 1)]
     whole = expand_texts(places, asked, [0, *range(1, calls)], [0, *[1] * (calls - 1)])
     assert all(len(json.loads(text)) == 2 for text in whole)

@@ -76,9 +76,9 @@ def calls() -> dict[str, Span]:
     """{dialect: a call in it}."""
     found: dict[str, Span] = {}
     for each in (call("c", 1, 2), proxy_call("p", 1, 2), *recorded()):
-        told = read_call(each)
-        assert told is not None
-        found.setdefault(told.dialect.name, each)
+        model_call = read_call(each)
+        assert model_call is not None
+        found.setdefault(model_call.dialect.name, each)
     return found
 
 
@@ -129,13 +129,15 @@ KEYS = (
 
 def hostile(base: Span, value: Any) -> list[Span]:
     """Make an attempt with `value` at every place of its spans, one span per place, and also within the dialect's own attributes."""
-    told = base.model_copy(update={"rollout_id": "ro-bad", "attempt_id": "at-bad"})
+    renamed = base.model_copy(update={"rollout_id": "ro-bad", "attempt_id": "at-bad"})
     spans: list[Span] = []
     for number, key in enumerate((*KEYS, *base.attributes)):
         ids = {"span_id": f"s{number}", "parent_id": None, "sequence_id": number}
-        spans.append(told.model_copy(update={**ids, "attributes": {**base.attributes, key: value}}))
+        spans.append(renamed.model_copy(update={**ids, "attributes": {**base.attributes, key: value}}))
         child = {**ids, "span_id": f"t{number}", "parent_id": f"s{number}", "name": "tool"}
-        spans.append(told.model_copy(update={**child, "attributes": {"tool.name": "t", "tool.call.id": value, "tool.parameters": value}}))
+        spans.append(
+            renamed.model_copy(update={**child, "attributes": {"tool.name": "t", "tool.call.id": value, "tool.parameters": value}})
+        )
     return spans
 
 
@@ -187,11 +189,11 @@ def test_a_hostile_attempt_leaves_the_rows_of_others_as_they_are(form: str, valu
 @pytest.mark.parametrize("value", [each for each in HOSTILE if isinstance(each, str)], ids=lambda value: value[:24])
 def test_hostile_texts_in_columns_leave_other_calls_as_they_are(value: str) -> None:
     polite_texts = ('[{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]', '[{"role": "assistant", "parts": []}]')
-    told = CallTexts(
+    texts = CallTexts(
         instructions=["", value, ""], asked=[value, *[polite_texts[0]] * 2], answered=[value, value, polite_texts[1]], tools=[value] * 3
     )
     for row in range(3):
-        image_urls(conversation_at(told, row).prompt)
-        messages_at(told, row)
+        image_urls(conversation_at(texts, row).prompt)
+        messages_at(texts, row)
     places = [("ro", "at", "p", 1), ("ro", "at", "p", 2), ("ro-2", "at", "p", 1)]
     assert expand_texts(places, [value, value, polite_texts[0]], [0, 1, 0], [0, 1, 0])[2] == polite_texts[0]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_otel.adapters.merge import BREAKS, Call, lay_out, merge
+from agl_otel.adapters.merge import SPLIT_REASONS, Call, lay_out, merge
 from agl_otel.spans.history import StoredCall, full_prompts
 
 
@@ -116,7 +116,7 @@ def test_merge_equals_its_definition(rows: list[tuple[int, int, list[int], list[
     merged = merge(calls)
     assert [[c.row for c in m.calls] for m in merged] == naive_merge(rows)
     assert merged[0].reason == ""
-    assert all(m.reason in BREAKS for m in merged[1:])
+    assert all(m.reason in SPLIT_REASONS for m in merged[1:])
     for m in merged:
         prompt, response, mask, logprobs = lay_out(m, [np.full(len(c.response), -float(c.row) - 1, np.float32) for c in m.calls])
         last = m.calls[-1]

@@ -100,21 +100,21 @@ def test_no_message_of_a_recording_is_left(name: str, action: str) -> None:
     assert masker.counts["texts"] or records
     own = {s.span_id: k.span_id for s, k in zip(spans, kept, strict=True)}
     traces = {s.trace_id: k.trace_id for s, k in zip(spans, kept, strict=True)}
-    told = [{**r, "span_id": own[r["span_id"]], "trace_id": traces[r["trace_id"]]} for r in kept_records]
-    to_messages(with_records(kept, told))  # readable still
+    linked_records = [{**r, "span_id": own[r["span_id"]], "trace_id": traces[r["trace_id"]]} for r in kept_records]
+    to_messages(with_records(kept, linked_records))  # readable still
     ids = [t.response["token_ids"] for t in TracerTraceToTriplet()(kept)]
     if name == "agent_lightning_weave":  # it has them in attributes of their own
         assert [row for row in ids if row]
 
 
 def test_a_rule_masks_only_matching_messages() -> None:
-    said = [
+    messages = [
         {"role": "user", "parts": [{"type": "text", "content": "write to a@b.example"}]},
         {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "mail", "arguments": {"to": "a@b.example"}}]},
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": "sent to a@b.example"}]},
         {"role": "user", "parts": [{"type": "text", "content": "thanks"}]},
     ]
-    call = proxy_call("a", 1, 2, **{"gen_ai.input.messages": json.dumps(said)})
+    call = proxy_call("a", 1, 2, **{"gen_ai.input.messages": json.dumps(messages)})
     (kept,), _, masker = masked(
         [call], MaskRule("drop_text", role="user", text="@"), MaskRule("hash_text", role="tool", text="@", salt="s")
     )
@@ -142,10 +142,10 @@ def test_dropped_ids_do_not_shift_the_following_ones(rule: MaskRule, more: Any, 
     (kept,), _, _ = masked([proxy_call("a", 1, 2, **more)], rule)
     held = kept.attributes
     assert (held[conventions.LLM_PROMPT_TOKEN_IDS], held[conventions.LLM_RESPONSE_TOKEN_IDS]) == (prompt, response)
-    gone, touched = response == [0], [*prompt, *response] != [7, 8, 9]
+    dropped, touched = response == [0], [*prompt, *response] != [7, 8, 9]
     assert (held.get(conventions.LLM_INCOMPLETE), conventions.LLM_RESPONSE_LOGPROBS in held) == (
         conventions.LLM_MASKED if touched else None,
-        not gone,
+        not dropped,
     )
     assert "hello" in held["gen_ai.input.messages"]  # the text is another rule's
 
@@ -188,9 +188,9 @@ def test_a_rules_file_that_cannot_be_used_stops_the_collector(tmp_path: Path) ->
     with pytest.raises(SettingsError, match="cannot be read"):
         load_masker(str(tmp_path / "none.toml"))
     file = tmp_path / "rules.toml"
-    for content, said in (("[[rule]]\naction = 'burn'", "burn"), ("[[rule]]\naction = 'drop_text'\nagent = 'a'", "names an agent")):
+    for content, reason in (("[[rule]]\naction = 'burn'", "burn"), ("[[rule]]\naction = 'drop_text'\nagent = 'a'", "names an agent")):
         file.write_text(content)
-        with pytest.raises(SettingsError, match=said):
+        with pytest.raises(SettingsError, match=reason):
             load_masker(str(file))
 
 

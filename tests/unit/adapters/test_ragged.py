@@ -19,7 +19,7 @@ def test_take_and_concatenate_are_list_operations(rows: list[list[int]], data: s
     ragged = Ragged.from_rows(rows, np.int32)
     index: list[int] = data.draw(st.lists(st.sampled_from(range(len(rows))), max_size=8)) if rows else []
     start = data.draw(st.integers(0, len(rows)))
-    for wanted in (index, list(range(start, len(rows)))):
-        assert listed(take(ragged, np.array(wanted, np.int64))) == [rows[place] for place in wanted]
+    for places in (index, list(range(start, len(rows)))):
+        assert listed(take(ragged, np.array(places, np.int64))) == [rows[place] for place in places]
     assert listed(concatenate(ragged, ragged)) == rows + rows
     assert count_per_row(ragged.values == 3, ragged.offsets).tolist() == [row.count(3) for row in rows]

@@ -150,9 +150,9 @@ def test_rules_drop_or_hash_text_and_keep_ids_or_drop_ids_and_mask_the_loss(conv
     assert hashed["messages"][0]["content"] == "hello"
     assert hashed["response_ids"] == first["response_ids"]
     assert masked(first, [MaskRule("drop_text")])["messages"][3] == {"role": "assistant", "content": None}
-    gone = masked(first, [MaskRule("drop_ids", role="user", text=r"\d+")])
-    assert (gone["prompt_ids"], gone["response_ids"], gone["response_mask"]) == ([0, 0], [3, 0, 5, 6], [0] * 4)
-    assert gone["logprobs"] == [0.0] * 4, "what was sampled after other tokens is nothing to learn"
+    dropped = masked(first, [MaskRule("drop_ids", role="user", text=r"\d+")])
+    assert (dropped["prompt_ids"], dropped["response_ids"], dropped["response_mask"]) == ([0, 0], [3, 0, 5, 6], [0] * 4)
+    assert dropped["logprobs"] == [0.0] * 4, "what was sampled after other tokens is nothing to learn"
     silent = masked(first, [MaskRule("drop_ids", role="assistant")])
     assert (silent["response_ids"], silent["response_mask"], silent["logprobs"]) == ([0, 4, 0, 0], [0] * 4, [0.0] * 4)
     assert masked(second, [MaskRule("drop_ids", text=r"\d+")]) == second

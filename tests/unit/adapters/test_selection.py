@@ -110,17 +110,17 @@ def test_all_token_rows_have_their_calls_sampling_parameters(turns: Any) -> None
     temperatures = np.array([0.5 + place for place in range(count)])
     temperatures[-1] = np.nan
     sampled = replace(turns, calls=replace(turns.calls, temperature=temperatures, top_p=temperatures / 8))
-    told = {
+    by_form = {
         form: [as_written(form, row) for row in rows_of(Reading(form=form, by_call=True), sampled).rows] for form in sorted(TOKEN_FORMS)
     }
-    plain = {(row["temperature"][0], row["top_p"][0]) for row in told["trajectories"]}
+    plain = {(row["temperature"][0], row["top_p"][0]) for row in by_form["trajectories"]}
     assert len(plain) > 2 and (None, None) in plain
     for form in ("transitions", "sft", "tinker"):
-        assert {(row["temperature"][0], row["top_p"][0]) for row in told[form]} == plain
-    for pair in told["dpo"]:
+        assert {(row["temperature"][0], row["top_p"][0]) for row in by_form[form]} == plain
+    for pair in by_form["dpo"]:
         sides = [(pair["temperature"][0], pair["top_p"][0]), (pair["rejected_temperature"][0], pair["rejected_top_p"][0])]
         assert {*sides} <= plain and sides[0] != sides[1]
-    assert told["dpo"]
+    assert by_form["dpo"]
 
 
 def test_token_rows_are_written_in_trainers_formats(turns: Any) -> None:
@@ -133,7 +133,7 @@ def test_token_rows_are_written_in_trainers_formats(turns: Any) -> None:
     assert WRITTEN.keys() <= FORMS.keys()
 
 
-def said(*messages: tuple[str, str], **more: Any) -> dict[str, Any]:
+def row_of(*messages: tuple[str, str], **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in messages], "tools": None, **more}
 
 
@@ -143,7 +143,7 @@ SECOND = (*FIRST, ("user", "again"), ("assistant", "yes"))
 
 def test_calls_of_one_conversation_are_one_row_with_weight_on_the_models_replies() -> None:
     refused: Counter[str] = Counter()
-    calls = [said(*FIRST), said(*SECOND), said(("user", "other"), ("assistant", "o")), said(("user", "lost"))]
+    calls = [row_of(*FIRST), row_of(*SECOND), row_of(("user", "other"), ("assistant", "o")), row_of(("user", "lost"))]
     whole, other = conversations(calls, refused)
     assert [message.get("weight") for message in whole["messages"]] == [None, 0, None, None, None, None]
     assert [message["content"] for message in other["messages"]] == ["other", "o"]
@@ -155,7 +155,7 @@ def test_calls_of_one_conversation_are_one_row_with_weight_on_the_models_replies
 
 def test_a_conversation_whose_beginning_was_left_out_is_refused() -> None:
     refused: Counter[str] = Counter()
-    assert conversations([said(("user", "3 messages of 1000 characters are left out"), ("assistant", "?"))], refused) == []
+    assert conversations([row_of(("user", "3 messages of 1000 characters are left out"), ("assistant", "?"))], refused) == []
     assert refused == {"shortened": 1}
 
 

@@ -42,9 +42,9 @@ def test_images_of_the_last_call_are_kept(traces: Any, row: Any) -> None:
         {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "QQ=="}},
         {"type": "input_image", "image_url": "https://a/2.png"},
     ]
-    told = texts(([], ""), ([{"role": "user", "parts": parts}], "a cat"))
+    with_images = texts(([], ""), ([{"role": "user", "parts": parts}], "a cat"))
     calls = replace(built.calls, has_images=np.array([False, True]))
-    batch = to_trajectories(replace(built, calls=calls, texts=told))
+    batch = to_trajectories(replace(built, calls=calls, texts=with_images))
     assert batch.images == [[], ["https://a/1.png", "data:image/jpeg;base64,QQ==", "https://a/2.png"]]
 
 

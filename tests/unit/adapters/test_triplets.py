@@ -130,14 +130,14 @@ def test_of_two_calls_with_one_response_id_the_first_counts() -> None:
     same = {"gen_ai__response__id": "x"}
     blank: dict[str, Any] = {**same, "prompt_token_ids": [], "response_token_ids": []}
     later: dict[str, Any] = {conventions.LLM_CALL: 2, conventions.LLM_RESPONSE_TOKEN_IDS: [4], **same}
-    told = [call("a", 1, 4, "root", **same), call("c", 5, 8, "root", response_token_ids=[4], **same)]
+    calls = [call("a", 1, 4, "root", **same), call("c", 5, 8, "root", response_token_ids=[4], **same)]
     untold = [call("a", 1, 4, "root", **blank), call("c", 5, 8, "root", **blank)]
     inside = [proxy_call("b", 2, 3, "a", **same), proxy_call("d", 6, 7, "c", **later)]
     beside = [proxy_call("b", 2, 3, "root", **same), proxy_call("d", 6, 7, "root", **later)]
     for name, spans, tokens in (
-        ("told", told, [3]),
+        ("calls alone", calls, [3]),
         ("inside", [*untold, *inside], [9]),
-        ("told inside", [*told, *inside], [9]),
+        ("calls with others inside", [*calls, *inside], [9]),
         ("beside", [*untold, *beside], [9]),
         ("alone", beside, [9]),
     ):
@@ -147,8 +147,8 @@ def test_of_two_calls_with_one_response_id_the_first_counts() -> None:
 
 
 def test_the_proxys_tokens_join_the_agents_instrumentation() -> None:
-    told = call("a", 1, 4, "root", gen_ai__response__id="x", prompt_token_ids=[], response_token_ids=[])
-    triplet = TracerTraceToTriplet()([span("root", 0, 9), told, proxy_call("b", 2, 3, "a", gen_ai__response__id="x")])[0]
+    agents = call("a", 1, 4, "root", gen_ai__response__id="x", prompt_token_ids=[], response_token_ids=[])
+    triplet = TracerTraceToTriplet()([span("root", 0, 9), agents, proxy_call("b", 2, 3, "a", gen_ai__response__id="x")])[0]
     assert (triplet.prompt["token_ids"], triplet.response["token_ids"], triplet.response["logprobs"]) == ([7, 8], [9], [-0.5])
     assert triplet.prompt["raw_content"] == [{"role": "user", "content": "ask a"}]
 

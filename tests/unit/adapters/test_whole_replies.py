@@ -38,14 +38,14 @@ def without_nones(found: Span) -> Span:
 
 def streamed(finish_reason: str) -> Span:
     """A streamed call as written by OpenLLMetry; without a finish reason, one whose stream the agent closed (status OK)."""
-    said = [{"role": "assistant", "parts": [{"type": "text", "content": "o"}], "finish_reason": finish_reason}]
+    reply = [{"role": "assistant", "parts": [{"type": "text", "content": "o"}], "finish_reason": finish_reason}]
     asked = [{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]
     more = {"gen_ai.response.finish_reasons": [finish_reason]} if finish_reason else {}
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.is_streaming": True,
         "gen_ai.input.messages": json.dumps(asked),
-        "gen_ai.output.messages": json.dumps(said),
+        "gen_ai.output.messages": json.dumps(reply),
         "gen_ai.response.id": "id-s",
         **more,
     }

@@ -92,7 +92,7 @@ def test_the_error_for_a_damaged_checkpoint_names_the_previous_one(policy: Polic
     if how == "gone":
         (place / file).unlink()
     target = learner(policy)
-    with pytest.raises(DataError, match=r"step-000002 is damaged .* remove it to go on from step-000001"):
+    with pytest.raises(DataError, match=r"step-000002 is damaged .* remove it to resume from step-000001"):
         checkpoints.load(place, "grpo-1", target.model, target.optimizer)
     assert all(torch.equal(a, b) for a, b in zip(target.model.parameters(), policy.model.parameters(), strict=True))
 
@@ -107,7 +107,7 @@ def test_flipped_bits_in_a_checkpoints_state_are_detected(policy: Policy, tmp_pa
         try:
             assert checkpoints.state(place, "grpo-1") == whole, where
         except DataError as error:
-            assert "remove it to begin the run anew" in str(error)
+            assert "remove it to start the run again" in str(error)
             refused += 1
     assert refused > len(places) / 3  # the rest is white space, which may become other white space or be refused
 

@@ -4,6 +4,7 @@ import copy
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import TaskOrder
-from agl_otel.algorithms.grpo.learner import Learner
-from agl_otel.algorithms.grpo.objective import Average, Objective, policy_loss, token_logprobs
-from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
+from agl_otel.algorithms.grpo.learner import Learner, SampledOtherwiseError
+from agl_otel.algorithms.grpo.objective import Average, Objective, policy_loss, token_logprobs, worst_ratio_error
+from agl_otel.algorithms.grpo.options import Updates
+from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations, load_weights, save_weights
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types.columns import Ragged
 
@@ -213,3 +217,175 @@ def test_every_task_is_used_once_before_any_is_repeated() -> None:
 def test_invalid_options_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", **wrong)
+
+
+def with_temperatures(policy: Policy, temperatures: list[float]) -> tuple[TrajectoryBatch, Ragged]:
+    """Make a batch whose rows were sampled at these temperatures, and the temperature of each of its tokens."""
+    batches = [make_batch(policy, temperature=at) for at in temperatures]
+    logprobs = Ragged.from_rows([batch.logprobs[row] for row, batch in enumerate(batches)], np.float32)
+    of_tokens = [[at] * sum(mask) for at, (*_, mask) in zip(temperatures, ROWS, strict=True)]
+    return replace(batches[0], logprobs=logprobs), Ragged.from_rows(of_tokens, np.float32)
+
+
+def test_each_token_is_scored_at_the_temperature_of_its_call(policy: Policy) -> None:
+    """The first and the last row are equal but for their temperatures."""
+    batch, temperatures = with_temperatures(policy, [0.4, 1.0, 1.0, 0.7])
+    advantages = np.array([1.0, -0.5, 2.0, -3.0], np.float32)
+    own = Learner(copy.deepcopy(policy.model), learning_rate=1e-3).update(batch, advantages, temperatures=temperatures)
+    assert own.max_ratio_error < 1e-4
+    with pytest.raises(SampledOtherwiseError, match=r"off by .*ratio_error_limit = 0\.1.*sampling .*weights differ.*tokenizer"):
+        Learner(copy.deepcopy(policy.model), learning_rate=1e-3, ratio_error_limit=0.1).update(batch, advantages)
+
+
+def test_the_ratio_limit_changes_no_weight_and_leaves_out_stale_tokens(policy: Policy) -> None:
+    batch, advantages = make_batch(policy, shift=0.5), np.array([1.0, -0.5, 2.0, -3.0], np.float32)
+    model = copy.deepcopy(policy.model)
+    learner = Learner(model, learning_rate=1e-3, ratio_error_limit=0.1)
+    with pytest.raises(SampledOtherwiseError):
+        learner.update(batch, advantages, current=np.array([True, False, False, False]))
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), policy.model.parameters(), strict=True))
+    stale = learner.update(batch, advantages, current=np.zeros(len(ROWS), np.bool_))
+    assert stale.worst_ratio_error == 0.0 and stale.max_ratio_error > 0.1 and stale.made == 1
+
+
+def test_a_few_tokens_far_off_do_not_exceed_the_limit() -> None:
+    errors = torch.full((5000,), 0.002)
+    errors[7] = 3.0
+    assert worst_ratio_error(errors) == pytest.approx((3.0 + 49 * 0.002) / 50)
+    assert worst_ratio_error(errors[:4]) == pytest.approx(0.002)
+    assert worst_ratio_error(errors[:0]) == 0.0
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_an_update_that_is_not_finite_is_not_made(policy: Policy, where: str) -> None:
+    batch, advantages = make_batch(policy), np.array([1.0, -0.5, 2.0, -3.0], np.float32)
+    model = copy.deepcopy(policy.model)
+    learner = Learner(model, learning_rate=1e-3, updates=3)
+    learner.update(batch, advantages)
+    before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(learner.optimizer.state_dict())
+    if where == "loss":
+        damaged: Any = batch.logprobs.values.copy()
+        damaged[3] = -1e30  # the ratio is infinite, the advantage negative
+        batch = replace(batch, logprobs=Ragged(damaged, batch.logprobs.offsets))
+    else:
+        model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * float("nan"))
+    update = learner.update(batch, advantages)
+    assert update.made == 0 and update.not_finite.startswith(f"the {where} is ")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert str(learner.optimizer.state_dict()) == str(state)
+
+
+def test_weights_that_are_not_finite_end_the_run(policy: Policy) -> None:
+    learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
+    learner.optimizer.register_step_post_hook(lambda *_: learner.model.model.norm.weight.data.fill_(math.inf))
+    with pytest.raises(DataError, match=r"model\.norm\.weight is not finite after an update: lower learning_rate"):
+        learner.update(make_batch(policy), np.array([1.0, -0.5, 2.0, -3.0], np.float32))
+
+
+def test_tied_weights_are_written_once_and_read_by_transformers(policy: Policy, tmp_path: Path) -> None:
+    changed = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        changed.get_input_embeddings().weight.mul_(2.0)
+    changed.config.save_pretrained(tmp_path)
+    save_weights(changed, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert ("lm_head.weight" in names) is not policy.model.config.tie_word_embeddings
+    ids = torch.tensor([[1, 4, 20]])
+    read = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(read(input_ids=ids).logits, changed(input_ids=ids).logits)
+    ours = copy.deepcopy(policy.model)
+    load_weights(ours, tmp_path)
+    assert torch.equal(ours(input_ids=ids).logits, changed(input_ids=ids).logits)
+
+
+ADVANTAGES = np.array([1.0, -0.5, 2.0, -3.0], np.float32)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def test_checkpointed_activations_give_the_same_gradients(policy: Policy) -> None:
+    found: list[dict[str, torch.Tensor]] = []
+    for checkpointed in (False, True):
+        model = copy.deepcopy(policy.model)
+        model.config.attention_dropout = 0.5
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        if checkpointed:
+            checkpoint_activations(model)
+            assert model.training
+        Learner(model, learning_rate=1e-3, max_grad_norm=1e9).update(make_batch(policy), ADVANTAGES)
+        found.append(gradients(model))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
+def test_minibatches_take_a_step_each_on_every_trajectory_once(policy: Policy) -> None:
+    """With SGD and a learning rate so small that log-probs stay the same, the steps add up to that of the whole batch."""
+    batch, rate = make_batch(policy), 1e-7
+    options = Objective(average="constant", constant_tokens=4)
+    moved: list[torch.Tensor] = []
+    for count in (1, 2, 9):
+        torch.manual_seed(3)
+        model = copy.deepcopy(policy.model).double()
+        learner = Learner(model, learning_rate=rate, objective=options, minibatches=count, max_grad_norm=1e9)
+        changed: Any = learner
+        changed.optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        update = learner.update(batch, ADVANTAGES)
+        assert (update.made, update.tokens) == (min(count, len(ROWS)), 10)
+        assert update.max_ratio_error < 1e-4
+        weight, before = model.model.embed_tokens.weight, policy.model.model.embed_tokens.weight
+        moved.append((weight - before).detach() / min(count, len(ROWS)))  # "constant" divides by the trajectories of a minibatch
+    assert all((one - moved[0]).norm() < 1e-3 * moved[0].norm() for one in moved[1:])
+
+
+def test_minibatches_use_the_log_probs_before_the_first_step_with_a_cap(policy: Policy) -> None:
+    """The ratio is against the weights before the batch: of the second minibatch too, which is scored after the weights have changed."""
+    torch.manual_seed(0)
+    learner = Learner(
+        copy.deepcopy(policy.model), learning_rate=0.0, objective=Objective(importance_cap=2.0, kl=0.1), minibatches=2, updates=2
+    )
+    update = learner.update(make_batch(policy, shift=0.3), ADVANTAGES)
+    assert update.made == 4
+    assert update.max_ratio_error == pytest.approx(1 - math.exp(-0.3), abs=1e-4)
+    assert update.kl == pytest.approx(0.0, abs=1e-6)
+
+
+def test_mixed_precision_keeps_weights_and_gradients_in_float32(policy: Policy) -> None:
+    """bfloat16 has 8 bits: log-probs of the tiny model are off by less than 0.05, the gradient by less than a tenth of its norm."""
+    exact, low = (copy.deepcopy(policy.model) for _ in range(2))
+    batch = make_batch(policy)
+    Learner(exact, learning_rate=1e-3, max_grad_norm=1e9).update(batch, ADVANTAGES)
+    update = Learner(low, learning_rate=1e-3, max_grad_norm=1e9, compute_dtype=torch.bfloat16).update(batch, ADVANTAGES)
+    assert 1e-5 < update.max_ratio_error < 0.05
+    assert {weight.dtype for weight in low.parameters()} == {torch.float32}
+    for name, gradient in gradients(exact).items():
+        other = gradients(low)[name]
+        assert other.dtype is torch.float32
+        assert (other - gradient).norm() < 0.1 * gradient.norm() + 1e-4, name
+
+
+def test_servers_get_files_in_the_dtype_they_compute_in(policy: Policy, tmp_path: Path) -> None:
+    save_weights(policy.model, tmp_path, dtype=torch.bfloat16)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118  # not a mapping
+
+
+def test_the_learning_rate_warms_up_and_decays() -> None:
+    def rates(**options: Any) -> list[float]:
+        updates = Updates(learning_rate=1.0, **options)
+        return [round(updates.learning_rate_at(step, 6), 4) for step in range(1, 7)]
+
+    assert rates() == [1.0] * 6
+    assert rates(warmup_steps=2) == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rates(warmup_steps=2, learning_rate_schedule="linear") == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert rates(learning_rate_schedule="cosine") == [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]
+
+
+def test_an_update_uses_the_rate_it_is_given(policy: Policy) -> None:
+    model = copy.deepcopy(policy.model)
+    learner = Learner(model, learning_rate=1.0)
+    learner.update(make_batch(policy), ADVANTAGES, learning_rate=0.0)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), policy.model.parameters(), strict=True))

@@ -50,7 +50,7 @@ def test_only_the_adapter_is_trained_and_saved_weights_are_merged(policy: Policy
     changed = {name for name, tensor in trained.model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == set(parameters)
 
-    plain = tiny.make_model(tiny.make_tokenizer(), seed=9).eval()
+    plain = tiny.make_model(tiny.make_tokenizer(), seed=9, tied=policy.model.config.tie_word_embeddings).eval()
     load_weights(plain, save_weights(trained.model, tmp_path))
     assert torch.allclose(logprobs(plain), logprobs(trained.model), atol=1e-5)
     assert not torch.allclose(logprobs(plain), logprobs(policy.model), atol=1e-2)
@@ -84,6 +84,14 @@ def test_a_checkpoint_restores_the_adapter_bit_for_bit(policy: Policy, tmp_path:
     with pytest.raises(UsageError, match=r"is of another model: the adapter in .*step-000001 has 42 weights of other names or shapes"):
         wider = with_lora(copy.deepcopy(policy.model), RANK + 1)
         checkpoints.load(place, "grpo-1", wider, torch.optim.AdamW(wider.parameters()))
+
+
+def test_an_adapter_has_the_alpha_and_the_layers_it_is_given(policy: Policy) -> None:
+    model = with_lora(copy.deepcopy(policy.model), 2, alpha=3.0, targets=["q_proj", "v_proj"])
+    assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter(model) or {}} == {"q_proj", "v_proj"}
+    assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 1.5}
+    with pytest.raises(UsageError, match=r"lora_targets = \['nothing'\]: .*not found"):
+        with_lora(copy.deepcopy(policy.model), 2, targets=["nothing"])
 
 
 def test_an_invalid_rank_is_refused() -> None:

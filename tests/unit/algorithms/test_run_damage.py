@@ -124,7 +124,7 @@ def verl_checkpoint(place: Path, step: int) -> Path:
         (lambda place: (place / CHECKPOINT).write_text("2"), r"iteration.txt is damaged \(it names step 2; .* noted is that of step 3"),
         (lambda place: (place / CHECKPOINT).write_text("7"), "it names step 7"),
         (lambda place: (place / CHECKPOINT).write_text("s"), "iteration.txt is damaged"),
-        (lambda place: (place / "checkpoints/global_step_3/data.pt").write_bytes(b"eata"), r"global_step_3 is damaged \(data\.pt is not"),
+        (lambda place: (place / "checkpoints/global_step_3/data.pt").write_bytes(b"eata"), r"global_step_3 is damaged \(data\.pt has"),
         (lambda place: next(place.glob("checkpoints/global_step_3/actor/*.pt")).write_bytes(bytes(98) + b"\x01"), "actor/model_world_size"),
     ],
 )  # fmt: skip

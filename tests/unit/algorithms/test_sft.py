@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 import torch
 
 from agl_otel.adapters.records import IGNORED
+from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.algorithms.sft.algorithm import SFT, rows_of
-from agl_otel.algorithms.sft.train import Row, Spec, cross_entropy, fit
+from agl_otel.algorithms.sft.train import Row, Spec, fit, logprobs
 from agl_otel.errors import DataError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
@@ -38,14 +40,15 @@ def odd_rows(source: random.Random) -> list[Row]:
 def test_the_gradient_equals_that_of_a_sum_over_the_labelled_tokens(policy: Policy, seed: int) -> None:
     rows = odd_rows(random.Random(seed))
     ours, plain = copy.deepcopy(policy.model).double(), copy.deepcopy(policy.model).double()
-    loss, tokens = cross_entropy(ours, rows)
+    found = logprobs(Scorer(ours), rows)
+    loss = -found.sum()
     terms = [
         -torch.log_softmax(plain(input_ids=torch.tensor([row.input_ids])).logits[0, place - 1], -1)[label]
         for row in rows
         for place, label in enumerate(row.labels)
         if place and label != IGNORED
     ]
-    assert tokens == len(terms)
+    assert len(found) == len(terms)
     if not terms:
         assert loss.item() == 0.0
         return
@@ -80,6 +83,19 @@ def test_logprob_drift_is_reported_only_for_rows_of_the_initial_weights(policy: 
     assert (drifts[0] or 0) < 1e-4 < 0.1 < (drifts[1] or 0), "the trainer takes another temperature than the sampler"
     unknown = [replace(row, logprobs=[]) for row in rows_of(batch)]
     assert fit(copy.deepcopy(policy.model), unknown, replace(SPEC, temperature=0.5)).logprob_drift is None
+
+
+def test_batches_that_are_not_finite_are_left_out_and_three_in_a_row_are_an_error(policy: Policy) -> None:
+    rows, spoiled = rows_of(make_batch(policy)), iter([math.nan, 1.0, 1.0])
+    model = copy.deepcopy(policy.model)
+    hook = model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * next(spoiled, 1.0))
+    trained = fit(model, rows, SPEC)
+    assert (trained.updates, trained.not_finite) == (3, 1)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
+    hook.remove()
+    model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(DataError, match=r"3 batches in a row: loss .*, gradient nan: lower learning_rate"):
+        fit(model, rows, SPEC)
 
 
 def test_rows_without_a_loss_are_refused(policy: Policy) -> None:

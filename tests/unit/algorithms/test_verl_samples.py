@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from agl_otel.adapters.own_sampling import several_choices_words
+from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.algorithms.report import own_sampling_warning
 from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, figures_of, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, reward
@@ -104,7 +104,7 @@ def test_choices_of_one_call_are_counted_as_one_call() -> None:
     rows = [CallRow(call=1, prompt=[1], choice=choice, response=[choice + 2]) for choice in range(3)] + [CallRow(call=2, prompt=[9])]
     counts = to_samples(TracesBuilder().build(*rows), Rules())[1]
     assert (counts.calls, counts.sampled_calls, counts.several_choices, counts.breaks["choice"]) == (2, 4, 3, 2)
-    assert several_choices_words(3, 4).startswith("3 of 4 sampled replies (75 %) are choices beside others of the same request (n > 1)")
+    assert several_choices_warning(3, 4).startswith("3 of 4 sampled replies (75 %) are choices beside others of the same request (n > 1)")
 
 
 def test_calls_of_different_processes_or_attempts_are_not_choices() -> None:

@@ -80,7 +80,7 @@ def test_incompatible_versions_are_named() -> None:
 
     assert bad() == []
     assert bad(opentelemetry_instrumentation="0.60b1") == ["their versions go together"]
-    assert bad(opentelemetry_sdk="1.30.0", opentelemetry_instrumentation="0.51b0") == ["the SDK is as new as ours"]
+    assert bad(opentelemetry_sdk="1.30.0", opentelemetry_instrumentation="0.51b0") == ["the SDK has the version that this package needs"]
     missing = of(check_environment(Environment({}, {"opentelemetry-sdk": "1.45.0"}, GOOD)), "installed for the agent")
     assert not missing.good and "agl-otel, opentelemetry-instrumentation" in missing.detail
 

@@ -66,7 +66,7 @@ main(["rollouts", "ls", *(["--data-dir", sys.argv[1]] if sys.argv[2] == "flag" e
 @pytest.mark.parametrize(
     ("flags", "warned"),
     [
-        ({"host": "0.0.0.0"}, "0.0.0.0 lets other machines in, and there is no token.* Set AGL_TOKEN"),
+        ({"host": "0.0.0.0"}, "0.0.0.0 accepts connections from other machines, and there is no token.* Set AGL_TOKEN"),
         ({"host": "0.0.0.0", "token": "t"}, "there is no TLS.* Set AGL_TLS_CERT"),
         ({"host": "0.0.0.0", "token": "t", "tls_cert": "c.pem", "tls_key": "k.pem"}, "^$"),
         ({"host": "127.0.0.1"}, "^$"),

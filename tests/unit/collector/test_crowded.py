@@ -22,7 +22,7 @@ from agl_otel.collector import crowded, merged
 from agl_otel.collector.crowded import FEW_PARTS, MAX_MESSAGES, MAX_OTHERS, MAX_PARTS, MAX_VALUES, check, check_json, check_parts
 from agl_otel.collector.journal import Signal
 from agl_otel.collector.otlpjson import to_protobuf
-from agl_otel.collector.unreadable import take_out
+from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.errors import DataError
 
 from .otlp_fields import Repeated, enclosed, repeated_fields
@@ -131,7 +131,7 @@ def test_a_truncated_crowded_request_is_refused_before_it_is_split() -> None:
     with pytest.raises(DecodeError):
         check("traces", raw)
     with pytest.raises(DataError, match="send smaller batches"):
-        take_out("traces", raw)
+        remove_unreadable("traces", raw)
 
 
 def test_the_refusal_counts_the_parts() -> None:

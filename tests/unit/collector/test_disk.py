@@ -41,12 +41,12 @@ def test_a_change_of_level_is_logged_once_and_a_full_disk_refuses(tmp_path: Path
 
 
 def test_a_disk_that_refuses_is_full_and_is_tried_again(tmp_path: Path) -> None:
-    said = ["its quota is spent"]
-    budget = DiskBudget(tmp_path, budget_bytes=100, free=lambda _: 1000, refusal=lambda: said[0])
-    assert budget.look(0) == ("full", "its quota is spent")
+    refusals = ["its quota is spent"]
+    budget = DiskBudget(tmp_path, budget_bytes=100, free=lambda _: 1000, refusal=lambda: refusals[0])
+    assert budget.current_level(0) == ("full", "its quota is spent")
     budget.check(0)
-    said[0] = ""
-    assert budget.look(0) == ("ok", "")
+    refusals[0] = ""
+    assert budget.current_level(0) == ("ok", "")
 
 
 def test_free_space_of_the_real_disk_is_measured(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.away = False
-        self.heard: list[Observation] = []
+        self.received: list[Observation] = []
         self.calls = 0
         self.changed = asyncio.Event()
 
@@ -24,7 +24,7 @@ class Listener:
         self.changed.set()
         if self.away:
             raise UnavailableError("away")
-        self.heard += observations
+        self.received += observations
 
 
 async def test_spans_of_an_attempt_are_summed_between_two_reports() -> None:
@@ -35,7 +35,7 @@ async def test_spans_of_an_attempt_are_summed_between_two_reports() -> None:
     beats.add("ro-1", "at-1", 0, 11.0)
     beats.add("ro-2", "at-2", 0, 13.0)
     await beats.flush()
-    assert listener.heard == [Observation("ro-1", "at-1", 5, 12.0), Observation("ro-2", "at-2", 0, 13.0)]
+    assert listener.received == [Observation("ro-1", "at-1", 5, 12.0), Observation("ro-2", "at-2", 0, 13.0)]
 
 
 async def test_an_attempt_is_reported_at_most_once_in_an_interval() -> None:
@@ -46,7 +46,7 @@ async def test_an_attempt_is_reported_at_most_once_in_an_interval() -> None:
         await beats.flush()
     assert listener.calls == 1
     await beats.flush(everything=True)
-    assert [observation.spans for observation in listener.heard] == [1, 4]
+    assert [observation.spans for observation in listener.received] == [1, 4]
 
 
 async def test_reports_that_the_queue_did_not_take_are_kept() -> None:
@@ -58,7 +58,7 @@ async def test_reports_that_the_queue_did_not_take_are_kept() -> None:
     listener.away = False
     beats.add("ro-1", "at-1", 1, 11.0)
     await beats.flush(everything=True)
-    assert listener.heard == [Observation("ro-1", "at-1", 3, 11.0)]
+    assert listener.received == [Observation("ro-1", "at-1", 3, 11.0)]
     assert beats.failures == 1
 
 
@@ -70,4 +70,4 @@ async def test_the_task_reports_on_its_own() -> None:
     async with asyncio.timeout(300):
         await listener.changed.wait()
     task.cancel()
-    assert [observation.spans for observation in listener.heard] == [1]
+    assert [observation.spans for observation in listener.received] == [1]

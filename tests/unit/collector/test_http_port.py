@@ -6,12 +6,12 @@ import asyncio
 import gzip
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from agl_otel.collector.http_port import PROTOBUF, HttpPort
+from agl_otel.collector.receive import Receiver
 from agl_otel.errors import UnavailableError
 from agl_otel.net import bodies
 from agl_otel.net.http_server import listen, make_runner
@@ -25,15 +25,15 @@ BODY = gzip.compress(b"hello")
 async def test_unpacking_ends_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def endless(_: str, __: bytes, ___: int, *, hold: Hold, gone: Callable[[], bool]) -> bytes:
+    def endless(_: str, __: bytes, ___: int, *, hold: Hold, disconnected: Callable[[], bool]) -> bytes:
         began.set()
-        while not gone():
+        while not disconnected():
             threading.Event().wait(0.01)
         ended.set()
         raise UnavailableError("the client went away")
 
     monkeypatch.setattr(bodies, "decompress", endless)
-    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 20, takes=lambda _: True, token=""))
+    receiver = Receiver(cast("Any", None), cast("Any", None), max_message_bytes=1 << 20)
     in_flight = InFlight(1 << 20)
     runner = make_runner(HttpPort(receiver, in_flight, dict).app())
     await runner.setup()
@@ -55,7 +55,7 @@ async def test_unpacking_ends_when_its_client_disconnects(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
 async def test_a_stalled_body_is_given_up_and_its_memory_released(drip: bytes) -> None:
-    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 30, takes=lambda _: True, token=""))
+    receiver = Receiver(cast("Any", None), cast("Any", None), max_message_bytes=1 << 30)
     in_flight = InFlight(1 << 30)
     app = HttpPort(receiver, in_flight, dict, body_seconds=SHORT_SECONDS).app()
     runner = make_runner(app, lingering_time=SHORT_SECONDS)
@@ -65,9 +65,9 @@ async def test_a_stalled_body_is_given_up_and_its_memory_released(drip: bytes) -
             request = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {1 << 30}\r\n\r\n"
             writer.write(request.encode() + b"begin")
             answer = await until_closed(reader, writer, drip)
-        head, _, said = answer.partition(b"\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head
-        assert b"the body did not come within" in said and b"send less at once" in said
+        assert b"the body did not come within" in body and b"send less at once" in body
         assert in_flight.bytes == 0
     finally:
         await runner.cleanup()

@@ -112,8 +112,8 @@ def test_golden_vector_of_metrics(now: int, vector: dict[str, Any]) -> None:
         found, raw = hold_points(request, raw, found, sender)
     rows = metric_rows(raw, found, received_ms=0, batch=1, first={})
     stored = iter([row for kind in rows.values() for row in kind])
-    told = [Identity(reason=each.reason) if each.reason else ids_of(json.loads(next(stored))) for each in found]
-    assert told == [expected(entry) for entry in vector["expect"]]
+    identities = [Identity(reason=each.reason) if each.reason else ids_of(json.loads(next(stored))) for each in found]
+    assert identities == [expected(entry) for entry in vector["expect"]]
     assert next(stored, None) is None
 
 

@@ -13,7 +13,7 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
-from agl_otel.collector.journal import Leftover, describe, leftover
+from agl_otel.collector.journal import RecoveryState, describe, recovery_state
 from agl_otel.collector.resends import RESEND_SECONDS, ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.wal import Log
@@ -37,7 +37,7 @@ class Counters:
     def __init__(self) -> None:
         self.away = False
         self.numbers: dict[str, int] = {}
-        self.heard: list[Observation] = []
+        self.received: list[Observation] = []
 
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
         if self.away:
@@ -50,7 +50,7 @@ class Counters:
         return first
 
     async def observe(self, observations: Sequence[Observation], *, sent_at: float | None = None) -> None:
-        self.heard += observations
+        self.received += observations
 
 
 class Parts:
@@ -60,7 +60,7 @@ class Parts:
         self.log = Log(directory / "wal", describe=describe)
         self.engine = ChdbEngine(directory / "traces")
         create_schema(self.engine, where="the test")
-        left: Leftover = leftover(self.log.replay())
+        left: RecoveryState = recovery_state(self.log.replay())
         self.queue = Counters()
         self.commit = GroupCommit(self.log)
         self.resends = ResendJournal(directory / "wal", clock=lambda: now)
@@ -148,11 +148,11 @@ async def test_recovery_from_a_full_disk_needs_no_request(parts: Parts, monkeypa
     assert "File too large" in parts.commit.trouble
     with no_file_over(100):
         for _ in range(10):
-            await parts.commit.turn_over()  # runs after each try of the log's thread
+            await parts.commit.rotate()  # runs after each try of the log's thread
     assert parts.commit.trouble
     async with asyncio.timeout(60):
         while parts.commit.trouble:
-            await parts.commit.turn_over()
+            await parts.commit.rotate()
     await parts.intake.take("traces", body(1), IDS)
 
 
@@ -204,7 +204,7 @@ async def test_attempt_spans_and_seals_cause_heartbeats_but_are_not_counted_as_s
     await parts.intake.take("traces", body(2, "work", "more"), {**IDS, conventions.HEADER_ATTEMPT_ID: "at-2"})
     await parts.intake.take("traces", body(3), {})
     await parts.heartbeats.flush(everything=True)
-    assert parts.queue.heard == [Observation("ro-1", "at-1", 0, NOW), Observation("ro-1", "at-2", 2, NOW)]
+    assert parts.queue.received == [Observation("ro-1", "at-1", 0, NOW), Observation("ro-1", "at-2", 2, NOW)]
 
 
 async def test_a_resend_after_a_restart_is_recognised_while_the_log_has_the_request(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agl_otel.collector.adopt import input_of
 from agl_otel.collector.identify import Identity
-from agl_otel.collector.late import Pending, belongs, numbered, numbers_wanted
+from agl_otel.collector.late import Pending, identified, number_requests, numbered
 from agl_otel.collector.policy import DROPPED, apply_policy
 from tests.compared import COMPARED, Text
 
@@ -22,20 +22,20 @@ def pending(span: str, above: str = "", /, *, received: int = 0, sequences: tupl
     return Pending("t", span, above, received, 0, 0, sequences, more.pop("invalid", False), **more)
 
 
-def told(*spans: Pending) -> dict[str, str]:
-    return {copy.span.span_id: copy.rollout_id for copy in belongs(spans)}
+def ids_of_copies(*spans: Pending) -> dict[str, str]:
+    return {copy.span.span_id: copy.rollout_id for copy in identified(spans)}
 
 
 def test_the_trace_wins_over_the_parent() -> None:
-    assert told(pending("a", "p", opener=ONE, parent=TWO)) == {"a": "ro-1"}
+    assert ids_of_copies(pending("a", "p", opener=ONE, parent=TWO)) == {"a": "ro-1"}
 
 
 def test_a_chain_is_followed_whatever_the_order() -> None:
-    assert told(pending("c", "b"), pending("a", "p", parent=TWO), pending("b", "a")) == {"a": "ro-2", "b": "ro-2", "c": "ro-2"}
+    assert ids_of_copies(pending("c", "b"), pending("a", "p", parent=TWO), pending("b", "a")) == {"a": "ro-2", "b": "ro-2", "c": "ro-2"}
 
 
 def test_spans_without_identification_are_left_out() -> None:
-    assert told(pending("a"), pending("b", "a"), pending("c", "d"), pending("d", "c"), pending("e", "e")) == {}
+    assert ids_of_copies(pending("a"), pending("b", "a"), pending("c", "d"), pending("d", "c"), pending("e", "e")) == {}
 
 
 @pytest.mark.parametrize("end", ["span 0", "unknown"], ids=["circle", "chain"])
@@ -43,23 +43,23 @@ def test_a_chain_of_parents_is_walked_in_linear_time(end: str) -> None:
     ids = [Text(f"span {number}") for number in range(3000)]
     spans = [pending(own, above) for own, above in zip(ids, [*ids[1:], Text(end)], strict=True)]
     COMPARED.clear()
-    assert belongs(spans) == []
+    assert identified(spans) == []
     assert COMPARED.total() < 20 * len(ids)
 
 
 def test_a_refused_span_is_not_copied_and_gives_its_children_no_ids() -> None:
-    assert told(pending("a", "p", parent=ONE, invalid=True), pending("b", "a"), pending("c", "a", opener=TWO)) == {"c": "ro-2"}
+    assert ids_of_copies(pending("a", "p", parent=ONE, invalid=True), pending("b", "a"), pending("c", "a", opener=TWO)) == {"c": "ro-2"}
 
 
 def test_copies_come_in_the_order_of_arrival() -> None:
     spans = [pending(name, opener=ONE, received=time) for name, time in (("a", 3), ("b", 1), ("c", 2))]
-    assert [copy.span.span_id for copy in belongs(spans)] == ["b", "c", "a"]
+    assert [copy.span.span_id for copy in identified(spans)] == ["b", "c", "a"]
 
 
 def test_explicit_numbers_are_kept_and_raise_the_counter() -> None:
     spans = [pending("a", opener=ONE), pending("b", opener=ONE, sequences=("9", "")), pending("c", opener=TWO, sequences=("", "0"))]
-    copies = belongs(spans)
-    assert numbers_wanted(copies) == [("ro-1", 1, 9), ("ro-2", 0, 0)]
+    copies = identified(spans)
+    assert number_requests(copies) == [("ro-1", 1, 9), ("ro-2", 0, 0)]
     assert numbered(copies, {"ro-1": 10, "ro-2": 0}) == [10, 9, 0]
 
 
@@ -81,7 +81,7 @@ def test_every_span_gets_the_ids_of_its_nearest_known_ancestor(parents: dict[int
             step = parents[step]
         if step in parents and step in known:
             expected[f"{start}"] = f"ro-{step}"
-    assert told(*spans) == expected
+    assert ids_of_copies(*spans) == expected
 
 
 def test_only_the_drop_policy_drops_and_only_unidentified_spans() -> None:

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector.otlpjson import to_protobuf
-from agl_otel.collector.unreadable import take_out
+from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.errors import DataError
 
 TRACE, SPAN, PARENT = "5b8EFFF798038103D269B633813FC60c", "eee19b7ec3c1b174", "EEE19B7EC3C1B173"
@@ -81,14 +81,14 @@ def test_text_that_is_not_utf8_rejects_only_its_span(bad: bytes, place: str) -> 
     if place == "body":
         records = [{"body": {"stringValue": "\U0001f600"}}, {"body": {"stringValue": "a BAD b"}}]
         body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}).encode()
-        raw, gone = take_out("logs", to_protobuf(ExportLogsServiceRequest, body.replace(b"BAD", bad)))
+        raw, removed = remove_unreadable("logs", to_protobuf(ExportLogsServiceRequest, body.replace(b"BAD", bad)))
         (record,) = ExportLogsServiceRequest.FromString(raw).resource_logs[0].scope_logs[0].log_records
-        assert (record.body.string_value, gone) == ("\U0001f600", 1)
+        assert (record.body.string_value, removed) == ("\U0001f600", 1)
         return
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [item, {**item, **spoiled}, item]}]}]}).encode()
-    raw, gone = take_out("traces", to_protobuf(ExportTraceServiceRequest, body.replace(b"BAD", bad)))
+    raw, removed = remove_unreadable("traces", to_protobuf(ExportTraceServiceRequest, body.replace(b"BAD", bad)))
     assert [found.name for found in ExportTraceServiceRequest.FromString(raw).resource_spans[0].scope_spans[0].spans] == ["work", "work"]
-    assert gone == 1
+    assert removed == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from agl_otel.collector.crowded import MAX_MESSAGES
-from agl_otel.collector.unreadable import take_out
+from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.errors import DataError
 from agl_otel_hook.varint import varint
 
@@ -56,10 +56,10 @@ def test_unknown_fields_beside_unreadable_ones_are_limited(above: str) -> None:
     inside = {"request": foreign, "resource": varint(10) + varint(len(foreign)) + foreign}
     inside["scope"] = varint(10) + varint(len(foreign) + 5) + varint(18) + varint(len(foreign)) + foreign
     with pytest.raises(DataError, match="fields beside its items"):
-        take_out("traces", span + inside[above])
+        remove_unreadable("traces", span + inside[above])
     request = ExportTraceServiceRequest()
     request.resource_spans.add().scope_spans.add().spans.add().MergeFromString(foreign)
-    assert take_out("traces", span + request.SerializeToString())[1] == 1
+    assert remove_unreadable("traces", span + request.SerializeToString())[1] == 1
 
 
 def test_a_piece_of_too_many_parts_is_not_parsed() -> None:
@@ -67,7 +67,7 @@ def test_a_piece_of_too_many_parts_is_not_parsed() -> None:
     request = ExportTraceServiceRequest()
     request.resource_spans.add().scope_spans.add().spans.add().MergeFromString(b"\x4a\0" * (MAX_MESSAGES + 1))
     with pytest.raises(DataError, match="attributes, events, points and the like"):
-        take_out("traces", span + request.SerializeToString())
+        remove_unreadable("traces", span + request.SerializeToString())
 
 
 NAMES = st.lists(st.lists(st.lists(st.sampled_from(["good", "fine", BAD]), max_size=3), max_size=3), min_size=1, max_size=3)
@@ -77,8 +77,8 @@ NAMES = st.lists(st.lists(st.lists(st.sampled_from(["good", "fine", BAD]), max_s
 def test_only_unreadable_spans_are_removed(names: list[list[list[str]]], deep: bool) -> None:
     bad = sum(name == BAD for scopes in names for spans in scopes for name in spans)
     raw = traces(names, deep=deep).SerializeToString()
-    kept, gone = take_out("traces", raw if deep else spoiled(raw))
-    assert gone == bad
+    kept, removed = remove_unreadable("traces", raw if deep else spoiled(raw))
+    assert removed == bad
     whole = traces(names, deep=deep)
     for resource in whole.resource_spans:
         for scope in resource.scope_spans:
@@ -91,8 +91,8 @@ def test_only_unreadable_spans_are_removed(names: list[list[list[str]]], deep: b
 def test_an_unreadable_resource_is_removed_with_its_spans() -> None:
     request = traces([[["a", "b"], ["c"]], [["d"]]])
     request.resource_spans[0].resource.attributes[0].value.string_value = BAD
-    kept, gone = take_out("traces", spoiled(request.SerializeToString()))
-    assert gone == 3
+    kept, removed = remove_unreadable("traces", spoiled(request.SerializeToString()))
+    assert removed == 3
     assert [s.name for r in ExportTraceServiceRequest.FromString(kept).resource_spans for g in r.scope_spans for s in g.spans] == ["d"]
 
 
@@ -102,9 +102,9 @@ def test_only_unreadable_log_records_and_data_points_are_removed() -> None:
     for body in ("good", BAD):
         records.add().body.string_value = body
     records.add().body.CopyFrom(nested(90))
-    kept, gone = take_out("logs", spoiled(logs.SerializeToString()))
+    kept, removed = remove_unreadable("logs", spoiled(logs.SerializeToString()))
     (found,) = ExportLogsServiceRequest.FromString(kept).resource_logs[0].scope_logs[0].log_records
-    assert (found.body.string_value, gone) == ("good", 2)
+    assert (found.body.string_value, removed) == ("good", 2)
     metrics = ExportMetricsServiceRequest()
     own = metrics.resource_metrics.add().scope_metrics.add().metrics
     gauge, named = own.add(name="gauge").gauge, own.add(name=BAD).sum
@@ -112,21 +112,21 @@ def test_only_unreadable_log_records_and_data_points_are_removed() -> None:
         gauge.data_points.add(as_int=1).attributes.add(key="k").value.string_value = value
     named.data_points.add()
     named.data_points.add()
-    kept, gone = take_out("metrics", spoiled(metrics.SerializeToString()))
+    kept, removed = remove_unreadable("metrics", spoiled(metrics.SerializeToString()))
     (left,) = ExportMetricsServiceRequest.FromString(kept).resource_metrics[0].scope_metrics[0].metrics
-    assert (left.name, len(left.gauge.data_points), gone) == ("gauge", 1, 3)
+    assert (left.name, len(left.gauge.data_points), removed) == ("gauge", 1, 3)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_split_or_refused(raw: bytes) -> None:
     try:
-        kept, gone = take_out("traces", raw)
+        kept, removed = remove_unreadable("traces", raw)
     except DecodeError:
         return
     ExportTraceServiceRequest.FromString(kept)
-    assert gone >= 0
+    assert removed >= 0
 
 
 def test_bytes_that_are_not_a_message_are_a_decode_error() -> None:
     with pytest.raises(DecodeError):
-        take_out("traces", b"\xff\xff")
+        remove_unreadable("traces", b"\xff\xff")

@@ -104,9 +104,9 @@ def test_a_segment_is_deleted_only_when_all_its_records_are_stored(tmp_path: Pat
 
 def test_after_a_new_segment_all_earlier_ones_can_be_deleted(tmp_path: Path) -> None:
     log = Log(tmp_path)
-    assert log.turn_over() == 0
+    assert log.rotate() == 0
     log.append([(1, b"a"), (1, b"b")])
-    assert log.turn_over() == log.turn_over() == 2
+    assert log.rotate() == log.rotate() == 2
     log.append([(1, b"c")])
     log.release(2)
     assert contents(log) == [(2, 1, b"c")]
@@ -134,7 +134,7 @@ def test_a_segment_that_cannot_be_opened_loses_no_acked_record(tmp_path: Path, f
         with pytest.raises(UnavailableError, match="No space left"):
             log.append([(1, b"refused")])
     with pytest.raises(UnavailableError, match="No space left"):
-        log.turn_over()
+        log.rotate()
     full[0] = False
     log.append([(1, b"b")])
     expected = [(0, 1, b"a" * 20), (1, 1, b"b")]

@@ -113,9 +113,9 @@ def test_a_seal_has_its_ids_and_counts_whatever_the_limits(limits: Any) -> None:
     Sealer(counting, provider, lambda _: True).seal([KEY], timeout_seconds=1, closing=True)
     _, seal = exporter.get_finished_spans()
     assert (key_of_attributes(seal), marker_of(seal)) == (KEY, counting.marker)
-    said = seal.attributes or {}
+    attributes = seal.attributes or {}
     names = (conventions.SEAL_SPANS, conventions.SEAL_DROPPED, conventions.SEAL_CLOSING)
-    assert [said.get(name) for name in names] == [1, 0, True]
+    assert [attributes.get(name) for name in names] == [1, 0, True]
 
 
 @pytest.mark.parametrize("limits", [SHORT, FEW, NONE])

@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from agl_otel_hook import records
-from agl_otel_hook.ledger import LOOKED_AT, Count, Ledger
+from agl_otel_hook.ledger import CHECKED_ATTEMPTS, Count, Ledger
 from agl_otel_hook.processor import AttemptProcessor
 from agl_otel_hook.records import ReadProcess, ReadSlot, Records, UnreadableError, folder_of, key_of, read
 
@@ -199,8 +199,8 @@ def test_open_spans_of_a_closed_attempt_are_abandoned_unless_they_end_later(root
     marker = counting.started(KEY, 1, PLACE).marker
     counting.started(KEY, 2, PLACE)
     counting.started(OTHER, 3, PLACE)
-    counting.over(KEY)
-    counting.over(("ro-unknown", "at-1"))
+    counting.end_attempt(KEY)
+    counting.end_attempt(("ro-unknown", "at-1"))
     assert [counts(slot) for slot in (*slots(root), *slots(root, OTHER))] == [(2, 0, 2, 0, True), (1, 0, 0, 0, False)]
     counting.ended(KEY, 1, marker=marker)
     assert [counts(slot) for slot in slots(root)] == [(2, 1, 1, 0, True)]
@@ -435,7 +435,7 @@ def test_a_worker_frees_read_attempts_despite_leaked_spans(root: Path, leaked: i
         if number >= leaked:
             counting.ended(key, number, marker=marker)
         processes(root, key, last=True)
-    assert len(counting.unsealed()) <= leaked + LOOKED_AT
+    assert len(counting.unsealed()) <= leaked + CHECKED_ATTEMPTS
     assert len({path.stat().st_ino for path in root.glob("*/*.ledger")}) == 1
 
 

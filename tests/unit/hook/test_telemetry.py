@@ -113,11 +113,11 @@ def test_only_a_closing_seal_is_sent_while_a_span_is_open(receiver: OtlpReceiver
     telemetry.seal_counts([KEY], closing=True)
     still_open.end()
     telemetry.seal([KEY])
-    said = [
+    sealed = [
         (seal.attributes[conventions.SEAL_SPANS], seal.attributes.get(conventions.SEAL_CLOSING))
         for seal in receiver.spans(conventions.SPAN_SEAL)
     ]
-    assert said == [(1, True), (2, None)]
+    assert sealed == [(1, True), (2, None)]
 
 
 def test_a_process_that_does_not_know_when_attempts_end_repeats_its_seals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ SPANS = st.builds(
 )
 
 
-HALVES: Any = st.text(st.characters(codec=None))  # including lone surrogates
+HALVES: Any = st.text(st.characters(codec=None))  # including unpaired surrogates
 BIG: Any = st.integers(-(1 << 70), 1 << 70)
 STATUSES = [Status(StatusCode.UNSET), Status(StatusCode.OK), Status(StatusCode.ERROR), Status(StatusCode.ERROR, "why")]
 RESOURCES = [RESOURCE, Resource({"list": [1, 2], "flag": True}), Resource({})]

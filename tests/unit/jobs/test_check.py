@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 
 from agl_otel.cli import main
-from agl_otel.jobs.check import Checked, check_job
+from agl_otel.jobs.check import CheckReport, check_job
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 AGENT = '[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n'
@@ -25,7 +25,7 @@ def own(train_dataset): pass
 """
 
 
-async def checked(folder: Path, job: str, store: str = "") -> Checked:
+async def checked(folder: Path, job: str, store: str = "") -> CheckReport:
     (folder / "mine.py").write_text(MINE)
     (folder / "job.toml").write_text(job)
     return await check_job(folder / "job.toml", store=store)

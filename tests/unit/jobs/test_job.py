@@ -86,7 +86,7 @@ def test_a_job_may_search_for_prompts_and_then_needs_no_torch() -> None:
     assert job.run_by == "agl_otel.jobs.prompts" and job.options["beam_width"] == 2 and "name" not in job.options
     assert job.resources["prompt_template"] == PromptTemplate(template="answer", engine="f-string")
     assert Job.load(EXAMPLE).run_by == "agl_otel.jobs.grpo"
-    imports = "import sys; from pathlib import Path; from agl_otel.jobs.job import Job; from agl_otel.jobs.prompts import PromptSearching"
+    imports = "import sys; from pathlib import Path; from agl_otel.jobs.job import Job; from agl_otel.jobs.prompts import PromptSearchRun"
     program = f"{imports}; Job.load(Path(sys.argv[1]));"
     subprocess.run([sys.executable, "-c", f"{program} assert 'torch' not in sys.modules", str(SEARCH)], check=True)
 

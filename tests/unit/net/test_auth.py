@@ -11,7 +11,7 @@ from agl_otel.cli import cli
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import (
     SCOPES,
-    Visitors,
+    BrowserAccess,
     attempt_key,
     ingest_key,
     is_loopback,
@@ -117,5 +117,5 @@ def test_a_host_name_that_resolves_to_loopback_is_loopback() -> None:
 
 @pytest.mark.parametrize("origin", ["http://[", "null", "http://evil.example", "http://127.0.0.1:80@evil.example", "127.0.0.1:80"])
 def test_a_page_of_another_origin_may_not_post(origin: str) -> None:
-    assert Visitors().refusal("POST", {"Host": "127.0.0.1:80", "Origin": origin})
-    assert Visitors().refusal("POST", {"Host": "127.0.0.1:80", "Origin": "http://127.0.0.1:80"}) is None
+    assert BrowserAccess().refusal("POST", {"Host": "127.0.0.1:80", "Origin": origin})
+    assert BrowserAccess().refusal("POST", {"Host": "127.0.0.1:80", "Origin": "http://127.0.0.1:80"}) is None

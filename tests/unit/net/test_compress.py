@@ -101,6 +101,6 @@ def test_decompression_stops_if_the_client_disconnects_or_it_takes_too_long() ->
     body = gzip.compress(bytes(20 * PIECE_BYTES))
     left = iter([False, False, True])
     with pytest.raises(UnavailableError, match="client went away"):
-        decompress("gzip", body, 1 << 30, gone=lambda: next(left))
+        decompress("gzip", body, 1 << 30, disconnected=lambda: next(left))
     with pytest.raises(TooLargeError, match="more than 0 s to unpack"):
         decompress("gzip", body, 1 << 30, cpu_seconds=0)

@@ -16,7 +16,7 @@ import pytest
 
 from agl_otel.errors import InUseError
 from agl_otel.net.auth import QUEUE
-from agl_otel.net.grpc_server import AskingForToken, GrpcPort, tolerant
+from agl_otel.net.grpc_server import GrpcPort, TokenInterceptor, tolerant
 from agl_otel.queue.proto import queue_pb2 as pb
 from tests.chaos.clients import HTTP2, frame, grpc_head
 
@@ -46,7 +46,7 @@ def listener(held: asyncio.Event) -> GrpcPort:
     return GrpcPort(make, "AGL_SOME_PORT")
 
 
-def ask_for_a_path_that_is_no_utf_8(port: int) -> None:
+def request_a_path_not_in_utf8(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=300) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(HTTP2 + grpc_head("/\udcff/x"))
         while connection.recv(4096):
@@ -65,7 +65,7 @@ async def test_a_request_that_terminates_the_server_cuts_calls_and_it_restarts()
     under_way = asyncio.create_task(call(port, "/echo/never"))
     await held.wait()
     for _ in range(2):
-        await asyncio.to_thread(ask_for_a_path_that_is_no_utf_8, port)
+        await asyncio.to_thread(request_a_path_not_in_utf8, port)
         assert await call(port, "/echo/now") == b"x"
     with pytest.raises(grpc.aio.AioRpcError) as cut:
         await under_way
@@ -136,7 +136,7 @@ class Refusing(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgu
 async def test_a_refused_call_leaves_no_request_to_the_garbage_collector(method: str, token: str, status: str) -> None:
     def make() -> grpc.aio.Server:
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 2 * BODY)]
-        server = grpc.aio.server(interceptors=AskingForToken.at(QUEUE, token), options=options)
+        server = grpc.aio.server(interceptors=TokenInterceptor.at(QUEUE, token), options=options)
         server.add_generic_rpc_handlers((Refusing(),))
         return server
 

@@ -55,12 +55,12 @@ async def until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
     dripping = asyncio.create_task(drips())
     try:
-        said: list[bytes] = []
+        parts: list[bytes] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             with contextlib.suppress(ConnectionError):  # so it ends for who still sends
                 while part := await reader.read(1 << 16):
-                    said.append(part)
-        return b"".join(said)
+                    parts.append(part)
+        return b"".join(parts)
     finally:
         dripping.cancel()
         await asyncio.gather(dripping, return_exceptions=True)

@@ -87,7 +87,7 @@ def test_an_attempt_resumed_after_a_day_keeps_its_counts_and_loses_its_history()
     now = [0.0]
     attempts = Attempts(forgotten.append, idle=idle.append, clock=lambda: now[0])
     attempt, number = attempts.begin(KEY)
-    attempt.tried(number, b"x", retry=False)
+    attempt.record_request(number, b"x", retry=False)
     attempts.continued(attempt, number, [1], {0: [2]})
     attempt.tokens, attempt.active = 7, 0
     attempts.begin(("ro", "busy"))
@@ -97,11 +97,11 @@ def test_an_attempt_resumed_after_a_day_keeps_its_counts_and_loses_its_history()
     now[0] = IDLE_SECONDS
     attempts.expire()
     attempts.expire()
-    assert (idle, forgotten, attempt.held) == ([KEY], [], 0), "said once"
+    assert (idle, forgotten, attempt.held) == ([KEY], [], 0), "reported once"
     again, number = attempts.begin(KEY)
     assert (number, again.calls, again.tokens) == (2, 2, 7)
     assert attempts.continued(again, number, [1, 2], {0: [3]}) is None
-    assert again.tried(number, b"x", retry=True) == (None, 2), "and draws by another seed than its first call"
+    assert again.record_request(number, b"x", retry=True) == (None, 2), "and draws by another seed than its first call"
     again.active = 0
     now[0] += IDLE_SECONDS
     attempts.expire()
@@ -110,25 +110,25 @@ def test_an_attempt_resumed_after_a_day_keeps_its_counts_and_loses_its_history()
 
 def test_a_retry_is_linked_to_the_try_that_failed() -> None:
     attempt, first = Attempts(lambda _: None).begin(KEY)
-    assert attempt.tried(first, b"x", retry=False) == (None, 1)
-    attempt.ended(first, good=False)
-    assert attempt.tried(2, b"x", retry=False) == (None, 2)
-    attempt.ended(2, good=True)
-    assert attempt.tried(3, b"y", retry=True) == (None, 3)
-    assert attempt.tried(4, b"x", retry=True) == (1, 1)
-    attempt.ended(4, good=False)
-    assert attempt.tried(5, b"x", retry=True) == (4, 1), "the agent's first wish, a third time"
-    assert attempt.tried(6, b"z", retry=False) == (None, 4), "what comes later is numbered as if nothing had failed"
+    assert attempt.record_request(first, b"x", retry=False) == (None, 1)
+    attempt.record_end(first, succeeded=False)
+    assert attempt.record_request(2, b"x", retry=False) == (None, 2)
+    attempt.record_end(2, succeeded=True)
+    assert attempt.record_request(3, b"y", retry=True) == (None, 3)
+    assert attempt.record_request(4, b"x", retry=True) == (1, 1)
+    attempt.record_end(4, succeeded=False)
+    assert attempt.record_request(5, b"x", retry=True) == (4, 1), "the agent's first logical call, a third time"
+    assert attempt.record_request(6, b"z", retry=False) == (None, 4), "what comes later is numbered as if nothing had failed"
 
 
 def test_a_retry_of_several_successful_equal_calls_is_not_linked() -> None:
     attempt, _ = Attempts(lambda _: None).begin(KEY)
     for number in (1, 2):
-        attempt.tried(number, b"x", retry=False)
-        attempt.ended(number, good=True)
-    assert attempt.tried(3, b"x", retry=True) == (None, 3)
-    attempt.tried(4, b"only", retry=False)
-    assert attempt.tried(5, b"only", retry=True) == (4, 4)
+        attempt.record_request(number, b"x", retry=False)
+        attempt.record_end(number, succeeded=True)
+    assert attempt.record_request(3, b"x", retry=True) == (None, 3)
+    attempt.record_request(4, b"only", retry=False)
+    assert attempt.record_request(5, b"only", retry=True) == (4, 4)
 
 
 def test_each_of_thousands_of_calls_refers_to_the_previous_one() -> None:

@@ -11,8 +11,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import SpanKind
 
 from agl_otel.proxy import journal as journals
-from agl_otel.proxy.inheritance import read_journal
 from agl_otel.proxy.journal import END, HEAD, LOCK, LOSSY, SUFFIX, WHOLE, Journal, boot_id, packed, without
+from agl_otel.proxy.recovery import read_journal
 from agl_otel.service.framed import FramedFile
 from agl_otel_hook.ledger import Count, Ledger
 from agl_otel_hook.whole import Begun, WholeSpan, WholeSpans
@@ -108,7 +108,7 @@ def test_records_that_cannot_be_copied_keep_their_segment(kept: Kept) -> None:
     assert kept.dropped() == 0 and kept.journal.trouble == ""
     kept.tidy(1)
     assert len(kept.segments()) == 1
-    assert list(read_journal(kept.folder).legacies[KEY, under_way.marker].open) == [f"{under_way.context.span_id:016x}"]
+    assert list(read_journal(kept.folder).attempts[KEY, under_way.marker].open) == [f"{under_way.context.span_id:016x}"]
 
 
 def test_a_call_that_was_never_forwarded_is_not_missing_and_its_attempt_sealed(kept: Kept) -> None:
@@ -121,7 +121,7 @@ def test_a_call_that_was_never_forwarded_is_not_missing_and_its_attempt_sealed(k
     left = read_journal(kept.folder)
     assert left.count((KEY, waiting.marker)) == Count(waiting.marker, 1, 0)
     kept.journal.end(waiting, [kept.spans.made(waiting, "call", SpanKind.CLIENT, {}, 1, 2)])
-    assert not read_journal(kept.folder).legacies[KEY, waiting.marker].open
+    assert not read_journal(kept.folder).attempts[KEY, waiting.marker].open
 
 
 @pytest.mark.parametrize("limit", [1, SALT_ONLY, 100])

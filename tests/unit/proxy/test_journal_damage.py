@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.proxy.inheritance import read_journal
 from agl_otel.proxy.journal import END, HEAD, SUFFIX, WHOLE, boot_id, packed, without
+from agl_otel.proxy.recovery import read_journal
 from agl_otel.service.framed import FramedFile
 
 
@@ -30,4 +30,4 @@ def test_deleting_a_rollout_does_not_hide_damage(tmp_path: Path, damaged: bool) 
     without(path, {"ro-1"})
     left = read_journal(tmp_path)
     assert left.gaps is damaged
-    assert {key[0] for key, _ in left.legacies} == ({"ro-3"} if damaged else {"ro-2", "ro-3"})
+    assert {key[0] for key, _ in left.attempts} == ({"ro-3"} if damaged else {"ro-2", "ro-3"})

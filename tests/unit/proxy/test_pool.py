@@ -50,7 +50,7 @@ async def test_the_gate_holds_calls_until_it_opens_and_waits_for_those_in_flight
     assert await closing == 0 and gate.mode == "hold"
     gate.open()
     await held
-    assert (gate.under_way, gate.held, gate.mode) == (1, 0, None)
+    assert (gate.in_flight, gate.held, gate.mode) == (1, 0, None)
 
 
 async def test_a_refusing_gate_gives_a_retry_time_also_to_held_calls() -> None:
@@ -64,7 +64,7 @@ async def test_a_refusing_gate_gives_a_retry_time_also_to_held_calls() -> None:
         with pytest.raises(RefusedError) as caught:
             await call
         assert (caught.value.status, caught.value.retry_seconds) == (429, 1)
-    assert gate.under_way == 0
+    assert gate.in_flight == 0
 
 
 async def test_calls_are_held_for_a_limited_time() -> None:

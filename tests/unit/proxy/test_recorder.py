@@ -16,7 +16,7 @@ from agl_otel_hook.whole import WholeSpans
 KEY = ("ro-1", "at-1")
 
 
-def said(body: Mapping[str, Any]) -> list[Any]:
+def request_messages(body: Mapping[str, Any]) -> list[Any]:
     return [{"role": "user", "content": body["text"]}]
 
 
@@ -26,7 +26,7 @@ def test_a_call_that_cannot_be_recorded_counts_as_dropped_and_blocks_no_other() 
     idle: list[tuple[str, str]] = []
     ledger, attempts = Ledger(), Attempts(lambda _: None)
     recorder = Recorder(WholeSpans("proxy", Resource({}), ledger, export=exported.append, on_idle=idle.append), attempts)
-    dialect = replace(CHAT, said=said)
+    dialect = replace(CHAT, messages=request_messages)
     for body in ({"text": "a"}, {}, {"text": "b"}):
         recorder.ended(recorder.start(KEY, dialect, body, None))
     recorder.settle()

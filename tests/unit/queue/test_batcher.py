@@ -82,8 +82,8 @@ async def test_a_request_of_full_weight_runs_alone(busy: Busy) -> None:
 
 
 async def test_a_request_that_is_cancelled_leaves_its_batch_as_it_is(busy: Busy) -> None:
-    gone, stays = busy.batcher.write("a", "a"), busy.batcher.write("b", "b")
-    gone.cancel()
+    cancelled, stays = busy.batcher.write("a", "a"), busy.batcher.write("b", "b")
+    cancelled.cancel()
     await busy.release()
     assert await stays == "B"
 

@@ -42,7 +42,7 @@ def test_a_good_history_has_no_complaints() -> None:
     ("change", "complaint"),
     [
         ({"enqueued": ["ro-1", "ro-2"]}, "ro-2 was acknowledged and is lost"),
-        ({"told": {"ro-1": "failed-not"}}, "told to have ended as failed-not"),
+        ({"reported": {"ro-1": "failed-not"}}, "was reported as failed-not"),
         ({"attempts": [attempt(2, "succeeded")]}, "numbered [2]"),
         ({"attempts": []}, "without any attempt"),
         ({"attempts": [*GOOD[1], attempt(3, "succeeded")]}, "3 attempts, 2 are allowed"),
@@ -56,6 +56,6 @@ def test_a_good_history_has_no_complaints() -> None:
 )
 def test_each_kind_of_fault_is_found(change: dict[str, Any], complaint: str) -> None:
     events, attempts = GOOD
-    asked: dict[str, Any] = {"enqueued": ["ro-1"], "events": events, "attempts": attempts, "told": {"ro-1": "succeeded"}, **change}
-    found = complaints(asked["enqueued"], asked["events"], [rollout()], asked["attempts"], asked["told"])
+    asked: dict[str, Any] = {"enqueued": ["ro-1"], "events": events, "attempts": attempts, "reported": {"ro-1": "succeeded"}, **change}
+    found = complaints(asked["enqueued"], asked["events"], [rollout()], asked["attempts"], asked["reported"])
     assert any(complaint in text for text in found), found

@@ -13,7 +13,7 @@ import pytest
 from agl_otel.errors import ConflictError, DiskFullError, InUseError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.engine import Signals, Transaction
-from agl_otel.queue.operations import enqueue
+from agl_otel.queue.operations import checks, enqueue
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.queue.sqlite import SqliteEngine
@@ -58,12 +58,12 @@ async def test_a_row_that_the_database_refuses_fails_its_own_operation(engine: S
 
 
 async def test_signals_of_a_commit_precede_its_answer(engine: SqliteEngine) -> None:
-    heard: list[int] = []
-    engine.subscribe(lambda signals: heard.append(signals.claimable))
+    received: list[int] = []
+    engine.subscribe(lambda signals: received.append(signals.claimable))
     await asyncio.gather(engine.write(lambda tx: add(tx, "ro-1")), engine.write(refuse), return_exceptions=True)
-    assert sum(heard) == 1
+    assert sum(received) == 1
     await engine.write(lambda tx: None)
-    assert sum(heard) == 1
+    assert sum(received) == 1
     assert not Signals()
 
 
@@ -122,10 +122,10 @@ def test_invalid_json_is_refused_before_it_is_stored() -> None:
     """Else every later reader of rollouts would fail on it."""
     for text in ("{", "nope", "[" * 100_000, "\ud7ff{"):
         with pytest.raises(UsageError, match="is no JSON"):
-            enqueue.checked_json(text, "input")
+            checks.checked_json(text, "input")
     with pytest.raises(UsageError, match="no JSON object"):
-        enqueue.checked_object("[1]", "metadata")
-    assert enqueue.checked_json("", "input") == "null"
+        checks.checked_object("[1]", "metadata")
+    assert checks.checked_json("", "input") == "null"
 
 
 async def test_tables_of_another_release_are_named_as_the_cause(engine: SqliteEngine, tmp_path: Path) -> None:

@@ -51,17 +51,17 @@ def test_claims_with_a_filter_are_always_woken_and_use_up_nothing() -> None:
 
 def test_an_unused_wake_up_passes_to_the_next_claim() -> None:
     waiters = Waiters()
-    gone, stays = waiting_claims(waiters, 1, 1)
+    removed, stays = waiting_claims(waiters, 1, 1)
     waiters.on_signals(Signals(claimable=1))
-    waiters.remove(gone)
+    waiters.remove(removed)
     assert stays.event.is_set()
     assert waiters.claims_waiting == 1
 
 
 def test_removing_a_sleeping_claim_wakes_no_other() -> None:
     waiters = Waiters()
-    gone, stays = waiting_claims(waiters, 1, 1)
-    waiters.remove(gone)
+    removed, stays = waiting_claims(waiters, 1, 1)
+    waiters.remove(removed)
     assert not stays.event.is_set()
 
 
@@ -102,6 +102,6 @@ def test_settled_rollouts_reach_their_listeners_until_these_stop() -> None:
 
 async def test_every_wait_is_woken_when_signals_may_have_been_lost() -> None:
     waiters = Waiters()
-    heard = waiters.listen(["a", "b"])
+    settled = waiters.listen(["a", "b"])
     waiters.on_signals(Signals(missed=True))
-    assert sorted(heard.get_nowait() for _ in range(heard.qsize())) == ["a", "b"]
+    assert sorted(settled.get_nowait() for _ in range(settled.qsize())) == ["a", "b"]

@@ -85,14 +85,14 @@ def test_one_flipped_bit_loses_one_record_whose_place_and_bytes_are_kept(groups:
         path.write_bytes(bad)
         hit = bisect_right(_offsets(groups), bit // 8) - 1
         entries = mend(path)
-        (gone,) = lost(entries)
-        assert (gone.first, gone.last) == (hit, hit)
-        assert gone.damage == (group_of(groups, hit) < len(groups) - 1)
-        assert gone.kind in (None, flat(groups)[hit][1])
+        (loss,) = lost(entries)
+        assert (loss.first, loss.last) == (hit, hit)
+        assert loss.damage == (group_of(groups, hit) < len(groups) - 1)
+        assert loss.kind in (None, flat(groups)[hit][1])
         assert frames(entries) == [each for each in flat(groups) if each[0] != hit]
-        aside = (place / gone.aside).read_bytes()
-        assert aside == bytes(bad)[gone.offset : gone.offset + gone.size]
-        assert flat(groups)[hit][2] in aside or bit // 8 >= _offsets(groups)[hit] + HEADER_BYTES
+        damaged = (place / loss.aside).read_bytes()
+        assert damaged == bytes(bad)[loss.offset : loss.offset + loss.size]
+        assert flat(groups)[hit][2] in damaged or bit // 8 >= _offsets(groups)[hit] + HEADER_BYTES
         assert read(path) == mend(path) == entries, "a second start finds nothing new, and still knows of the gap"
         assert next_position(entries) == len(flat(groups))
 
@@ -191,7 +191,7 @@ def test_the_report_names_what_is_lost_and_where_its_bytes_are(tmp_path: Path, c
     assert damaged.levelno == logging.ERROR
     assert f"{path}: damaged, lost: record 1 (kind 2, secone);" in damaged.getMessage()
     assert torn.levelno == logging.WARNING
-    assert "torn or damaged; whether it was acknowledged cannot be told: record 2 (kind 1, thirt);" in torn.getMessage()
+    assert "torn or damaged; it is unknown whether it was acknowledged: record 2 (kind 1, thirt);" in torn.getMessage()
     assert str(tmp_path / "log.damaged") in torn.getMessage()
     assert (tmp_path / "log.damaged").read_bytes().count(b"secone") == 1
     assert [each.about for each in lost(read(path))] == ["kind 2, secone", "kind 1, thirt"]
@@ -238,10 +238,10 @@ def test_what_is_missing_before_the_next_file_of_a_log_is_damage(cut: int, tmp_p
     path = tmp_path / "log"
     *_, before, after = written(path, [[(1, b"first")], [(1, b"second"), (1, b"third")]])
     path.write_bytes(after[: len(before) + cut])
-    gone = lost(mend(path, end=3))
-    assert [position for each in gone for position in range(each.first, each.last + 1)] == [1, 2]
-    assert all(each.damage for each in gone)
-    assert lost(read(path, end=3)) == gone
+    loss = lost(mend(path, end=3))
+    assert [position for each in loss for position in range(each.first, each.last + 1)] == [1, 2]
+    assert all(each.damage for each in loss)
+    assert lost(read(path, end=3)) == loss
 
 
 def test_a_record_of_the_next_file_is_not_read_from_this_one(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Recorded:
                 passed = asyncio.Event()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, passed.set)
                 signal.raise_signal(signal.SIGTERM)
-                signal.raise_signal(signal.SIGUSR2)  # is heard after it
+                signal.raise_signal(signal.SIGUSR2)  # arrives after it
                 await passed.wait()
             yield Serving("it serves", ended() if ended else None)
         finally:
@@ -135,22 +135,22 @@ def test_every_service_names_a_wrong_setting_in_one_line(tmp_path: Path) -> None
         assert "AGL_WEB_PORT" in errors and "Traceback" not in errors
 
 
-async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
+async def signals_received(*numbers: signal.Signals, same_seconds: float) -> list[str]:
     """What is called when these signals reach this process, one by one."""
     called: list[str] = []
 
-    def told(kind: str, number: signal.Signals) -> None:
+    def record(kind: str, number: signal.Signals) -> None:
         called.append(f"{kind} {number.name}")
 
     loop = asyncio.get_running_loop()
-    on_stop_signals(lambda number: told("first", number), lambda number: told("again", number), same_seconds=same_seconds)
+    on_stop_signals(lambda number: record("first", number), lambda number: record("again", number), same_seconds=same_seconds)
     passed = asyncio.Event()
     loop.add_signal_handler(signal.SIGUSR2, passed.set)
     try:
         for number in numbers:
             passed.clear()
             signal.raise_signal(number)
-            signal.raise_signal(signal.SIGUSR2)  # is heard after it
+            signal.raise_signal(signal.SIGUSR2)  # arrives after it
             await passed.wait()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
@@ -159,12 +159,12 @@ async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
 
 
 async def test_simultaneous_signals_count_as_one() -> None:
-    assert await heard(*[signal.SIGTERM] * 5, same_seconds=3600) == ["first SIGTERM"]
+    assert await signals_received(*[signal.SIGTERM] * 5, same_seconds=3600) == ["first SIGTERM"]
 
 
 async def test_a_second_ctrl_c_always_counts() -> None:
-    assert await heard(signal.SIGINT, signal.SIGTERM, signal.SIGINT, same_seconds=3600) == ["first SIGINT", "again SIGINT"]
+    assert await signals_received(signal.SIGINT, signal.SIGTERM, signal.SIGINT, same_seconds=3600) == ["first SIGINT", "again SIGINT"]
 
 
 async def test_a_later_signal_counts_as_a_second_one() -> None:
-    assert await heard(signal.SIGINT, signal.SIGTERM, same_seconds=0) == ["first SIGINT", "again SIGTERM"]
+    assert await signals_received(signal.SIGINT, signal.SIGTERM, same_seconds=0) == ["first SIGINT", "again SIGTERM"]

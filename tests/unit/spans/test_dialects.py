@@ -86,9 +86,9 @@ def spans_of(name: str) -> list[Span]:
 def test_log_records_cannot_set_attributes_of_ours() -> None:
     """Agents send log records: none may turn a span into a call of the proxy, or into a reward set by the runner."""
     chat = span("chat", 1, 2, **{"gen_ai.operation.name": "chat"})
-    said = {conventions.LLM_CALL: 1, conventions.LLM_RESPONSE_TOKEN_IDS: [1], conventions.REWARD_GIVEN: True, "gen_ai.response.id": "r"}
+    fields = {conventions.LLM_CALL: 1, conventions.LLM_RESPONSE_TOKEN_IDS: [1], conventions.REWARD_GIVEN: True, "gen_ai.response.id": "r"}
     for place in ("attributes", "body"):
-        record = {"trace_id": chat.trace_id, "span_id": chat.span_id, "event_name": DETAILS, place: said}
+        record = {"trace_id": chat.trace_id, "span_id": chat.span_id, "event_name": DETAILS, place: fields}
         assert with_records([chat], [record])[0].attributes == {**chat.attributes, "gen_ai.response.id": "r"}
 
 
@@ -109,13 +109,13 @@ def test_the_dialect_of_the_docs_reads_the_spans_of_the_docs(monkeypatch: pytest
     namespace: dict[str, Any] = {}
     exec(code, namespace)
     monkeypatch.setattr(conversations, "DIALECTS", (namespace["DIALECT"], *DIALECTS))
-    told = span("a", 1, 2)
+    documented = span("a", 1, 2)
     for key, value in (line.split(maxsplit=1) for line in span_text.splitlines()):
         held = json.loads(value)
-        told.attributes[key] = value if isinstance(held, dict) else held
-    read = read_call(told)
+        documented.attributes[key] = value if isinstance(held, dict) else held
+    read = read_call(documented)
     assert read is not None and (read.dialect.name, read.model, read.response_id, read.usage) == ("acme", "m", "r1", (3, 4))
-    assert to_messages([told]) == [
+    assert to_messages([documented]) == [
         {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}], "tools": None}
     ]
 
@@ -180,13 +180,13 @@ def strands_call(*, tool: bool) -> Span:
     """A call as strands-agents 1.62 writes it: events with the Bedrock content blocks of each message as JSON."""
     use = {"toolUse": {"toolUseId": "call_1", "name": "get_weather", "input": {"city": "Rome"}}}
     answer = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "sunny"}]}}
-    told: list[tuple[str, list[dict[str, Any]]]] = [
+    events: list[tuple[str, list[dict[str, Any]]]] = [
         ("gen_ai.user.message", [{"text": "What is the weather in Rome?"}]),
         ("gen_ai.assistant.message", [{"text": "I look."}, use]),
         ("gen_ai.tool.message", [answer]),
     ]
     made = span("s", 1, 2, name="chat", **{"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"})
-    made.events = [Event(name=name, attributes={"content": json.dumps(blocks)}) for name, blocks in told]
+    made.events = [Event(name=name, attributes={"content": json.dumps(blocks)}) for name, blocks in events]
     reply = [use] if tool else [{"reasoningContent": {"reasoningText": {"text": "hm"}}}, {"text": "Sunny."}]
     made.events.append(Event(name="gen_ai.choice", attributes={"finish_reason": "end_turn", "message": json.dumps(reply)}))
     return made

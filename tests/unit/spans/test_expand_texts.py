@@ -14,36 +14,36 @@ def at(call: int, attempt: str = "at-1") -> Place:
     return ("ro-1", attempt, "p", call)
 
 
-def said(*texts: str) -> str:
+def messages(*texts: str) -> str:
     return json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]} for text in texts])
 
 
 def test_calls_that_continue_others_are_expanded() -> None:
     places = [at(1), at(2), at(3), at(4)]
-    full = expand_texts(places, [said("a", "b"), said("c"), said("d"), said("x")], [0, 1, 2, 1], [0, 2, 3, 1])
-    assert full == [said("a", "b"), said("a", "b", "c"), said("a", "b", "c", "d"), said("a", "x")]
+    full = expand_texts(places, [messages("a", "b"), messages("c"), messages("d"), messages("x")], [0, 1, 2, 1], [0, 2, 3, 1])
+    assert full == [messages("a", "b"), messages("a", "b", "c"), messages("a", "b", "c", "d"), messages("a", "x")]
 
 
 def test_choices_of_a_call_share_its_history() -> None:
-    assert expand_texts([at(1), at(1)], [said("a", "b"), said("b")], [0, 1], [0, 1]) == [said("a", "b"), said("a", "b")]
+    assert expand_texts([at(1), at(1)], [messages("a", "b"), messages("b")], [0, 1], [0, 1]) == [messages("a", "b"), messages("a", "b")]
 
 
 def test_a_conversation_with_a_missing_call_is_not_expanded() -> None:
     lost = expand_texts(
-        [at(2), at(3), at(1, "at-2"), at(2, "at-2")], [said("b"), said("c"), "no JSON", said("d")], [1, 2, 0, 1], [1, 2, 0, 1]
+        [at(2), at(3), at(1, "at-2"), at(2, "at-2")], [messages("b"), messages("c"), "no JSON", messages("d")], [1, 2, 0, 1], [1, 2, 0, 1]
     )
     assert lost == ["", "", "no JSON", ""]
-    assert expand_texts([at(1), at(2)], [said("a"), said("c")], [0, 1], [0, 2])[1] == ""  # more than the first has
+    assert expand_texts([at(1), at(2)], [messages("a"), messages("c")], [0, 1], [0, 2])[1] == ""  # more than the first has
 
 
 def test_texts_are_expanded_in_any_storage_order() -> None:
     stored = {
         "RolloutId": ["ro-1", "ro-1"], "AttemptId": ["at-1", "at-1"], "SpanId": ["s2", "s1"], "Instructions": ["", ""],
-        "Asked": [said("c"), said("a", "b")], "Answered": ["", ""], "Tools": ["", "[1]"], "MessagesCall": [1, 0], "MessagesBefore": [2, 0],
-        "ToolsCall": [1, 0],
+        "Asked": [messages("c"), messages("a", "b")], "Answered": ["", ""], "Tools": ["", "[1]"], "MessagesCall": [1, 0],
+        "MessagesBefore": [2, 0], "ToolsCall": [1, 0],
     }  # fmt: skip
     texts = call_texts(pa.table(stored), columns("s1", "s2", "unread"))
-    assert texts.asked == [said("a", "b"), said("a", "b", "c"), ""]
+    assert texts.asked == [messages("a", "b"), messages("a", "b", "c"), ""]
     assert texts.tools == ["[1]", "[1]", ""]
 
 

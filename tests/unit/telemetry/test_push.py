@@ -115,5 +115,7 @@ async def test_trouble_and_its_end_are_logged_once_each(caplog: pytest.LogCaptur
             for refuses in (True, True, True, False, False, False):
                 await there.came.get()
                 there.refuses = refuses
-        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        assert len(told) == 2 and "who are you?" in told[0] and "AGL_METRICS_OTLP" in told[0] and told[1].endswith("again"), told
+        warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert (
+            len(warnings) == 2 and "who are you?" in warnings[0] and "AGL_METRICS_OTLP" in warnings[0] and warnings[1].endswith("again")
+        ), warnings

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from agl_otel.traces.http import ClickHouseHttp
 from agl_otel.traces.reader import _spans_in  # pyright: ignore[reportPrivateUsage] - its memory is measured
-from agl_otel.traces.tokens import call_columns, once_in_order
+from agl_otel.traces.tokens import call_columns, distinct_in_order
 from agl_otel.types.columns import VOCABULARY, shared
 from agl_otel_hook import conventions
 
@@ -107,13 +107,13 @@ def calls(order: list[int], ids: int = IDS) -> Any:
 def test_the_columns_of_token_ids_are_copied_once_at_most(step: int) -> None:
     table = calls([number * step % CALLS + 1 for number in range(CALLS)])
     with measured() as peak:
-        found = call_columns(once_in_order(table))
+        found = call_columns(distinct_in_order(table))
     assert [found.prompt[row].tolist() == [row + 1] * IDS for row in range(CALLS)] == [True] * CALLS
     assert peak.bytes < 1.25 * CALLS * IDS * 4
 
 
 def test_repeated_and_unordered_rows_keep_their_token_ids() -> None:
-    found = call_columns(once_in_order(calls([3, 1, 3, 2, 4, 4, 1, 5], ids=3)))
+    found = call_columns(distinct_in_order(calls([3, 1, 3, 2, 4, 4, 1, 5], ids=3)))
     assert [found.prompt[row].tolist() for row in range(len(found))] == [[call] * 3 for call in (1, 2, 3, 4, 5)]
 
 

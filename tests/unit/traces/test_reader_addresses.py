@@ -28,13 +28,13 @@ async def test_a_failed_barrier_is_retried_at_the_collectors_new_addresses() -> 
     runner = make_runner(app)
     await runner.setup()
     here = f"http://127.0.0.1:{await listen(runner, '127.0.0.1', 0, None)}"
-    (gone,) = free_ports(1)
+    (unused,) = free_ports(1)
 
     async def where() -> Describe:
         return described(here)
 
     try:
-        async with TraceReader("http://127.0.0.1:1", collectors=[f"http://127.0.0.1:{gone}"], where=where) as reader:
+        async with TraceReader("http://127.0.0.1:1", collectors=[f"http://127.0.0.1:{unused}"], where=where) as reader:
             await reader.barrier()
             await reader.barrier()
             assert (asked, reader.collectors) == (["/barrier"] * 2, (here,))
@@ -43,11 +43,11 @@ async def test_a_failed_barrier_is_retried_at_the_collectors_new_addresses() -> 
 
 
 async def test_a_collector_that_is_described_and_does_not_answer_stops_a_barrier() -> None:
-    (gone,) = free_ports(1)
+    (unused,) = free_ports(1)
 
     async def where() -> Describe:
-        return described(f"http://127.0.0.1:{gone}")
+        return described(f"http://127.0.0.1:{unused}")
 
-    async with TraceReader("http://127.0.0.1:1", collectors=[f"http://127.0.0.1:{gone}"], where=where) as reader:
+    async with TraceReader("http://127.0.0.1:1", collectors=[f"http://127.0.0.1:{unused}"], where=where) as reader:
         with pytest.raises(UnavailableError):
             await reader.barrier()

@@ -40,7 +40,7 @@ INCOMPLETE = {
     "a missing call": (facts({"x": 2}, x=MarkerFacts(spans=2, calls=2, last_call=3)), 1, "model calls 1 to 3"),
     "a missing call is not counted twice": (facts({"x": 3}, x=MarkerFacts(spans=2, calls=2, last_call=3)), 1, "model calls"),
     "one bad process spoils it": (facts({"p": 1}, p=MarkerFacts(spans=1), q=MarkerFacts(spans=1)), 0, "process q"),
-    "only seals, and spans said to exist": (facts(p=MarkerFacts(spans=0, seal=2, closed=True)), 2, "2 of 2"),
+    "only seals, which count spans": (facts(p=MarkerFacts(spans=0, seal=2, closed=True)), 2, "2 of 2"),
 }
 
 
@@ -276,7 +276,7 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         0,
         NOT_LOADED,
     ),
-    "the hook did not load, and a proxy that the queue was not told of served it": (
+    "the hook did not load, and a proxy that is not registered served it": (
         seen(ledger(LOADED.model_copy(update={"runner": True})), x=replace(CALLS, seal=2, closed=True)),
         0,
         NOT_LOADED,
@@ -306,7 +306,7 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         0,
         "proxy http://proxy:4000 (process x) sent no last seal",
     ),
-    "a proxy that the queue was not told of, and that did not answer": (
+    "a proxy that is not registered and did not answer": (
         seen(ledger(LOADED), x=replace(CALLS, seal=2)),
         0,
         "process x sent no last seal",

@@ -1,4 +1,4 @@
-"""0.3's `store.mongo`: a name that says to use PostgreSQL (agl_otel.compat.stores)."""
+"""0.3's `store.mongo`: a class whose error names PostgreSQL as replacement (agl_otel.compat.stores)."""
 
 from __future__ import annotations
 

@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// bodyTime is how long a body may take to come, as of the Python collector's ports (BODY_SECONDS): 64 MiB over 5 Mbit/s.
+// bodyTime limits how long a body may take to arrive, as in the Python collector (BODY_SECONDS): 64 MiB over 5 Mbit/s.
 const bodyTime = 120 * time.Second
 
-// errLate is why a body is given up. Its client may send it again.
-type errLate struct{ within time.Duration }
+// lateError is the refusal of a body that did not arrive in time; its client may send it again.
+type lateError struct{ within time.Duration }
 
-func (e errLate) Error() string {
+func (e lateError) Error() string {
 	return fmt.Sprintf("the body did not come within %.0f s: send smaller batches", e.within.Seconds())
 }
 
-// inTime bounds the time in which the body of a request comes, counted from now, so a byte now and then does not help. The deadline is
-// the connection's, or the stream's in HTTP/2: it ends also what the server reads on of a body that no handler has taken. The server
-// lifts it where a body has come to its end.
-func inTime(w http.ResponseWriter, r *http.Request, within time.Duration) {
+// withinTime sets a deadline for the whole body of a request, so that a client cannot hold it open with a byte now and then. The deadline
+// is that of the connection, or of the stream in HTTP/2, so it also ends the server's reading of a body that no handler took. The server
+// lifts it at the end of the body.
+func withinTime(w http.ResponseWriter, r *http.Request, within time.Duration) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return
 	}
@@ -32,18 +32,18 @@ func inTime(w http.ResponseWriter, r *http.Request, within time.Duration) {
 	if http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) != nil {
 		return // no connection: a recorder of a test
 	}
-	r.Body = timely{r.Body, within}
+	r.Body = timedBody{r.Body, within}
 }
 
-type timely struct {
+type timedBody struct {
 	io.ReadCloser
 	within time.Duration
 }
 
-func (t timely) Read(into []byte) (int, error) {
+func (t timedBody) Read(into []byte) (int, error) {
 	n, err := t.ReadCloser.Read(into)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = errLate{t.within}
+		err = lateError{t.within}
 	}
 	return n, err
 }

@@ -24,7 +24,7 @@ func serving(t *testing.T, inner http.HandlerFunc) *httptest.Server {
 	return servedBy(t, made, inner)
 }
 
-func servedBy(t *testing.T, made *presence, inner http.HandlerFunc) *httptest.Server {
+func servedBy(t *testing.T, made *stackExtension, inner http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	wrap, err := made.GetHTTPHandler(t.Context())
 	require.NoError(t, err)
@@ -74,9 +74,9 @@ func TestABodyThatIsStillComingTakesRoom(t *testing.T) {
 	made.bodyTime = 10 * time.Second
 	server := servedBy(t, made, func(http.ResponseWriter, *http.Request) {})
 	held := func() int64 {
-		made.room.mu.Lock()
-		defer made.room.mu.Unlock()
-		return made.room.bytes
+		made.inFlight.mu.Lock()
+		defer made.inFlight.mu.Unlock()
+		return made.inFlight.bytes
 	}
 	stalled, refused := begun(t, server, "/v1/traces"), begun(t, server, "/v1/logs")
 	_, err := stalled.Write(make([]byte, 700))

@@ -1,10 +1,10 @@
-// Package agentlightningextension is the collector's presence in a stack: it tells the queue where this collector is, so that agents
-// and readers find it with one address; as a middleware of the receiver it answers GET /health and POST /barrier on the OTLP HTTP port,
-// refuses pages of others, unpacks bodies with bounds, sees to it that one bad item does not refuse its request, knows resends, and answers
-// with what the processor refused; and it asks senders for the stack's token, as its authenticator (and shows it, as an exporter's).
+// Package agentlightningextension joins a collector to a stack. It registers the collector with the queue, so that agents and readers
+// find it by one address. As a middleware of the OTLP receiver it answers GET /health and POST /barrier, refuses requests of foreign web
+// pages, unpacks bodies within bounds, removes items that would make a request unreadable, recognises resends, and reports what the
+// processor refused. As an authenticator it asks senders for the stack's token; exporters send the token through it.
 //
-// A barrier answers at once: with `wait_for_result` an acked span is visible. Before a pipeline with a persistent
-// queue, where an ack says less, it is turned off.
+// A barrier answers at once: with `wait_for_result` an acked span is visible. In front of a pipeline with a persistent queue, where an ack
+// promises less, it is turned off.
 package agentlightningextension
 
 import (
@@ -38,19 +38,20 @@ func NewFactory() extension.Factory {
 		},
 		func(_ context.Context, set extension.Settings, config component.Config) (extension.Extension, error) {
 			given := config.(*Config)
-			return &presence{
-				config: given, settings: set.TelemetrySettings, started: time.Now(), room: &room{limit: given.MaxInFlightBytes},
+			return &stackExtension{
+				config: given, settings: set.TelemetrySettings, started: time.Now(), inFlight: &inFlight{limit: given.MaxInFlightBytes},
 				bodyTime: bodyTime,
 			}, nil
 		},
 		component.StabilityLevelAlpha)
 }
 
-type presence struct {
+// stackExtension is the extension; its HTTP middleware is in receive.go, its gRPC middleware in grpc.go, its authenticator in token.go.
+type stackExtension struct {
 	config   *Config
 	settings component.TelemetrySettings
 	started  time.Time
-	room     *room
+	inFlight *inFlight
 	bodyTime time.Duration
 
 	resends *resends
@@ -59,34 +60,35 @@ type presence struct {
 	ended   sync.WaitGroup
 }
 
-// Start does not wait for the queue.
-func (p *presence) Start(ctx context.Context, host component.Host) error {
-	known, err := openResends(p.config.Resends, time.Now, p.settings.Logger)
+// Start registers the collector in the background; it does not wait for the queue.
+func (e *stackExtension) Start(ctx context.Context, host component.Host) error {
+	known, err := openResends(e.config.Resends, time.Now, e.settings.Logger)
 	if err != nil {
 		return err
 	}
-	p.resends = known
-	addresses := p.config.addresses()
+	e.resends = known
+	addresses := e.config.addresses()
 	if len(addresses) == 0 {
 		return nil
 	}
-	client, err := queue.Dial(ctx, p.config.Queue, host, p.settings)
+	client, err := queue.Dial(ctx, e.config.Queue, host, e.settings)
 	if err != nil {
 		return err
 	}
-	p.client = client
+	e.client = client
 	announcing, stop := context.WithCancel(context.Background())
-	p.stop = stop
-	p.ended.Go(func() { p.announce(announcing, addresses) })
+	e.stop = stop
+	e.ended.Go(func() { e.announce(announcing, addresses) })
 	return nil
 }
 
-func (p *presence) announce(ctx context.Context, addresses map[string]string) {
+// announce registers the collector and renews the registration until ctx is done.
+func (e *stackExtension) announce(ctx context.Context, addresses map[string]string) {
 	for heard := true; ; {
 		pause := announceAgain
-		if err := p.client.Announce(ctx, p.instance(), addresses, false); err != nil && ctx.Err() == nil {
+		if err := e.client.Announce(ctx, e.instance(), addresses, false); err != nil && ctx.Err() == nil {
 			if heard {
-				p.settings.Logger.Warn("the queue does not answer: this collector is not announced", zap.Error(err))
+				e.settings.Logger.Warn("the queue does not answer: this collector is not announced", zap.Error(err))
 			}
 			heard, pause = false, announceRetry
 		} else {
@@ -100,30 +102,30 @@ func (p *presence) announce(ctx context.Context, addresses map[string]string) {
 	}
 }
 
-// Shutdown takes leave of the queue.
-func (p *presence) Shutdown(ctx context.Context) error {
-	if p.resends != nil { // it was started
-		p.resends.close()
+// Shutdown deregisters the collector.
+func (e *stackExtension) Shutdown(ctx context.Context) error {
+	if e.resends != nil { // it was started
+		e.resends.close()
 	}
-	if p.client == nil {
+	if e.client == nil {
 		return nil
 	}
-	p.stop()
-	p.ended.Wait()
+	e.stop()
+	e.ended.Wait()
 	ctx, cancel := context.WithTimeout(ctx, farewellTimeout)
 	defer cancel()
-	if err := p.client.Announce(ctx, p.instance(), p.config.addresses(), true); err != nil {
-		p.settings.Logger.Debug("the queue was not told that this collector has gone", zap.Error(err))
+	if err := e.client.Announce(ctx, e.instance(), e.config.addresses(), true); err != nil {
+		e.settings.Logger.Debug("the queue was not told that this collector has gone", zap.Error(err))
 	}
-	return p.client.Close()
+	return e.client.Close()
 }
 
-// instance is kept across restarts.
-func (p *presence) instance() string {
-	for _, address := range []string{p.config.CollectorHTTP, p.config.CollectorGRPC} {
+// instance identifies this collector, also after a restart.
+func (e *stackExtension) instance() string {
+	for _, address := range []string{e.config.CollectorHTTP, e.config.CollectorGRPC} {
 		if address != "" {
 			return address
 		}
 	}
-	return p.config.ClickHouse
+	return e.config.ClickHouse
 }

@@ -27,7 +27,7 @@ func newSettings() extension.Settings {
 	return extension.Settings{ID: component.NewID(Type), TelemetrySettings: componenttest.NewNopTelemetrySettings()}
 }
 
-func start(t *testing.T, settings map[string]any) *presence {
+func start(t *testing.T, settings map[string]any) *stackExtension {
 	t.Helper()
 	factory := NewFactory()
 	config := factory.CreateDefaultConfig()
@@ -36,8 +36,8 @@ func start(t *testing.T, settings map[string]any) *presence {
 	made, err := factory.Create(t.Context(), newSettings(), config)
 	require.NoError(t, err)
 	require.NoError(t, made.Start(t.Context(), componenttest.NewNopHost()))
-	t.Cleanup(func() { made.(*presence).resends.close() })
-	return made.(*presence)
+	t.Cleanup(func() { made.(*stackExtension).resends.close() })
+	return made.(*stackExtension)
 }
 
 func describe(t *testing.T, queue *queuetest.Queue) *queuepb.DescribeResponse {

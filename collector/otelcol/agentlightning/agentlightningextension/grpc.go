@@ -21,37 +21,36 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"agl-otel.internal/agentlightning/internal/identify"
-	"agl-otel.internal/agentlightning/internal/refusals"
 	"agl-otel.internal/agentlightning/internal/wire"
 )
 
 const retryDelay = time.Second
 
-// GetGRPCServerOptions implements extensionmiddleware.GRPCServer. The token is asked for before a body is read: interceptors, and with them
-// the receiver's own authentication, come after it is unpacked and parsed. The largest message is the one of this extension, whose options
-// come after those of the receiver's own settings.
-func (p *presence) GetGRPCServerOptions(context.Context) ([]grpc.ServerOption, error) {
-	codec := &cleaning{CodecV2: encoding.GetCodecV2("proto"), room: p.room}
+// GetGRPCServerOptions implements extensionmiddleware.GRPCServer. The tap checks the token before a body is read; interceptors, and with
+// them the receiver's own authentication, run only after it was unpacked and parsed. The limit on messages overrides that of the receiver,
+// whose options come first.
+func (e *stackExtension) GetGRPCServerOptions(context.Context) ([]grpc.ServerOption, error) {
+	codec := &cleaningCodec{CodecV2: encoding.GetCodecV2("proto"), inFlight: e.inFlight}
 	return []grpc.ServerOption{
-		grpc.InTapHandle(p.admit),
+		grpc.InTapHandle(e.admit),
 		grpc.ForceServerCodecV2(codec),
 		grpc.UnaryInterceptor(codec.carry), // before the receiver's
-		grpc.ChainUnaryInterceptor(p.intercept),
-		grpc.MaxRecvMsgSize(int(min(p.config.MaxBodyBytes, math.MaxInt32))),
+		grpc.ChainUnaryInterceptor(e.intercept),
+		grpc.MaxRecvMsgSize(int(min(e.config.MaxBodyBytes, math.MaxInt32))),
 	}, nil
 }
 
-// admit refuses a call by its headers. What its key is bound to, the receiver's authentication says again to those behind it.
-func (p *presence) admit(ctx context.Context, call *tap.Info) (context.Context, error) {
-	_, err := p.Authenticate(ctx, call.Header)
+// admit refuses a call by its headers. The receiver's authentication repeats the check, to pass on what the key is bound to.
+func (e *stackExtension) admit(ctx context.Context, call *tap.Info) (context.Context, error) {
+	_, err := e.Authenticate(ctx, call.Header)
 	return ctx, err
 }
 
-// intercept gives the receiver a request that has not come before, and answers for it.
-func (p *presence) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	of := methods[info.FullMethod]
+// intercept passes a request to the receiver, unless it is a resend, and makes the response.
+func (e *stackExtension) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	sig := methods[info.FullMethod]
 	parsed, is := ctx.Value(decodedKey{}).(*decoded)
-	if of == nil || !is {
+	if sig == nil || !is {
 		return handler(ctx, request)
 	}
 	if parsed.err != nil {
@@ -64,25 +63,21 @@ func (p *presence) intercept(ctx context.Context, request any, info *grpc.UnaryS
 		return ""
 	}
 	headers := identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
-	this := keyOf("grpc", of.name, parsed.hash[:], headers, client.FromContext(ctx))
-	found, err := p.resends.once(ctx, this, func(ctx context.Context) (outcome, error) {
-		ctx, refused := refusals.Within(ctx)
-		if _, err := handler(ctx, request); err != nil {
-			return outcome{}, err
-		}
-		rejected, message := refused.Summary()
-		return outcome{rejected, message}, nil
+	resendKey := keyOf("grpc", sig.name, parsed.hash[:], headers, client.FromContext(ctx))
+	result, err := e.once(ctx, resendKey, func(ctx context.Context) error {
+		_, err := handler(ctx, request)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return marshalled(found.protobuf()), nil
+	return marshalled(result.protobuf()), nil
 }
 
-// refusal is the status of a request that was not given to the receiver.
+// refusal is the gRPC status of a request that does not reach the receiver.
 func refusal(err error) error {
-	var full noRoom
-	var late errLate
+	var full fullError
+	var late lateError
 	if !errors.As(err, &full) && !errors.As(err, &late) {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -93,57 +88,57 @@ func refusal(err error) error {
 	return failure.Err()
 }
 
-// marshalled is an answer as it goes over the wire.
+// marshalled is a response in its wire format.
 type marshalled []byte
 
-// cleaning is a codec that makes requests parse before it parses them, and sends what is marshalled as it is. A codec has no context, and
-// all its errors are INTERNAL to a sender: what it finds out of a request waits for the first interceptor, which gRPC calls right after it.
-type cleaning struct {
+// cleaningCodec removes what makes a request unreadable before it parses it, and sends marshalled responses unchanged. A codec has no
+// context, and gRPC reports all its errors as INTERNAL; so it keeps its result for the first interceptor, which gRPC calls right after it.
+type cleaningCodec struct {
 	encoding.CodecV2
-	room *room
-	done sync.Map // of decoded, by the request
+	inFlight *inFlight
+	done     sync.Map // request → *decoded
 }
 
-// decoded is what became of a request's bytes.
+// decoded is the codec's result for one request.
 type decoded struct {
-	place place
-	hash  [sha256.Size]byte // of the bytes as they came
-	err   error
+	hold hold
+	hash [sha256.Size]byte // of the bytes as received
+	err  error
 }
 
 type decodedKey struct{}
 
-func (c *cleaning) Marshal(from any) (mem.BufferSlice, error) {
+func (c *cleaningCodec) Marshal(from any) (mem.BufferSlice, error) {
 	if raw, is := from.(marshalled); is {
 		return mem.BufferSlice{mem.SliceBuffer(raw)}, nil
 	}
 	return c.CodecV2.Marshal(from)
 }
 
-func (c *cleaning) Unmarshal(data mem.BufferSlice, into any) error {
+func (c *cleaningCodec) Unmarshal(data mem.BufferSlice, into any) error {
 	parsed, is := into.(interface{ UnmarshalProto([]byte) error })
 	if !is {
 		return c.CodecV2.Unmarshal(data, into)
 	}
-	found := &decoded{place: place{room: c.room}}
+	found := &decoded{hold: hold{inFlight: c.inFlight}}
 	c.done.Store(into, found)
-	if found.err = found.place.grow(int64(data.Len())); found.err != nil {
+	if found.err = found.hold.grow(int64(data.Len())); found.err != nil {
 		return nil
 	}
 	buffer := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buffer.Free()
 	body := buffer.ReadOnlyData()
 	found.hash = sha256.Sum256(body)
-	if body, found.err = wire.Clean(reflect.TypeOf(into).Elem().Name(), body, found.place.grow); found.err == nil {
+	if body, found.err = wire.Clean(reflect.TypeOf(into).Elem().Name(), body, found.hold.grow); found.err == nil {
 		found.err = parsed.UnmarshalProto(body)
 	}
 	return nil
 }
 
-// carry gives those behind it what was found out of the request, and its room back at the end.
-func (c *cleaning) carry(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+// carry puts the codec's result into the context of the next interceptors, and releases the request's hold at the end.
+func (c *cleaningCodec) carry(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if found, is := c.done.LoadAndDelete(request); is {
-		defer found.(*decoded).place.leave()
+		defer found.(*decoded).hold.release()
 		ctx = context.WithValue(ctx, decodedKey{}, found)
 	}
 	return handler(ctx, request)

@@ -27,7 +27,7 @@ import (
 const exportTraces = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 // listening serves with the options of this extension, and gives a client that sends bytes as they are.
-func listening(t *testing.T, made *presence, service ptraceotlp.GRPCServer) *grpc.ClientConn {
+func listening(t *testing.T, made *stackExtension, service ptraceotlp.GRPCServer) *grpc.ClientConn {
 	t.Helper()
 	options, err := made.GetGRPCServerOptions(t.Context())
 	require.NoError(t, err)
@@ -97,7 +97,7 @@ func TestOverGRPCWhatCannotBeTakenIsAnInvalidArgument(t *testing.T) {
 	}
 	require.Zero(t, service.times)
 	require.NoError(t, sent(t.Context(), connection, rawSpan(t)))
-	require.Zero(t, made.room.bytes)
+	require.Zero(t, made.inFlight.bytes)
 }
 
 // waits holds a request until it is told to go on.
@@ -143,7 +143,7 @@ func TestRequestsThatFindNoRoomAreToBeSentAgain(t *testing.T) {
 	require.NoError(t, <-first)
 	go func() { <-service.begun }()
 	require.NoError(t, sent(t.Context(), connection, small))
-	require.Zero(t, made.room.bytes)
+	require.Zero(t, made.inFlight.bytes)
 }
 
 // Without a turn a message that unfolds to a little is read, and a larger one waits.

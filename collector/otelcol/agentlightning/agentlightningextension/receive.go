@@ -29,8 +29,8 @@ import (
 )
 
 var (
-	_ extensionmiddleware.HTTPServer = (*presence)(nil)
-	_ extensionmiddleware.GRPCServer = (*presence)(nil)
+	_ extensionmiddleware.HTTPServer = (*stackExtension)(nil)
+	_ extensionmiddleware.GRPCServer = (*stackExtension)(nil)
 )
 
 const (
@@ -38,11 +38,11 @@ const (
 	jsonType     = "application/json"
 )
 
-// signal is one of the three kinds of requests.
+// signal is one of OTLP's signals.
 type signal struct {
 	name     string
-	request  string // its type
-	rejected string // the field of a partial success in JSON that counts what was refused
+	request  string // the type of its requests
+	rejected string // the field of a partial success in JSON that counts refused items
 }
 
 var (
@@ -58,42 +58,42 @@ var (
 	}
 )
 
-// GetHTTPHandler implements extensionmiddleware.HTTPServer. What comes to the receiver is unpacked (the receiver's own unpacking has no
-// bound in members and seconds: `compression_algorithms: []` turns it off), parses, and comes once.
-func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTPHandlerFunc, error) {
+// GetHTTPHandler implements extensionmiddleware.HTTPServer. The receiver gets bodies that are unpacked and can be parsed, and no resends.
+// (Its own unpacking, without a bound on members and seconds, is turned off by `compression_algorithms: []`.)
+func (e *stackExtension) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTPHandlerFunc, error) {
 	return func(ctx context.Context, base http.Handler) (http.Handler, error) {
 		mux := http.NewServeMux()
 		mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
-			answer(w, map[string]any{"status": "ok", "service": "collector", "uptime_seconds": time.Since(p.started).Seconds()})
+			answer(w, map[string]any{"status": "ok", "service": "collector", "uptime_seconds": time.Since(e.started).Seconds()})
 		})
-		if p.config.Barrier {
+		if e.config.Barrier {
 			mux.HandleFunc("POST /barrier", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"status": "ok"}) })
 		}
 		mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-			if of := paths[r.URL.Path]; of != nil && r.Method == http.MethodPost {
-				p.receive(w, r, of, base)
+			if sig := paths[r.URL.Path]; sig != nil && r.Method == http.MethodPost {
+				e.receive(w, r, sig, base)
 			} else {
 				base.ServeHTTP(w, r)
 			}
 		})
-		own := newOwnPages(ctx, p.config)
+		own := newOwnPages(ctx, e.config)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
 			if why := own.refusal(r); why != "" {
 				http.Error(w, why, http.StatusForbidden)
 				return
 			}
-			inTime(w, r, p.bodyTime)
+			withinTime(w, r, e.bodyTime)
 			mux.ServeHTTP(w, r)
 		}), nil
 	}, nil
 }
 
-// receive gives the receiver a body that it can read, where the request has not come before, and answers for it.
-func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, base http.Handler) {
-	mine := place{room: p.room}
-	defer mine.leave()
-	body, err := p.readBody(r, &mine)
+// receive passes a request to the receiver, unless it is a resend, and writes the response.
+func (e *stackExtension) receive(w http.ResponseWriter, r *http.Request, sig *signal, base http.Handler) {
+	held := hold{inFlight: e.inFlight}
+	defer held.release()
+	body, err := e.readBody(r, &held)
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
 		refuse(w, media, err)
@@ -101,47 +101,57 @@ func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, b
 	}
 	info := client.FromContext(r.Context())
 	headers := identify.Headers{RolloutID: r.Header.Get(identify.HeaderRolloutID), AttemptID: r.Header.Get(identify.HeaderAttemptID)}
-	this := keyOf("http "+media, of.name, body, headers, info)
-	found, err := p.resends.once(r.Context(), this, func(ctx context.Context) (outcome, error) {
-		clean, err := cleaned(of.request, media, body, mine.grow)
+	resendKey := keyOf("http "+media, sig.name, body, headers, info)
+	result, err := e.once(r.Context(), resendKey, func(ctx context.Context) error {
+		clean, err := cleaned(sig.request, media, body, held.grow)
 		if err != nil {
-			return outcome{}, err
+			return err
 		}
-		ctx, refused := refusals.Within(ctx)
 		inner := r.WithContext(ctx)
 		inner.Header = r.Header.Clone()
 		inner.Header.Del("Content-Encoding")
 		inner.Body, inner.ContentLength = io.NopCloser(bytes.NewReader(clean)), int64(len(clean))
-		answered := &unsent{header: http.Header{}, status: http.StatusOK}
-		base.ServeHTTP(answered, inner)
-		if answered.status != http.StatusOK {
-			return outcome{}, answered
+		response := &recorder{header: http.Header{}, status: http.StatusOK}
+		base.ServeHTTP(response, inner)
+		if response.status != http.StatusOK {
+			return response
 		}
-		rejected, message := refused.Summary()
-		return outcome{rejected, message}, nil
+		return nil
 	})
-	var failed *unsent
+	var failed *recorder
 	switch {
 	case errors.As(err, &failed):
 		failed.send(w)
 	case err != nil:
 		refuse(w, media, err)
 	default:
-		raw, contentType := found.protobuf(), protobufType
+		raw, contentType := result.protobuf(), protobufType
 		if media == jsonType {
-			raw, contentType = found.json(of), jsonType
+			raw, contentType = result.json(sig), jsonType
 		}
 		w.Header().Set("Content-Type", contentType)
-		_, _ = w.Write(raw) // a client that has gone gets none
+		_, _ = w.Write(raw) // fails only if the client has disconnected
 	}
 }
 
-// readBody takes room for what its client sends as it comes, as the Python collector does, and unpacks it when all is there: of a packed
-// body only what it unfolds to is held then.
-func (p *presence) readBody(r *http.Request, mine *place) ([]byte, error) {
-	limit := p.config.MaxBodyBytes
+// once passes a request to the receiver, unless it is a resend. The outcome has the items that the processor refused.
+func (e *stackExtension) once(ctx context.Context, key requestKey, receive func(context.Context) error) (outcome, error) {
+	return e.resends.once(ctx, key, func(ctx context.Context) (outcome, error) {
+		ctx, refused := refusals.Within(ctx)
+		if err := receive(ctx); err != nil {
+			return outcome{}, err
+		}
+		rejected, message := refused.Summary()
+		return outcome{rejected, message}, nil
+	})
+}
+
+// readBody reads a whole body and unpacks it. As in the Python collector, its bytes count as held while they arrive, and those of a
+// packed body no longer once it is unpacked.
+func (e *stackExtension) readBody(r *http.Request, held *hold) ([]byte, error) {
+	limit := e.config.MaxBodyBytes
 	// In parts: io.ReadAll leaves garbage of several times the body.
-	sent, err := mem.ReadAll(counted{io.LimitReader(r.Body, limit+1), mine.grow}, mem.DefaultBufferPool())
+	sent, err := mem.ReadAll(counted{io.LimitReader(r.Body, limit+1), held.grow}, mem.DefaultBufferPool())
 	defer sent.Free()
 	if err != nil {
 		return nil, err
@@ -153,13 +163,13 @@ func (p *presence) readBody(r *http.Request, mine *place) ([]byte, error) {
 	if encoding == "" || encoding == "identity" {
 		return sent.Materialize(), nil
 	}
-	defer mine.shrink(int64(sent.Len()))
+	defer held.shrink(int64(sent.Len()))
 	packed := sent.Reader()
 	defer func() { _ = packed.Close() }()
-	return readBody(r.Context(), encoding, packed, limit, mine.grow)
+	return readBody(r.Context(), encoding, packed, limit, held.grow)
 }
 
-// counted asks for room for what it has read.
+// counted calls `grow` with the number of bytes of each read.
 type counted struct {
 	io.Reader
 	grow func(int64) error
@@ -173,25 +183,25 @@ func (c counted) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// unsent is an answer of the receiver, which is an error where it is none that a request was taken.
-type unsent struct {
+// recorder keeps the receiver's response; one that is no success is the error of the request.
+type recorder struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 }
 
-func (u *unsent) Header() http.Header            { return u.header }
-func (u *unsent) WriteHeader(status int)         { u.status = status }
-func (u *unsent) Write(part []byte) (int, error) { return u.body.Write(part) }
-func (u *unsent) Error() string                  { return http.StatusText(u.status) }
+func (r *recorder) Header() http.Header            { return r.header }
+func (r *recorder) WriteHeader(status int)         { r.status = status }
+func (r *recorder) Write(part []byte) (int, error) { return r.body.Write(part) }
+func (r *recorder) Error() string                  { return http.StatusText(r.status) }
 
-func (u *unsent) send(w http.ResponseWriter) {
-	maps.Copy(w.Header(), u.header)
-	w.WriteHeader(u.status)
-	_, _ = w.Write(u.body.Bytes()) // a client that has gone gets none
+func (r *recorder) send(w http.ResponseWriter) {
+	maps.Copy(w.Header(), r.header)
+	w.WriteHeader(r.status)
+	_, _ = w.Write(r.body.Bytes()) // fails only if the client has disconnected
 }
 
-// protobuf is the answer to a request that was taken: the same fields for each signal.
+// protobuf encodes the response to an accepted request, which has the same fields for each signal.
 func (o outcome) protobuf() []byte {
 	if o.rejected == 0 {
 		return nil
@@ -201,10 +211,10 @@ func (o outcome) protobuf() []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), inner)
 }
 
-func (o outcome) json(of *signal) []byte {
+func (o outcome) json(sig *signal) []byte {
 	partial := map[string]string{}
 	if o.rejected != 0 {
-		partial = map[string]string{of.rejected: strconv.FormatInt(o.rejected, 10), "errorMessage": o.message}
+		partial = map[string]string{sig.rejected: strconv.FormatInt(o.rejected, 10), "errorMessage": o.message}
 	}
 	raw, _ := json.Marshal(map[string]any{"partialSuccess": partial}) // texts always encode
 	return raw
@@ -216,17 +226,17 @@ func cleaned(name, media string, body []byte, grow func(int64) error) ([]byte, e
 		return wire.Clean(name, body, grow)
 	case jsonType:
 		return wire.CleanJSON(body, grow)
-	default: // the receiver says what it takes
+	default: // the receiver refuses it
 		return body, nil
 	}
 }
 
-// refuse answers with a Status, as OTLP over HTTP wants it, in the sender's encoding.
+// refuse responds with a google.rpc.Status in the encoding of the request, as OTLP over HTTP requires.
 func refuse(w http.ResponseWriter, media string, err error) {
 	code, body := http.StatusBadRequest, &spb.Status{Code: int32(codes.InvalidArgument), Message: err.Error()}
 	var tooLarge *http.MaxBytesError
-	var full noRoom
-	var late errLate
+	var full fullError
+	var late lateError
 	switch {
 	case errors.As(err, &full), errors.As(err, &late):
 		code, body = http.StatusServiceUnavailable, status.Convert(refusal(err)).Proto()
@@ -243,10 +253,10 @@ func refuse(w http.ResponseWriter, media string, err error) {
 	raw, _ := encode(body) // a code and a text always encode
 	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(code)
-	_, _ = w.Write(raw) // a client that has gone gets none
+	_, _ = w.Write(raw) // fails only if the client has disconnected
 }
 
 func answer(w http.ResponseWriter, body map[string]any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(body) // a client that has gone gets none
+	_ = json.NewEncoder(w).Encode(body) // fails only if the client has disconnected
 }

@@ -76,14 +76,14 @@ func TestWhatIsPackedIsUnpacked(t *testing.T) {
 func TestAPackedBodyHoldsWhatItUnfoldsTo(t *testing.T) {
 	made, raw := start(t, nil), bytes.Repeat([]byte("spans "), 10_000)
 	for name, pack := range packers {
-		mine := place{room: made.room}
-		got, err := made.readBody(post(t, "/v1/traces", pack(raw), "Content-Encoding", name), &mine)
+		held := hold{inFlight: made.inFlight}
+		got, err := made.readBody(post(t, "/v1/traces", pack(raw), "Content-Encoding", name), &held)
 		require.NoError(t, err, name)
 		require.Equal(t, raw, got, name)
-		require.EqualValues(t, len(raw), mine.bytes, name)
-		mine.leave()
+		require.EqualValues(t, len(raw), held.bytes, name)
+		held.release()
 	}
-	require.Zero(t, made.room.bytes)
+	require.Zero(t, made.inFlight.bytes)
 }
 
 func TestManyMembersAreRefused(t *testing.T) {
@@ -260,7 +260,7 @@ func TestOneBadSpanDoesNotRefuseItsRequest(t *testing.T) {
 	good(seen)
 
 	request := &recorded{}
-	codec := &cleaning{CodecV2: encoding.GetCodecV2("proto"), room: &room{limit: limit}}
+	codec := &cleaningCodec{CodecV2: encoding.GetCodecV2("proto"), inFlight: &inFlight{limit: limit}}
 	require.NoError(t, codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, (*ExportTraceServiceRequest)(request)))
 	good(request.raw)
 }

@@ -15,8 +15,8 @@ import (
 	"agl-otel.internal/agentlightning/internal/key"
 )
 
-// A sender that got no answer sends the same bytes again. For ten minutes such a resend gets the first one's outcome and is not stored again,
-// as in collector/resends.py; of very many requests the oldest are forgotten earlier.
+// A sender without a response sends the same bytes again. For ten minutes such a resend gets the outcome of the first request and is not
+// stored again, as in collector/resends.py. Of more than maxRemembered requests the oldest are forgotten earlier.
 const (
 	resendTime    = 10 * time.Minute
 	maxRemembered = 250_000
@@ -24,14 +24,14 @@ const (
 
 var errUnfinished = errors.New("the request came to no end")
 
-// requestKey is what tells a resend.
+// requestKey identifies the resends of a request.
 type requestKey [16]byte
 
-// keyOf hashes the bytes of a request, the ids in its metadata, and whether its sender showed an agent's key and of which attempt: what one
-// may not send, another may.
-func keyOf(road, signal string, body []byte, headers identify.Headers, sender client.Info) requestKey {
+// keyOf hashes the transport, the signal, the ids in the metadata, the kind of the sender's key and its attempt, and the bytes: senders
+// differ in what they may send.
+func keyOf(transport, signal string, body []byte, headers identify.Headers, sender client.Info) requestKey {
 	hash := sha256.New()
-	for _, text := range []string{road, signal, headers.RolloutID, headers.AttemptID} {
+	for _, text := range []string{transport, signal, headers.RolloutID, headers.AttemptID} {
 		hash.Write([]byte(text + "\x00"))
 	}
 	if key.OfAgent(sender) {
@@ -45,14 +45,14 @@ func keyOf(road, signal string, body []byte, headers identify.Headers, sender cl
 	return requestKey(hash.Sum(nil)[:len(requestKey{})])
 }
 
-// outcome is the answer to a request that was taken.
+// outcome is the response to a request that the receiver accepted.
 type outcome struct {
-	rejected int64  // items that were refused
+	rejected int64  // number of refused items
 	message  string // why, with counts
 }
 
-// taken is a request that is being taken, or was.
-type taken struct {
+// received is a request in progress or done.
+type received struct {
 	key     requestKey
 	at      time.Time
 	done    chan struct{} // closed when outcome and err are known
@@ -60,7 +60,7 @@ type taken struct {
 	err     error
 }
 
-// resends knows the requests of the last minutes.
+// resends remembers the requests of the last minutes.
 type resends struct {
 	now     func() time.Time
 	journal *journal // nil: restarts forget
@@ -68,13 +68,13 @@ type resends struct {
 	failing atomic.Bool
 
 	mu    sync.Mutex
-	known map[requestKey]*taken
-	order []*taken // the oldest first
+	known map[requestKey]*received
+	order []*received // the oldest first
 }
 
-// openResends reads what the journal in `folder` tells of the time before; an empty one stands for none.
+// openResends restores the requests in the journal of `folder`; without a folder, restarts forget them.
 func openResends(folder string, now func() time.Time, logger *zap.Logger) (*resends, error) {
-	r := &resends{now: now, logger: logger, known: map[requestKey]*taken{}}
+	r := &resends{now: now, logger: logger, known: map[requestKey]*received{}}
 	if folder == "" {
 		return r, nil
 	}
@@ -86,7 +86,7 @@ func openResends(folder string, now func() time.Time, logger *zap.Logger) (*rese
 	answered := make(chan struct{})
 	close(answered)
 	for _, one := range before {
-		r.add(&taken{key: one.key, at: one.at, done: answered, outcome: one.outcome})
+		r.add(&received{key: one.key, at: one.at, done: answered, outcome: one.outcome})
 	}
 	return r, nil
 }
@@ -97,9 +97,9 @@ func (r *resends) close() {
 	}
 }
 
-// once gives the outcome of `take`, or of the request with this key that came before. A client that goes away does not end what it began:
-// else a resend could not know whether it was stored. What failed may be sent again as if it were new.
-func (r *resends) once(ctx context.Context, key requestKey, take func(context.Context) (outcome, error)) (outcome, error) {
+// once returns the outcome of `receive` or, for a resend, that of the first request with this key. A disconnected client does not cancel its
+// request, since a resend must learn whether it was stored. A failed request is forgotten: sent again it counts as new.
+func (r *resends) once(ctx context.Context, key requestKey, receive func(context.Context) (outcome, error)) (outcome, error) {
 	r.mu.Lock()
 	if before := r.known[key]; before != nil && r.now().Sub(before.at) <= resendTime {
 		r.mu.Unlock()
@@ -110,25 +110,25 @@ func (r *resends) once(ctx context.Context, key requestKey, take func(context.Co
 			return outcome{}, ctx.Err()
 		}
 	}
-	mine := &taken{key: key, at: r.now(), done: make(chan struct{}), err: errUnfinished}
-	r.add(mine)
+	first := &received{key: key, at: r.now(), done: make(chan struct{}), err: errUnfinished}
+	r.add(first)
 	r.mu.Unlock()
 	defer func() {
-		if mine.err != nil {
+		if first.err != nil {
 			r.mu.Lock()
-			r.forget(mine)
+			r.forget(first)
 			r.mu.Unlock()
 		}
-		close(mine.done)
+		close(first.done)
 	}()
-	mine.outcome, mine.err = take(context.WithoutCancel(ctx))
-	if mine.err == nil && r.journal != nil {
-		r.keep(answered{key, mine.at, mine.outcome})
+	first.outcome, first.err = receive(context.WithoutCancel(ctx))
+	if first.err == nil && r.journal != nil {
+		r.keep(answered{key, first.at, first.outcome})
 	}
-	return mine.outcome, mine.err
+	return first.outcome, first.err
 }
 
-// keep writes an answer into the journal; the first failure of a row is logged.
+// keep writes a response to the journal; the first of successive failures is logged.
 func (r *resends) keep(one answered) {
 	err := r.journal.add(one)
 	if failed := err != nil; failed != r.failing.Swap(failed) && failed {
@@ -136,7 +136,7 @@ func (r *resends) keep(one answered) {
 	}
 }
 
-func (r *resends) add(one *taken) {
+func (r *resends) add(one *received) {
 	for len(r.order) > 0 && (len(r.order) >= maxRemembered || one.at.Sub(r.order[0].at) > resendTime) {
 		r.forget(r.order[0])
 		r.order[0] = nil
@@ -146,7 +146,7 @@ func (r *resends) add(one *taken) {
 	r.order = append(r.order, one)
 }
 
-func (r *resends) forget(one *taken) {
+func (r *resends) forget(one *received) {
 	if r.known[one.key] == one {
 		delete(r.known, one.key)
 	}

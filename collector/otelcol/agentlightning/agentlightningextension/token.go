@@ -15,19 +15,19 @@ import (
 )
 
 var (
-	_ extensionauth.Server     = (*presence)(nil)
-	_ extensionauth.GRPCClient = (*presence)(nil)
+	_ extensionauth.Server     = (*stackExtension)(nil)
+	_ extensionauth.GRPCClient = (*stackExtension)(nil)
 
 	errUnauthenticated = status.Error(codes.Unauthenticated,
 		"this collector asks for a token: send `authorization: Bearer <AGL_TOKEN>` (OTEL_EXPORTER_OTLP_HEADERS)")
 )
 
-// Authenticate implements extensionauth.Server. Who shows an agent's key is known by it from here on.
-func (p *presence) Authenticate(ctx context.Context, sources map[string][]string) (context.Context, error) {
-	if p.config.Token == "" {
+// Authenticate implements extensionauth.Server. It adds an agent's key to the client's info.
+func (e *stackExtension) Authenticate(ctx context.Context, sources map[string][]string) (context.Context, error) {
+	if e.config.Token == "" {
 		return ctx, nil
 	}
-	token := string(p.config.Token)
+	token := string(e.config.Token)
 	for name, values := range sources {
 		if !strings.EqualFold(name, "authorization") {
 			continue
@@ -55,9 +55,9 @@ func equal(shown, wanted string) bool {
 	return subtle.ConstantTimeCompare([]byte(shown), []byte(wanted)) == 1
 }
 
-// PerRPCCredentials implements extensionauth.GRPCClient: an exporter to another collector of ours shows the same token.
-func (p *presence) PerRPCCredentials() (credentials.PerRPCCredentials, error) {
-	return bearer(p.config.Token), nil
+// PerRPCCredentials implements extensionauth.GRPCClient: exporters to another collector of the stack send the same token.
+func (e *stackExtension) PerRPCCredentials() (credentials.PerRPCCredentials, error) {
+	return bearer(e.config.Token), nil
 }
 
 type bearer string

@@ -16,11 +16,11 @@ import (
 	grpcgzip "google.golang.org/grpc/encoding/gzip"
 )
 
-// Bounds of a compressed body, those of agl_otel/net/compress.py. What it unfolds to is bounded by its reader.
+// Bounds of a compressed body, as in agl_otel/net/compress.py. Its reader bounds the unpacked size.
 const (
 	maxMembers    = 1024 // of gzip and deflate; frames of zstd. Blockwise compressors make one for each 64 KiB
 	unpackSeconds = 5 * time.Second
-	maxWindow     = 8 << 20 // bytes of a zstd window: what encoders may ask of every decoder (RFC 8878)
+	maxWindow     = 8 << 20 // bytes of a zstd window: what every decoder should support (RFC 8878)
 )
 
 var (
@@ -29,7 +29,7 @@ var (
 	errEncoding = errors.New("this Content-Encoding is not taken here: send gzip, deflate, zstd, or none")
 )
 
-// unpacked gives what is inside a body; `encoding` is the value of Content-Encoding.
+// unpacked returns a reader of the unpacked body; `encoding` is the value of Content-Encoding.
 func unpacked(encoding string, body io.Reader) (io.Reader, error) {
 	switch encoding {
 	case "", "identity":
@@ -45,11 +45,11 @@ func unpacked(encoding string, body io.Reader) (io.Reader, error) {
 	}
 }
 
-// members reads a body of gzip or zlib streams, one behind the other.
+// members reads a body of one or more gzip or zlib streams.
 type members struct {
-	source *bufio.Reader // decompressors read no further than a stream's end where they can read single bytes
-	reader io.Reader     // of the stream that is being read
-	next   func() error  // goes on with the stream that begins here
+	source *bufio.Reader // a ByteReader, so that decompressors read no further than the end of a stream
+	reader io.Reader     // of the current stream
+	next   func() error  // begins the next stream
 	count  int
 }
 
@@ -94,7 +94,7 @@ func (m *members) Read(into []byte) (int, error) {
 			return n, err
 		}
 		if _, err := m.source.Peek(1); err != nil {
-			return 0, err // io.EOF where no other follows
+			return 0, err // io.EOF if there is no further stream
 		}
 		if m.count++; m.count > maxMembers {
 			return 0, errMembers
@@ -105,8 +105,8 @@ func (m *members) Read(into []byte) (int, error) {
 	}
 }
 
-// newFrames reads a zstd body frame by frame: the decoder takes empty ones without end, so they are counted by their magic numbers, of
-// which no more are in the bytes than there are frames and chance hits (one in four thousand million).
+// newFrames reads a zstd body. The decoder accepts any number of empty frames, so they are counted by their magic numbers; data matches
+// one by chance once in four thousand million positions.
 func newFrames(body io.Reader) (io.Reader, error) {
 	decoder, err := zstd.NewReader(&frames{source: body}, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
@@ -115,7 +115,7 @@ func newFrames(body io.Reader) (io.Reader, error) {
 	return decoder.IOReadCloser(), nil
 }
 
-// frames counts the magic numbers that pass: 28 B5 2F FD, and ?? 2A 4D 18 of frames to be skipped.
+// frames counts magic numbers: 28 B5 2F FD, and ?? 2A 4D 18 of skippable frames.
 type frames struct {
 	source io.Reader
 	last   uint32 // four bytes, the newest in the highest
@@ -136,8 +136,8 @@ func (f *frames) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// readBody reads all of a body and what is in it, at most `limit` bytes, as long as its client waits and unpacking it takes no longer than
-// it may, and there is room for what comes out.
+// readBody unpacks a body. It ends with an error beyond `limit` unpacked bytes, if the client disconnects, after unpackSeconds, or if `grow`
+// refuses the memory.
 func readBody(ctx context.Context, encoding string, body io.Reader, limit int64, grow func(int64) error) ([]byte, error) {
 	return readWatched(watch(ctx, body, time.Now), encoding, limit, grow)
 }
@@ -170,8 +170,8 @@ func readWatched(body *watched, encoding string, limit int64, grow func(int64) e
 	}
 }
 
-// watched is the source of a decompressor. It gives nothing more where the client has gone, or where unpacking has taken longer than it
-// may: a decompressor comes back for more after some kilobytes, also where they unfold to nothing. Waiting for the client does not count.
+// watched is the source of a decompressor. It returns an error once the client has disconnected or unpacking has taken unpackSeconds, without
+// the time spent waiting for the client. Decompressors read their source every few kilobytes, even while they produce nothing.
 type watched struct {
 	ctx    context.Context //nolint:containedctx // of the request whose body this is
 	source io.Reader
@@ -197,8 +197,8 @@ func (w *watched) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// boundedGzip is gRPC's gzip with bounds on members and time; the size is bounded by the server's largest message. gRPC's decompressors
-// know nothing of the client that waits.
+// boundedGzip is gRPC's gzip with bounds on members and time; the server's limit on messages bounds the size. gRPC's decompressors have no
+// context, so they do not notice that a client disconnects.
 type boundedGzip struct {
 	encoding.Compressor
 	now func() time.Time
@@ -210,7 +210,7 @@ func (b boundedGzip) Decompress(r io.Reader) (io.Reader, error) {
 	return inTurn(inside, source), err
 }
 
-// boundedZstd is the collector's zstd of gRPC with bounds on frames, on time, and on the window, which every decoder sets memory aside for.
+// boundedZstd is the collector's zstd for gRPC with bounds on frames, time, and the window, for which a decoder allocates memory in advance.
 type boundedZstd struct {
 	encoding.Compressor
 	now func() time.Time
@@ -222,8 +222,8 @@ func (b boundedZstd) Decompress(r io.Reader) (io.Reader, error) {
 	return inTurn(inside, source), err
 }
 
-// Of the messages of gRPC that unfold to more than a little, so many are unpacked at one time. How large one becomes is known at its end
-// only, where the codec asks for room.
+// gRPC messages are unpacked before the codec can count them as in flight: so at most maxTurns that exceed littleBytes are unpacked at a
+// time.
 const (
 	littleBytes = 1 << 20
 	maxTurns    = 4
@@ -231,7 +231,7 @@ const (
 
 var turns = make(chan struct{}, maxTurns)
 
-// turn reads what a message unfolds to; gRPC closes it.
+// turn reads an unpacked message, from littleBytes on only while it has one of the turns; gRPC closes it.
 type turn struct {
 	inside io.Reader
 	source *watched

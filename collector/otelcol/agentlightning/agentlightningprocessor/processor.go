@@ -1,6 +1,6 @@
-// Package agentlightningprocessor is the collector's part of Agent Lightning: it knows which rollout and attempt each span and log
-// record belongs to, and writes that onto it together with a sequence number, as attributes, from which the default values of the
-// columns of otel_traces and otel_logs come. Policy is in internal/identify, the queue in internal/queue.
+// Package agentlightningprocessor identifies the rollout and attempt of each span and log record. It adds their ids and a sequence number
+// as attributes, from which otel_traces and otel_logs fill their columns by default values. Policy is in internal/identify, the queue's
+// client in internal/queue.
 package agentlightningprocessor
 
 import (
@@ -28,7 +28,7 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 	}
 	mended := new(mender)
 	options := identify.Options{NowUnixNano: uint64(now.UnixNano()), NoText: mended.traces(request)}
-	if size > c.config.MaxItemBytes { // else no span of it can be
+	if size > c.config.MaxItemBytes { // otherwise no span can be too large
 		options.SpanTooLarge = func(span ptrace.Span) bool { return sizer.SpanSize(span) > c.config.MaxItemBytes }
 	}
 	found := identify.Spans(request, headersOf(ctx), c.known(ctx), options)
@@ -52,7 +52,7 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 	return request, nil
 }
 
-// processLogs needs no numbers: the rollout's counter counts spans only.
+// processLogs takes no sequence numbers: a rollout numbers its spans only.
 func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, error) {
 	now := c.now()
 	sizer := plog.ProtoMarshaler{}
@@ -76,7 +76,7 @@ func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, e
 	return request, nil
 }
 
-// processMetrics holds metrics against the sender's key. Other ids than their resource's they have none, and no numbers.
+// processMetrics removes points that the sender's key does not allow. Metrics have no ids but those of their resource, and no numbers.
 func (c *core) processMetrics(ctx context.Context, request pmetric.Metrics) (pmetric.Metrics, error) {
 	sizer := pmetric.ProtoMarshaler{}
 	if err := c.checkMetrics(request, sizer.MetricsSize(request)); err != nil {
@@ -96,7 +96,7 @@ func (c *core) processMetrics(ctx context.Context, request pmetric.Metrics) (pme
 	return request, nil
 }
 
-// drops says whether there may be something that does not go on; what is refused because of the sender's key is told to the sender.
+// drops reports to the sender what its key does not allow, and returns whether any items may have to be dropped.
 func (c *core) drops(ctx context.Context, found []identify.Found) bool {
 	foreign := false
 	for i := range found {
@@ -108,12 +108,12 @@ func (c *core) drops(ctx context.Context, found []identify.Found) bool {
 	return foreign || c.config.Unidentified == Drop
 }
 
-// dropped: refused items stay, as evidence, but not those that their sender's key does not allow.
+// dropped returns whether an item is dropped. Refused items are stored, as evidence, except those that the sender's key does not allow.
 func (c *core) dropped(f *identify.Found) bool {
 	return f.Foreign() || c.config.Unidentified == Drop && f.Rollout == "" && f.Reason == ""
 }
 
-// number gives every identified span that has no explicit number the next one of its rollout, in their order.
+// number assigns the next numbers of their rollouts, in order, to identified spans without an explicit number.
 func (c *core) number(ctx context.Context, found []identify.Found) error {
 	byRollout := map[string]int{}
 	var wanted []*queuepb.SequenceRequest
@@ -139,7 +139,7 @@ func (c *core) number(ctx context.Context, found []identify.Found) error {
 	}
 	next, err := c.numbers.Take(ctx, wanted)
 	if err != nil {
-		if ctx.Err() != nil { // the sender has gone; the queue may be well
+		if ctx.Err() != nil { // the sender has disconnected; the queue may be available
 			return err
 		}
 		c.queueFailed("take_sequence", err)
@@ -157,7 +157,7 @@ func (c *core) number(ctx context.Context, found []identify.Found) error {
 	return nil
 }
 
-// heardOf counts the spans of each attempt; attempt spans and seals are a heartbeat, but not what makes an attempt running.
+// heardOf counts the spans of each attempt. Attempt spans and seals count 0: they are heartbeats, but do not set an attempt to running.
 func heardOf(request ptrace.Traces, found []identify.Found) map[queue.Attempt]int64 {
 	heard := map[queue.Attempt]int64{}
 	i := 0
@@ -178,7 +178,7 @@ func heardOf(request ptrace.Traces, found []identify.Found) map[queue.Attempt]in
 	return heard
 }
 
-// known is what a sender's items may inherit from: nothing where its key says whose they are.
+// known returns the memory from which items may inherit ids; none for a sender whose key is bound to an attempt.
 func (c *core) known(ctx context.Context) identify.Known {
 	if key.BoundTo(client.FromContext(ctx)) != nil {
 		return nil
@@ -186,7 +186,7 @@ func (c *core) known(ctx context.Context) identify.Known {
 	return c.memory
 }
 
-// bind holds what was found against the attempt that the sender's key is bound to, if it is bound to one.
+// bind checks the ids against the attempt to which the sender's key is bound, if it is bound to one.
 func bind(ctx context.Context, found []identify.Found) {
 	if ids := key.BoundTo(client.FromContext(ctx)); ids != nil {
 		identify.Bind(found, *ids)

@@ -14,7 +14,7 @@ import (
 
 // Objects of OTLP/JSON are the messages of OTLP, so that depths are the same; a key may be written in either way.
 var (
-	// A backslash that is escaped, a pair of surrogates, or half of one.
+	// An escaped backslash, a surrogate pair, or an unpaired surrogate.
 	jsonSurrogate = regexp.MustCompile(`\\\\|\\u[dD][89abAB][[:xdigit:]]{2}\\u[dD][c-fC-F][[:xdigit:]]{2}|\\u[dD][89a-fA-F][[:xdigit:]]{2}`)
 
 	jsonID   = regexp.MustCompile(`"(trace|span|parentSpan|parent_span)_?[Ii]d"\s*:\s*"([^"]*)"`)
@@ -37,7 +37,7 @@ var errTooLargeToClean = fmt.Errorf("it has ids that are none, or deep values, a
 
 type object = map[string]any
 
-// CleanJSON is Clean for OTLP/JSON. A text that is none (half a surrogate pair, bytes that are no UTF-8) gets or keeps bytes that are none:
+// CleanJSON is Clean for OTLP/JSON. A text that is none (an unpaired surrogate, bytes that are no UTF-8) gets or keeps bytes that are none:
 // parsers would make it U+FFFD, and nobody would refuse its item.
 func CleanJSON(body []byte, grow func(int64) error) ([]byte, error) {
 	deepest, count, err := checkJSON(body)

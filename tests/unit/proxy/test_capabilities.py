@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
+from agl_otel.proxy.capabilities import AGAIN_SECONDS, MAX_PLACES, Capabilities, Place
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect
-from agl_otel.proxy.native import AGAIN_SECONDS, MAX_PLACES, Native, Place
 from agl_otel.proxy.reply import Json
 from agl_otel.proxy.upstream import Upstream
 
@@ -59,12 +59,12 @@ async def settled() -> None:
 )
 async def test_only_answers_to_the_proxys_own_probes_decide(native: Answer, chat: Answer, plain: bool, by_chat: bool) -> None:
     server = Server(lambda dialect, _: chat if dialect is CHAT else native)
-    learner = Native("auto", can_translate=True)
-    learner.look(place(), MESSAGES, server)
+    capabilities = Capabilities("auto", can_translate=True)
+    capabilities.probe(place(), MESSAGES, server)
     await settled()
-    assert (learner.is_plain(place()), learner.is_asked_by_chat(MESSAGES, SERVER, place())) == (plain, by_chat)
+    assert (capabilities.is_plain(place()), capabilities.uses_chat(MESSAGES, SERVER, place())) == (plain, by_chat)
     for other in (place(model="of-another"), place(key=b"of-another"), place(DIALECTS["responses"])):
-        assert not learner.is_plain(other) and not learner.is_asked_by_chat(MESSAGES, SERVER, other)
+        assert not capabilities.is_plain(other) and not capabilities.uses_chat(MESSAGES, SERVER, other)
 
 
 @pytest.mark.parametrize("refused", [UNKNOWN, {"error": "Unsupported parameter: use 'max_completion_tokens'. return_token_ids"}])
@@ -73,11 +73,11 @@ async def test_a_server_that_refuses_the_fields_is_called_without_them(path: str
     dialect = DIALECTS[path]
     answer = {"messages": MESSAGE, "responses": {"output": [], "status": "completed"}}.get(path, CHAT_ANSWER)
     server = Server(lambda _, body: (400, refused) if "return_token_ids" in body else (200, answer))
-    learner = Native("auto", can_translate=False)
+    capabilities = Capabilities("auto", can_translate=False)
     for _ in range(3):
-        learner.look(place(dialect), dialect, server)
+        capabilities.probe(place(dialect), dialect, server)
         await settled()
-    assert learner.is_plain(place(dialect))
+    assert capabilities.is_plain(place(dialect))
     assert all("return_token_ids" in body for _, body in server.asked[:-1]) and "return_token_ids" not in server.asked[-1][1]
 
 
@@ -87,18 +87,18 @@ async def test_a_model_without_max_tokens_is_probed_without_it() -> None:
             return 400, UNKNOWN
         return (400, {"error": "max_tokens: use max_completion_tokens"}) if "max_tokens" in body else (200, CHAT_ANSWER)
 
-    learner, server = Native("auto", can_translate=True), Server(rule)
-    learner.look(place(CHAT), CHAT, server)
+    capabilities, server = Capabilities("auto", can_translate=True), Server(rule)
+    capabilities.probe(place(CHAT), CHAT, server)
     await settled()
-    assert learner.is_plain(place(CHAT)) and [sorted(body) for _, body in server.asked][-1] == ["messages", "model"]
+    assert capabilities.is_plain(place(CHAT)) and [sorted(body) for _, body in server.asked][-1] == ["messages", "model"]
 
 
 async def test_an_inconclusive_probe_is_repeated_after_a_minute() -> None:
     now, server = [0.0], Server(lambda *_: (503, {}))
-    learner = Native("auto", can_translate=True, clock=lambda: now[0])
+    capabilities = Capabilities("auto", can_translate=True, clock=lambda: now[0])
     for moment, asked in ((0.0, 1), (AGAIN_SECONDS - 1, 1), (AGAIN_SECONDS, 2)):
         now[0] = moment
-        learner.look(place(), MESSAGES, server)
+        capabilities.probe(place(), MESSAGES, server)
         await settled()
         assert len(server.asked) == asked
 
@@ -107,23 +107,23 @@ async def test_an_inconclusive_probe_is_repeated_after_a_minute() -> None:
     ("own", "chat", "lacks"), [(404, 400, True), (405, 500, True), (404, 404, False), (404, 0, False), (400, 400, False), (0, 400, False)]
 )
 async def test_a_route_is_missing_if_an_empty_object_finds_chat_but_not_the_route(own: int, chat: int, lacks: bool) -> None:
-    learner, server = Native("auto", can_translate=True), Server(lambda dialect, _: (chat if dialect is CHAT else own, {}))
-    assert await learner.lacks_route(place(), MESSAGES, server) is lacks
-    assert all(body == {} for _, body in server.asked) and learner.is_asked_by_chat(MESSAGES, SERVER, place()) is lacks
+    capabilities, server = Capabilities("auto", can_translate=True), Server(lambda dialect, _: (chat if dialect is CHAT else own, {}))
+    assert await capabilities.lacks_route(place(), MESSAGES, server) is lacks
+    assert all(body == {} for _, body in server.asked) and capabilities.uses_chat(MESSAGES, SERVER, place()) is lacks
 
 
 @pytest.mark.parametrize("translate", ["missing", "always"])
 async def test_calls_that_may_not_be_translated_are_not(translate: Literal["missing", "always"]) -> None:
-    learner = Native(translate, can_translate=True)
-    learner.look(place(), MESSAGES, Server(lambda dialect, _: (200, CHAT_IDS if dialect is CHAT else MESSAGE)))
+    capabilities = Capabilities(translate, can_translate=True)
+    capabilities.probe(place(), MESSAGES, Server(lambda dialect, _: (200, CHAT_IDS if dialect is CHAT else MESSAGE)))
     await settled()
-    assert learner.is_asked_by_chat(MESSAGES, SERVER, place()) is (translate == "always")
+    assert capabilities.uses_chat(MESSAGES, SERVER, place()) is (translate == "always")
 
 
 async def test_many_model_names_of_agents_are_bounded_and_keep_places_in_use() -> None:
-    learner, server = Native("auto", can_translate=True), Server(lambda dialect, _: (400 if dialect is CHAT else 404, {}))
+    capabilities, server = Capabilities("auto", can_translate=True), Server(lambda dialect, _: (400 if dialect is CHAT else 404, {}))
     for number in range(2 * MAX_PLACES):
-        assert await learner.lacks_route(place(model=str(number)), MESSAGES, server)
-        assert number % 1000 or await learner.lacks_route(place(), MESSAGES, server)
+        assert await capabilities.lacks_route(place(model=str(number)), MESSAGES, server)
+        assert number % 1000 or await capabilities.lacks_route(place(), MESSAGES, server)
     assert len(server.asked) == 2 * (2 * MAX_PLACES + 1), "each place is asked about once"
-    assert len(learner._learnt) == MAX_PLACES  # pyright: ignore[reportPrivateUsage]
+    assert len(capabilities._detected) == MAX_PLACES  # pyright: ignore[reportPrivateUsage]

@@ -19,7 +19,7 @@ ANSWERED_REFUSALS: Final = 3
 """Refusals to build the rows of a batch in doubt after which they are built here: an earlier insert may still be running."""
 
 
-class Tries:
+class DedupTokens:
     """The tokens of the current batch; a writer inserts one batch after the other."""
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class Tries:
         """Note that an insert of `part` reported success but its rows are missing."""
         self._skipped[part] += 1
 
-    def refused(self, *, about_the_data: bool, in_doubt: bool) -> bool:
+    def refused(self, *, is_data_error: bool, in_doubt: bool) -> bool:
         """Note that ClickHouse refused to build the batch's rows; return whether they are built here from now on."""
         self._refused += 1
-        self.built_here = about_the_data or not in_doubt or self._refused >= ANSWERED_REFUSALS
+        self.built_here = is_data_error or not in_doubt or self._refused >= ANSWERED_REFUSALS
         return self.built_here

@@ -10,11 +10,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from agl_otel.net.auth import attempt_ingest_key
-from agl_otel_hook import conventions, given
+from agl_otel_hook import conventions, request_keys
 from agl_otel_hook.export import MAX_BATCH_SPANS, ExportProcessor
-from agl_otel_hook.given import GivenKeys, KeyedExporter
 from agl_otel_hook.ledger import Ledger
 from agl_otel_hook.processor import key_of_attributes
+from agl_otel_hook.request_keys import KeyedExporter, RequestKeys
 
 SENT: list[tuple[str, list[str]]] = []
 """Exports so far: (key, names of spans)."""
@@ -53,34 +53,34 @@ def ledger() -> Ledger:
 
 
 @pytest.fixture
-def keys(ledger: Ledger, clock: Clock) -> GivenKeys:
-    return GivenKeys(ledger, clock=clock)
+def keys(ledger: Ledger, clock: Clock) -> RequestKeys:
+    return RequestKeys(ledger, clock=clock)
 
 
 def key(number: int) -> str:
     return attempt_ingest_key("secret", f"ro-{number}", f"at-{number}")
 
 
-def bring(keys: GivenKeys, text: str) -> None:
+def bring(keys: RequestKeys, text: str) -> None:
     keys.extract({conventions.HEADER_OTLP_KEY: text}, Context())
 
 
-def test_a_key_outlives_the_spans_of_its_attempt_and_is_never_replaced(keys: GivenKeys, ledger: Ledger, clock: Clock) -> None:
+def test_a_key_outlives_the_spans_of_its_attempt_and_is_never_replaced(keys: RequestKeys, ledger: Ledger, clock: Clock) -> None:
     for number in (1, 2):
         bring(keys, key(number))
     bring(keys, key(1)[:-1] + "x")
     ledger.started(("ro-1", "at-1"), 7, (1, 2))
-    clock.now += given.KEPT_SECONDS + 1
+    clock.now += request_keys.KEPT_SECONDS + 1
     bring(keys, key(3))
     assert [keys.of((f"ro-{number}", f"at-{number}")) for number in (1, 2, 3)] == [key(1), "", key(3)]
     ledger.ended(("ro-1", "at-1"), 7, marker=None)
-    clock.now += given.KEPT_SECONDS + 1
+    clock.now += request_keys.KEPT_SECONDS + 1
     bring(keys, key(4))
     assert [keys.of((f"ro-{number}", f"at-{number}")) for number in (1, 3, 4)] == ["", "", key(4)]
 
 
-def test_the_least_recently_used_key_is_evicted(keys: GivenKeys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(given, "MAX_KEYS", 2)
+def test_the_least_recently_used_key_is_evicted(keys: RequestKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_keys, "MAX_KEYS", 2)
     bring(keys, key(1))
     bring(keys, key(2))
     assert keys.of(("ro-1", "at-1")) == key(1)
@@ -89,7 +89,7 @@ def test_the_least_recently_used_key_is_evicted(keys: GivenKeys, monkeypatch: py
 
 
 @pytest.mark.parametrize("text", ["", "aglo-", "secret", key(1).removeprefix("aglo-"), "aglo-a b/c-0", "aglo-ro-1-0"])
-def test_a_malformed_key_is_ignored_and_nothing_is_injected(keys: GivenKeys, text: str) -> None:
+def test_a_malformed_key_is_ignored_and_nothing_is_injected(keys: RequestKeys, text: str) -> None:
     bring(keys, text)
     assert keys.of(("ro-1", "at-1")) == "" and keys.of(None) == ""
     bring(keys, key(1))
@@ -98,8 +98,8 @@ def test_a_malformed_key_is_ignored_and_nothing_is_injected(keys: GivenKeys, tex
     assert carrier == {}
 
 
-def test_spans_are_exported_with_the_key_of_their_attempt_in_separate_requests(keys: GivenKeys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(given, "MAX_EXPORTERS", 1)
+def test_spans_are_exported_with_the_key_of_their_attempt_in_separate_requests(keys: RequestKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_keys, "MAX_EXPORTERS", 1)
     dropped: list[str] = []
 
     def key_of(span: ReadableSpan) -> str:

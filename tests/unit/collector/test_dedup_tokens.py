@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agl_otel.collector.tries import ANSWERED_REFUSALS, Tries
+from agl_otel.collector.dedup_tokens import ANSWERED_REFUSALS, DedupTokens
 
 
-def begun(batch_id: int) -> Tries:
-    made = Tries()
+def begun(batch_id: int) -> DedupTokens:
+    made = DedupTokens()
     made.begin(batch_id)
     return made
 
@@ -41,21 +41,21 @@ def test_skipped_rows_get_an_unused_token() -> None:
 def test_another_batch_resets_the_tries() -> None:
     tries = begun(7)
     tries.skipped("fast")
-    assert tries.refused(about_the_data=True, in_doubt=True)
+    assert tries.refused(is_data_error=True, in_doubt=True)
     tries.begin(8)
     assert not tries.built_here
     assert tries.token("fast") == begun(8).token("fast")
 
 
-@pytest.mark.parametrize(("about_the_data", "in_doubt"), [(True, True), (True, False), (False, False)])
-def test_a_refusal_without_an_insert_in_progress_changes_the_path_for_good(about_the_data: bool, in_doubt: bool) -> None:
+@pytest.mark.parametrize(("is_data_error", "in_doubt"), [(True, True), (True, False), (False, False)])
+def test_a_refusal_without_an_insert_in_progress_changes_the_path_for_good(is_data_error: bool, in_doubt: bool) -> None:
     tries = begun(7)
-    assert tries.refused(about_the_data=about_the_data, in_doubt=in_doubt)
+    assert tries.refused(is_data_error=is_data_error, in_doubt=in_doubt)
     tries.begin(7)
     assert tries.built_here
 
 
 def test_in_doubt_the_path_is_changed_after_several_refusals() -> None:
     tries = begun(7)
-    answers = [tries.refused(about_the_data=False, in_doubt=True) for _ in range(ANSWERED_REFUSALS)]
+    answers = [tries.refused(is_data_error=False, in_doubt=True) for _ in range(ANSWERED_REFUSALS)]
     assert answers == [False] * (ANSWERED_REFUSALS - 1) + [True]

@@ -22,7 +22,7 @@ _ID_KEYS: Final = tuple(
 _NAMES: Final = tuple(name.removeprefix(PREFIX).encode() for name in (conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL))
 
 
-class Heads(NamedTuple):
+class SpanColumns(NamedTuple):
     """The columns; unless noted, one entry per span in the order of the request."""
 
     spans: Sequence[Span]
@@ -39,7 +39,7 @@ class Heads(NamedTuple):
     """Whether there may be an attempt span or a seal."""
 
     @classmethod
-    def of(cls, request: ExportTraceServiceRequest, raw: bytes = b"") -> Heads:
+    def of(cls, request: ExportTraceServiceRequest, raw: bytes = b"") -> SpanColumns:
         """Read a request; its bytes, `raw`, allow a fast check for keys and names that it lacks."""
         spans: list[Span] = []
         groups: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
-"""Parts of tables that ClickHouse set aside because their files are damaged (`detached/broken-on-start_*`), and what became of their rows.
+"""Parts of tables that ClickHouse detached because their files are damaged (`detached/broken-on-start_*`), and whether their rows are lost.
 
-A merge that a full disk cut off leaves a damaged part and, for `old_parts_lifetime`, its intact sources. A table that is loaded then takes
-the sources, and the damaged part is set aside: no row is lost. Rows of a damaged part without its sources may be. Nothing is deleted.
+A merge that a full disk cut off leaves a damaged part and, for `old_parts_lifetime`, its intact sources. On loading, the table uses the
+sources and detaches the damaged part: no row is lost. Without its sources, rows may be lost. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PREFIX: Final = re.compile(r"^broken(?:-on-start)?_|_try\d+$")
 _logger = logging.getLogger(__name__)
 
 
-class SetAside(NamedTuple):
+class DamagedPart(NamedTuple):
     """A damaged part whose rows may be lost."""
 
     table: str
     part: str
     rows: int | None
-    """None: its files do not tell."""
+    """None: unknown."""
     path: Path
 
     @property
@@ -54,19 +54,19 @@ class SetAside(NamedTuple):
         )
 
 
-def examine(select: Select, known: Mapping[tuple[str, str], int]) -> list[SetAside]:
+def examine(select: Select, known: Mapping[tuple[str, str], int]) -> list[DamagedPart]:
     """Return the damaged parts whose rows may be lost.
 
-    The others' folders are renamed as ClickHouse names parts without news (`ignored_*`). `known` has the rows of parts by table and name;
-    0 for parts whose rows will be inserted again. Raises ClickHouseError.
+    The folders of the others get ClickHouse's prefix `ignored_`. `known` is {(table, part): number of rows}, 0 for parts whose rows will be
+    inserted again. Raises ClickHouseError.
     """
-    found: list[SetAside] = []
+    found: list[DamagedPart] = []
     for table, name, place, partition, first, last in (map(str, row) for row in select(_DAMAGED, None)):
         path, part = Path(place), _PREFIX.sub("", name)
         rows = known.get((table, part), _counted(path))
         blocks = {"table": table, "partition": partition, "first": first, "last": last}
         if rows != 0 and not _held(select(_SOURCES, blocks) if first != "None" else [], first, last, rows):
-            found.append(SetAside(table, part, rows, path))
+            found.append(DamagedPart(table, part, rows, path))
             continue
         _logger.warning(
             "part %s of %s was cut off by a full disk; its rows are %s", part, table, "in its sources" if rows != 0 else "inserted again"
@@ -77,7 +77,7 @@ def examine(select: Select, known: Mapping[tuple[str, str], int]) -> list[SetAsi
 
 
 def of_server(engine: Engine) -> list[str]:
-    """Return the damaged parts that a server set aside, in words; replicated tables fetch theirs again. Raises ClickHouseError."""
+    """Describe the damaged parts that a server detached; replicated tables fetch theirs again. Raises ClickHouseError."""
     rows = engine.select(on_every_node(_OF_SERVER, engine.cluster))
     return [
         f"part {name} of {table} is damaged, and its rows may be lost: the ClickHouse server {host} moved it to {path} "

@@ -30,7 +30,7 @@ KEPT_SECONDS: Final = 3600.0
 MAX_EXPORTERS: Final = 128  # open connections, one for each key
 
 
-class GivenKeys(TextMapPropagator):
+class RequestKeys(TextMapPropagator):
     """Propagator that reads keys from request headers; instrumentations of web frameworks call it."""
 
     def __init__(self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,6 +131,6 @@ class KeyedExporter(SpanExporter):
         return True
 
 
-def headers_of_its_own() -> bool:
+def has_own_headers() -> bool:
     """Return whether the environment has headers for telemetry: a key of the service's own, or headers for another receiver."""
     return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}HEADERS") for signal in ("", "TRACES_", "LOGS_"))

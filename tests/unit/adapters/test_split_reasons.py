@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_otel.adapters.breaks import BREAKS, Call, left_out
 from agl_otel.adapters.merge import merge
+from agl_otel.adapters.split_reasons import SPLIT_REASONS, Call, left_out
 
 DRIFT = 50  # added to the tokens of a reply that is tokenised again
 
@@ -114,7 +114,7 @@ def test_reason_matches_the_agents_action(nodes: list[Node], messages_known: boo
         if not messages_known and node.expected in ("history_edited", "template_drift", "truncated", "sub_agent"):
             allowed |= {"response_changed", "prompt_changed", "branch"}  # tokens alone do not tell them apart
         assert got in allowed, (got, allowed)
-        assert got == "" or got in BREAKS
+        assert got == "" or got in SPLIT_REASONS
 
 
 SHORT = st.lists(st.integers(1, 2), max_size=6)

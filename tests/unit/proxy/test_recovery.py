@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agl_otel.proxy import inheritance as inheritances
-from agl_otel.proxy.inheritance import Inheritance, read_journal
+from agl_otel.proxy import recovery as recoveries
 from agl_otel.proxy.journal import END, HEAD, LOCK, START, SUFFIX, WHOLE, boot_id, packed
+from agl_otel.proxy.recovery import JournalRecovery, read_journal
 from agl_otel.service.framed import DAMAGED, LOST, FramedFile
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key
@@ -88,33 +88,33 @@ async def test_a_journal_that_cannot_be_sent_delays_only_its_own_attempts(tmp_pa
     for number, name in enumerate(("ro-stuck", "ro-1", "ro-2")):
         dead(tmp_path / f"{number}", record(END, name))
     collector = Collector(refused="ro-stuck")
-    inheritance = Inheritance(tmp_path, collector.send, all_known)
-    await inheritance.start()
-    told = await inheritance.counts([key("ro-1"), key("ro-2")], timeout_seconds=300)
-    assert [[(count.spans, count.dropped) for count in counts or ()] for counts in told] == [[(1, 0)], [(1, 0)]]
-    told = await inheritance.counts([key("ro-stuck"), key("ro-1"), key("ro-none")], timeout_seconds=0.01)
-    assert told[0] is None and told[1] and told[2] == []
-    await inheritance.stop()
+    recovery = JournalRecovery(tmp_path, collector.send, all_known)
+    await recovery.start()
+    counts = await recovery.counts([key("ro-1"), key("ro-2")], timeout_seconds=300)
+    assert [[(count.spans, count.dropped) for count in counts or ()] for counts in counts] == [[(1, 0)], [(1, 0)]]
+    counts = await recovery.counts([key("ro-stuck"), key("ro-1"), key("ro-none")], timeout_seconds=0.01)
+    assert counts[0] is None and counts[1] and counts[2] == []
+    await recovery.stop()
     assert names_in(tmp_path) == ["0"]
 
 
 async def test_a_rollout_deleted_during_recovery_is_not_sent_or_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inheritances, "REQUEST_BYTES", 1)
+    monkeypatch.setattr(recoveries, "REQUEST_BYTES", 1)
     names = [f"ro-{number:03d}" for number in range(200)]
     folder = dead(tmp_path / "0", *(record(END, name) for name in names))
     collector = Collector()
     collector.go.clear()
-    inheritance = Inheritance(tmp_path, collector.send, all_known)
-    await inheritance.start()
+    recovery = JournalRecovery(tmp_path, collector.send, all_known)
+    await recovery.start()
     await asyncio.to_thread(collector.asked.wait)
-    closing = asyncio.create_task(inheritance.counts([key(names[-1])], timeout_seconds=300))
+    closing = asyncio.create_task(recovery.counts([key(names[-1])], timeout_seconds=300))
     await asyncio.sleep(0)
-    await inheritance.forget(names[1:])
+    await recovery.forget(names[1:])
     assert await closing != [None]
     assert not any(name.encode() in path.read_bytes() for name in names[1:] for path in folder.iterdir())
     collector.go.set()
-    assert await inheritance.counts([key(names[0])], timeout_seconds=300) != [None]
-    await inheritance.stop()
+    assert await recovery.counts([key(names[0])], timeout_seconds=300) != [None]
+    await recovery.stop()
     assert collector.seals() == {names[0]: (1, 0)} and names_in(tmp_path) == []
 
 
@@ -123,11 +123,11 @@ async def test_attempts_in_a_journal_from_before_a_reboot_are_incomplete(tmp_pat
     dead(tmp_path / "0", record(END, "ro-before"), boot="another")
     dead(tmp_path / "1", record(END, "ro-since"))
     collector = Collector()
-    inheritance = Inheritance(tmp_path, collector.send, all_known)
-    await inheritance.start()
-    told = await inheritance.counts([key("ro-before"), key("ro-since")], timeout_seconds=300)
-    await inheritance.stop()
-    assert [[(count.spans, count.dropped) for count in counts or ()] for counts in told] == [[(1, 1)], [(1, 0)]]
+    recovery = JournalRecovery(tmp_path, collector.send, all_known)
+    await recovery.start()
+    counts = await recovery.counts([key("ro-before"), key("ro-since")], timeout_seconds=300)
+    await recovery.stop()
+    assert [[(count.spans, count.dropped) for count in counts or ()] for counts in counts] == [[(1, 1)], [(1, 0)]]
     assert collector.seals() == {"ro-before": (1, 1), "ro-since": (1, 0)}
 
 
@@ -137,11 +137,11 @@ async def test_a_journal_older_than_the_retention_is_removed_unsent(tmp_path: Pa
     for path in dead(tmp_path / "1", record(END, "ro-new")).iterdir():
         os.utime(path, (1000, 1000))
     collector = Collector()
-    inheritance = Inheritance(tmp_path, collector.send, all_known, oldest=1000)
-    await inheritance.start()
-    assert await inheritance.counts([key("ro-old")], timeout_seconds=300) == [[]]
-    assert await inheritance.counts([key("ro-new")], timeout_seconds=300) != [[]]
-    await inheritance.stop()
+    recovery = JournalRecovery(tmp_path, collector.send, all_known, oldest=1000)
+    await recovery.start()
+    assert await recovery.counts([key("ro-old")], timeout_seconds=300) == [[]]
+    assert await recovery.counts([key("ro-new")], timeout_seconds=300) != [[]]
+    await recovery.stop()
     assert names_in(tmp_path) == [] and collector.seals() == {"ro-new": (1, 0)}
 
 
@@ -166,14 +166,14 @@ async def test_a_damaged_journal_is_kept_and_its_attempts_are_incomplete(
     dead(tmp_path / "0", record(END, "ro-1"), bad, record(END, "ro-2"))
     dead(tmp_path / "1", record(END, "ro-3"))
     collector = Collector()
-    inheritance = Inheritance(tmp_path, collector.send, all_known)
-    await inheritance.start()
-    assert None not in await inheritance.counts([key(f"ro-{number}") for number in (1, 2, 3)], timeout_seconds=300)
+    recovery = JournalRecovery(tmp_path, collector.send, all_known)
+    await recovery.start()
+    assert None not in await recovery.counts([key(f"ro-{number}") for number in (1, 2, 3)], timeout_seconds=300)
     assert collector.seals() == {"ro-1": (1, 1), "ro-2": (1, 1), "ro-3": (1, 0)}
-    await inheritance.stop()
+    await recovery.stop()
     assert names_in(tmp_path) == [f"0{DAMAGED}"]
     assert [str(tmp_path / f"0{DAMAGED}") in said.getMessage() for said in caplog.records if said.levelname == "ERROR"] == [True]
-    again = Inheritance(tmp_path, collector.send, all_known)
+    again = JournalRecovery(tmp_path, collector.send, all_known)
     await again.start()
     assert await again.counts([key("ro-1")], timeout_seconds=300) == [[]], "it was sent"
     await again.forget(["ro-another"])
@@ -197,4 +197,4 @@ def test_no_record_prevents_reading_and_sending_a_journal(records: list[tuple[in
         left = read_journal(dead(Path(folder) / "0", *records))
         for request in left.requests():
             ExportTraceServiceRequest.FromString(request)
-        assert all(left.count(name).spans >= 0 for name in left.legacies)
+        assert all(left.count(name).spans >= 0 for name in left.attempts)

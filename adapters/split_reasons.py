@@ -5,7 +5,7 @@ tokens, the template or the tokeniser changed; otherwise the history was edited.
 (traces/reader.py), so intact conversations cost nothing.
 
 All earlier calls are searched for one that this call repeats or continues (prefix_index.py). Edits and omissions need comparisons, so they
-are searched only among the LOOKED_AT latest calls of the agent: an attempt may have ten thousand calls.
+are searched only among the COMPARED_CALLS latest calls of the agent: an attempt may have ten thousand calls.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ T = TypeVar("T")
 SYSTEM: Final = ("system", "developer")
 """Roles of messages that do not identify a conversation."""
 
-LOOKED_AT: Final = 64
+COMPARED_CALLS: Final = 64
 
-BREAKS: Final = {
+SPLIT_REASONS: Final = {
     "choice": "a further choice of the same call (n > 1)",
-    "branch": "it asks again what was asked before, or goes on from an earlier call whose trajectory has meanwhile gone on otherwise",
-    "sub_agent": "another agent's call, or a conversation of its own: it begins with another message than any before",
-    "model_version": "it would join, but other weights answered",
-    "template_drift": "the messages of an earlier call and its reply are all there, in other tokens: template or tokeniser changed them",
-    "truncated": "a part of what an earlier call held is left out, and the rest up to its reply is kept",
-    "history_edited": "messages of an earlier call, or its reply, were changed, and others of them kept",
-    "response_changed": "the prompt starts with an earlier prompt, but not with what the model answered there; messages are not known",
-    "prompt_changed": "the prompt does not even start with an earlier prompt; messages are not known",
-    "process": "the first call that another proxy process saw",
+    "branch": "it repeats an earlier prompt, or continues an earlier call that another call of its trajectory has continued already",
+    "sub_agent": "another agent's call, or a separate conversation: no earlier one begins with the same message",
+    "model_version": "it continues an earlier call, but another version of the weights answered",
+    "template_drift": "it has all messages of an earlier call and its reply, in other tokens: the template or tokeniser changed them",
+    "truncated": "it leaves out a part of an earlier call, and keeps the rest up to its reply",
+    "history_edited": "it keeps some messages of an earlier call, and changes others or the reply",
+    "response_changed": "it starts with an earlier prompt, but not with the reply to it; its messages are unknown",
+    "prompt_changed": "it does not start with an earlier prompt; its messages are unknown",
+    "process": "the first call through another proxy process",
 }
 """Reasons why a call other than an attempt's first starts a new trajectory; the first that applies counts."""
 
@@ -59,7 +59,7 @@ class Call:
     """The reply, in the same form."""
 
 
-class Seen:
+class EarlierCalls:
     """The earlier calls of an attempt, at most `capacity`."""
 
     def __init__(self, capacity: int) -> None:
@@ -75,22 +75,22 @@ class Seen:
         self.calls.append(call)
         self._by_agent.setdefault(call.agent, []).append(call)
 
-    def mates(self, call: Call) -> list[Call]:
-        """Return the LOOKED_AT latest calls of the same agent."""
-        return self._by_agent.get(call.agent, [])[-LOOKED_AT:]
+    def same_agent(self, call: Call) -> list[Call]:
+        """Return the COMPARED_CALLS latest calls of the same agent."""
+        return self._by_agent.get(call.agent, [])[-COMPARED_CALLS:]
 
     def bases(self, call: Call, hashes: Hashes) -> list[Call]:
         """Return the calls that it continues; `hashes` are its prompt's."""
-        return [other for place in self._ends.of(hashes) if goes_on(call, other := self.calls[place])]
+        return [other for place in self._ends.of(hashes) if continues(call, other := self.calls[place])]
 
-    def begun(self, call: Call, hashes: Hashes) -> Iterator[Call]:
+    def with_prompt_prefix(self, call: Call, hashes: Hashes) -> Iterator[Call]:
         """Return the calls of the same agent whose prompt is a prefix of its prompt, the latest first."""
         nothing = call.prompt[:0]
         found = (self.calls[place] for place in reversed(self._prompts.of(hashes)))
         return (other for other in found if other.agent == call.agent and starts_with(call.prompt, other.prompt, nothing))
 
 
-def goes_on(call: Call, last: Call) -> bool:
+def continues(call: Call, last: Call) -> bool:
     """Whether the prompt starts with the prompt and response of `last`. Choices of one call never continue each other."""
     return call.call != last.call and starts_with(call.prompt, last.prompt, last.response)
 
@@ -106,8 +106,8 @@ def starts_with(tokens: TokenIds, first: TokenIds, second: TokenIds) -> bool:
     )
 
 
-def reason(call: Call, hashes: Hashes, tips: Sequence[Call], seen: Seen) -> str:
-    """Return the key of BREAKS for a call that starts a new trajectory.
+def reason(call: Call, hashes: Hashes, tips: Sequence[Call], seen: EarlierCalls) -> str:
+    """Return the key of SPLIT_REASONS for a call that starts a new trajectory.
 
     Args:
         call: its number is at least that of the latest call before it.
@@ -115,23 +115,23 @@ def reason(call: Call, hashes: Hashes, tips: Sequence[Call], seen: Seen) -> str:
         tips: the last calls of trajectories whose tokens it continues.
         seen: all calls before it; at least one.
     """
-    mates = seen.mates(call)
+    same_agent = seen.same_agent(call)
     if seen.calls[-1].call == call.call:
         return "choice"
     if tips:
         return "model_version" if any(tip.agent == call.agent for tip in tips) else "sub_agent"
-    if not mates:
+    if not same_agent:
         return "sub_agent"
-    if any(len(other.prompt) == len(call.prompt) for other in seen.begun(call, hashes)):
+    if any(len(other.prompt) == len(call.prompt) for other in seen.with_prompt_prefix(call, hashes)):
         return "branch"
     bases = seen.bases(call, hashes)
-    if call.asked and (known := [other for other in mates if other.asked]):
+    if call.asked and (known := [other for other in same_agent if other.asked]):
         return _by_messages(call, known, bases)
     if bases:
         return "branch"
-    if any(_left_out(call, other) for other in mates):
+    if any(_left_out(call, other) for other in same_agent):
         return "truncated"
-    return "response_changed" if any(True for _ in seen.begun(call, hashes)) else "prompt_changed"
+    return "response_changed" if any(True for _ in seen.with_prompt_prefix(call, hashes)) else "prompt_changed"
 
 
 def _by_messages(call: Call, known: Sequence[Call], bases: Sequence[Call]) -> str:

@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Learnt:
+class _Detected:
     again: float = 0.0
     """The earliest time of the next probe."""
     plain: bool = False
@@ -56,7 +56,7 @@ class _Learnt:
     """Whether calls go to chat/completions."""
 
 
-class Native:
+class Capabilities:
     """Detected capabilities of each model server. Use it in one event loop; `close` it.
 
     Args:
@@ -69,11 +69,11 @@ class Native:
         self._translate = translate
         self._can_translate = can_translate
         self._clock = clock
-        self._learnt: OrderedDict[Place, _Learnt] = OrderedDict()
+        self._detected: OrderedDict[Place, _Detected] = OrderedDict()
         """The least recently called first."""
         self._asking: set[asyncio.Task[None]] = set()
 
-    def is_asked_by_chat(self, dialect: Dialect, upstream: Upstream, place: Place) -> bool:
+    def uses_chat(self, dialect: Dialect, upstream: Upstream, place: Place) -> bool:
         """Whether calls are sent to chat/completions."""
         if not dialect.via_chat or upstream.provider != "openai":
             return False
@@ -85,21 +85,21 @@ class Native:
 
     async def lacks_route(self, place: Place, dialect: Dialect, ask: Ask) -> bool:
         """Whether a server that answered "not found" has chat/completions but not this route; both are probed with an empty object."""
-        learnt = self._known(place)
-        if not learnt.by_chat:
+        detected = self._known(place)
+        if not detected.by_chat:
             own, _ = await ask(dialect, {})
-            learnt.by_chat = own in NO_ROUTE and (await ask(CHAT, {}))[0] not in {0, *NO_ROUTE}
-            if learnt.by_chat:
-                self._keep(place, learnt)
-        return learnt.by_chat
+            detected.by_chat = own in NO_ROUTE and (await ask(CHAT, {}))[0] not in {0, *NO_ROUTE}
+            if detected.by_chat:
+                self._keep(place, detected)
+        return detected.by_chat
 
-    def look(self, place: Place, dialect: Dialect, ask: Ask) -> None:
+    def probe(self, place: Place, dialect: Dialect, ask: Ask) -> None:
         """Start a probe of the server, unless one was conclusive, recent or is running."""
-        learnt, now = self._known(place), self._clock()
-        if now >= learnt.again and len(place.model) <= MAX_MODEL:
-            learnt.again = now + AGAIN_SECONDS
-            self._keep(place, learnt)
-            task = asyncio.create_task(self._learn(learnt, place, dialect, ask))
+        detected, now = self._known(place), self._clock()
+        if now >= detected.again and len(place.model) <= MAX_MODEL:
+            detected.again = now + AGAIN_SECONDS
+            self._keep(place, detected)
+            task = asyncio.create_task(self._detect(detected, place, dialect, ask))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
@@ -107,7 +107,7 @@ class Native:
         """Start a probe if a call was answered without token ids."""
         useful = self._translate == "auto" or not self._can_translate
         if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_ids(call.reply):
-            self.look(place, call.dialect, ask)
+            self.probe(place, call.dialect, ask)
 
     async def close(self) -> None:
         """Cancel running probes."""
@@ -115,20 +115,20 @@ class Native:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
 
-    def _known(self, place: Place) -> _Learnt:
-        learnt = self._learnt.get(place)
-        if learnt is None:
-            return _Learnt()
-        self._learnt.move_to_end(place)
-        return learnt
+    def _known(self, place: Place) -> _Detected:
+        detected = self._detected.get(place)
+        if detected is None:
+            return _Detected()
+        self._detected.move_to_end(place)
+        return detected
 
-    def _keep(self, place: Place, learnt: _Learnt) -> None:
+    def _keep(self, place: Place, detected: _Detected) -> None:
         if len(place.model) <= MAX_MODEL:
-            self._learnt[place] = learnt
-            if len(self._learnt) > MAX_PLACES:
-                self._learnt.popitem(last=False)
+            self._detected[place] = detected
+            if len(self._detected) > MAX_PLACES:
+                self._detected.popitem(last=False)
 
-    async def _learn(self, learnt: _Learnt, place: Place, dialect: Dialect, ask: Ask) -> None:
+    async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
         status, answer = await _answer(dialect, place, ask)
         refused = status in REFUSED and names_any(answer, frozenset(dialect.extras))
         if refused:
@@ -136,8 +136,8 @@ class Native:
         reply = _reply(dialect, answer) if status == 200 else Reply()
         if not reply.choices:
             return  # inconclusive
-        learnt.again, learnt.plain = float("inf"), refused
-        if learnt.plain:
+        detected.again, detected.plain = float("inf"), refused
+        if detected.plain:
             logger.warning("%s refuses in /%s what brings token ids: such calls cannot be trained on", place.base_url, place.path)
         if not dialect.via_chat or not _lacks_ids(reply):
             return
@@ -148,20 +148,20 @@ class Native:
                 *(place.base_url, place.path, HOW),
             )
         elif self._translate == "auto":
-            await self._learn_chat(learnt, place, ask)
+            await self._detect_chat(detected, place, ask)
 
-    async def _learn_chat(self, learnt: _Learnt, place: Place, ask: Ask) -> None:
+    async def _detect_chat(self, detected: _Detected, place: Place, ask: Ask) -> None:
         status, answer = await _answer(CHAT, place, ask)
         reply = _reply(CHAT, answer) if status == 200 else Reply()
-        learnt.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
+        detected.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
         message = (
-            "%s gives token ids in chat/completions and not in /%s: that is asked by chat/completions from now on"
-            if learnt.by_chat
+            "%s returns token ids in chat/completions but not in /%s: such calls are sent to chat/completions from now on"
+            if detected.by_chat
             else "%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on"
         )
         logger.warning(message, place.base_url, place.path)
         if status != 200 and status not in REFUSED:  # unreachable or busy is no refusal
-            learnt.again = self._clock() + AGAIN_SECONDS
+            detected.again = self._clock() + AGAIN_SECONDS
 
 
 def names_any(body: bytes, fields: frozenset[str]) -> bool:
@@ -171,7 +171,7 @@ def names_any(body: bytes, fields: frozenset[str]) -> bool:
 
 async def _answer(dialect: Dialect, place: Place, ask: Ask, *, capture: bool = True) -> tuple[int, bytes]:
     """Send the smallest request, with the fields that request token ids or without; return status and body."""
-    body = dialect.least | prepare(dialect, dialect.least, model=place.model, sampling={}, capture=capture).fields
+    body = dialect.smallest_request | prepare(dialect, dialect.smallest_request, model=place.model, sampling={}, capture=capture).fields
     status, answer = await ask(dialect, body)
     if status in REFUSED and b"max_completion_tokens" in answer:  # newer models of OpenAI's take no other limit, and reason first
         status, answer = await ask(dialect, {name: value for name, value in body.items() if name != "max_tokens"})
