@@ -7,10 +7,13 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import requeue_failed
+from agl_otel.algorithms.options import checked
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, open_run
 from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.utils import items, retry_lost_runner
@@ -51,6 +54,7 @@ class EndedRollout(NamedTuple):
     """The latest attempt; empty where it had none."""
 
 
+@checked
 class Baseline(FastAlgorithm):
     """Runs the agent on the data and logs the results, without training.
 
@@ -67,23 +71,21 @@ class Baseline(FastAlgorithm):
             succeeded are read, not run again, and failed ones are retried while they have attempts left. Each epoch is then stored as
             a span that is linked to its attempts. None: in memory.
 
-    Raises ValueError for a train_split that is not between 0 and 1.
+    Raises UsageError, a ValueError, for an option that is out of its bounds.
     """
 
     def __init__(
         self,
         *,
-        n_epochs: int = 1,
-        train_split: float = 0.5,
-        polling_interval: float = 5.0,
-        max_queue_length: int = 4,
+        n_epochs: Annotated[int, Field(ge=1, le=1_000_000, description="the agent runs at least once on each task")] = 1,
+        train_split: Annotated[float, Field(gt=0, lt=1, description="it is a share of the data")] = 0.5,
+        polling_interval: Annotated[float, Field(gt=0, le=3600, description="the queue is asked again after so many seconds")] = 5.0,
+        max_queue_length: Annotated[int, Field(ge=0, le=1_000_000, description="it counts rollouts that wait")] = 4,
         span_verbosity: Literal["keys", "key_values", "none"] = "keys",
         rollout_config: RolloutConfig | None = None,
         run_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < train_split < 1:
-            raise ValueError(f"train_split is {train_split}: it must be between 0 and 1")
         self.n_epochs = n_epochs
         self.polling_interval = polling_interval
         self.max_queue_length = max_queue_length

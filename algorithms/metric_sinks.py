@@ -188,11 +188,13 @@ _DEFAULT: Final = ("tensorboard", "plots")
 
 def check_metrics(selected: Sinks | None) -> None:
     """Raise UsageError for an unknown name, and SettingsError, naming the extra, for a package that is not installed."""
+    if isinstance(selected, str):
+        raise UsageError(f'metrics = "{selected}": it must be a list; write ["{selected}"], or leave it out')
     for name in selected or ():
         if not isinstance(name, str):
             continue
         if name not in SINKS:
-            raise UsageError(f"metrics has {name!r}: there are {', '.join(SINKS)}")
+            raise UsageError(f"metrics has {name!r}: it must be one of {', '.join(SINKS)}; give one of these, or leave it out")
         if not _installed(name):
             extra = SINKS[name].extra
             raise SettingsError(

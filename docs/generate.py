@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 import re
 import sys
 import tomllib
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from pydantic import Field
 
+from agl_otel import types
+from agl_otel.algorithms import options
 from agl_otel.cli import cli
 from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
 from agl_otel.web.rest import ROUTES
@@ -156,7 +161,9 @@ def grpc_page() -> str:
 
 
 def grpo_options_page() -> str:
-    """GRPO's options by group, with their defaults and docstrings."""
+    """GRPO's options by group, with their defaults, bounds and docstrings. The annotations are evaluated here, because the module imports
+    torch."""
+    known = {**vars(options), **vars(types), **vars(typing), "Field": Field}
     parts = [
         NOTE,
         "# GRPO's options",
@@ -172,13 +179,15 @@ def grpo_options_page() -> str:
                 "",
                 _cell(ast.get_docstring(group) or ""),
                 "",
-                "| option | default | meaning |",
-                "|---|---|---|",
+                "| option | default | must be | meaning |",
+                "|---|---|---|---|",
             ]
             for node, after in itertools.pairwise([*group.body, ast.Pass()]):
                 if isinstance(node, ast.AnnAssign) and node.value is not None:
                     about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-                    parts.append(f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {_cell(str(about))} |")
+                    names = {each.id for each in ast.walk(node.annotation) if isinstance(each, ast.Name)} - vars(builtins).keys()
+                    rule = options.rule_of(eval(ast.unparse(node.annotation), known))[0] if names <= known.keys() else ""
+                    parts.append(f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {rule} | {_cell(str(about))} |")
     return "\n".join(parts) + "\n"
 
 

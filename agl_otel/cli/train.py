@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,15 +91,9 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
 
 
 async def _train(job_file: Path, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
-    from agl_otel.jobs.check import missing_extra
-    from agl_otel.jobs.job import Job
+    from agl_otel.jobs.check import checked_job
 
-    try:
-        job = Job.load(job_file)
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from error
-    for need in import_module(job.run_by).needs(job):
-        need()
+    job = checked_job(job_file)
     run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _custom}[job.run_by.rpartition(".")[2]]
     click.echo(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …", err=True)
     return await run(job, settings, folder, console, force)

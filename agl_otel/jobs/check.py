@@ -52,36 +52,56 @@ async def check_job(path: Path, *, store: str = "", token: str = "") -> CheckRep
     with _collecting(found):
         job, found.problems[:] = Job.read(path)
         if job is not None:
-            await _check(job, store, token, found)
+            tasks = _check(job, found)
+            await _check_store(store, token, found, job.options.get("agent_match"), tasks)
     return found
 
 
-async def _check(job: Job, store: str, token: str, found: CheckReport) -> None:
+def checked_job(path: Path) -> Job:
+    """Load a job and check it as `check_job` does, without a store; for a run, before it starts anything.
+
+    Raises SettingsError, which names the file and everything that is wrong with the job.
+    """
+    try:
+        job, problems = Job.read(path)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from error
+    found = CheckReport(problems)
+    if job is not None:
+        _check(job, found)
+    if job is None or found.problems:
+        raise SettingsError(f"job file {path}: {'; '.join(found.problems)}")
+    return job
+
+
+def _check(job: Job, found: CheckReport) -> list[Any]:
+    """Check everything that needs no store, and return the tasks."""
     found.algorithm = job.algorithm.get("name", "grpo")
     for need in import_module(job.run_by).needs(job):
         with _collecting(found):
             need()
-    with contextlib.chdir(job.folder):  # the runners' working directory
-        train, val = list[Any](), list[Any]()
-        scores = job.run_by != own.__name__
+    train, val = list[Any](), list[Any]()
+    scores = job.run_by != own.__name__
+    with _collecting(found):
+        train = job.tasks("train")
+    if (scores or job.data.val) and not job.has_wrong("[data] val"):
         with _collecting(found):
-            train = job.tasks("train")
-        if scores or job.data.val:
-            with _collecting(found):
-                val = job.tasks("val")
-        found.train, found.val = len(train), len(val)
-        if not scores:
-            with _collecting(found):
-                own.named(job, val=job.data.val is not None)
+            val = job.tasks("val")
+    found.train, found.val = len(train), len(val)
+    if not scores:
+        with _collecting(found):
+            own.named(job, val=job.data.val is not None)
+    with contextlib.chdir(job.folder):  # the runners' working directory
         _check_agent(job, [*train, *val], found)
-    pattern = _agent_match(job, found)
-    await _check_store(store, token, found, pattern, [*train, *val])
+    if job.options.get("learning_rate") == 0:
+        found.notes.append("learning_rate = 0 is a control experiment: nothing is learnt")
+    return [*train, *val]
 
 
 def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
-    for reference in (job.agent.function, job.agent.grader):
+    for key, reference in (("function", job.agent.function), ("grader", job.agent.grader)):
         if reference is not None:
-            with _collecting(found, "[agent] "):
+            with _collecting(found, f"[agent] {key}: "):
                 load_function(reference)
     if command := job.agent.command:
         with _collecting(found, "[agent] command: "):
@@ -92,17 +112,6 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
                     raise SettingsError(f"there is no file {Path(argument).absolute()}")
             for task in tasks:
                 agent.check(task)
-
-
-def _agent_match(job: Job, found: CheckReport) -> str | None:
-    """Return the job's `agent_match`; None if it has none, or an invalid one."""
-    pattern: str | None = job.options.get("agent_match")
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        found.problems.append(f"[algorithm] agent_match = {pattern!r} is no regular expression: {error}")
-        return None
-    return pattern
 
 
 async def _check_store(address: str, token: str, found: CheckReport, pattern: str | None, tasks: Sequence[Any]) -> None:

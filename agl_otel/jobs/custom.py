@@ -13,7 +13,7 @@ from agl_otel.adapters import TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
 from agl_otel.algorithms.run_folder import RUN_DIR, run_folder_for
 from agl_otel.compat.stores import LightningStore
-from agl_otel.errors import SettingsError
+from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
@@ -49,10 +49,13 @@ def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any
 def named(job: Job, *, val: bool) -> Any:
     """Load the algorithm `name` of the job: Baseline, or a custom one, its class, or a function that returns one.
 
-    Raises UsageError if it is missing, SettingsError if it does not take the job's options or, with `val`, validation tasks.
+    Raises SettingsError if it is missing, or does not take the job's options or, with `val`, validation tasks.
     """
     name: str = job.algorithm["name"]
-    found: Any = Baseline if name == "baseline" else load_function(job.located(name))
+    try:
+        found: Any = Baseline if name == "baseline" else load_function(job.located(name))
+    except UsageError as error:
+        raise SettingsError(f"[algorithm] name: {error}") from error
     if not isinstance(found, Algorithm):
         arguments(job, found, Path())
     elif job.options:

@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
 from agl_otel.algorithms.grpo.report import StepReport
-from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, options_of, without
+from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
@@ -29,11 +28,16 @@ def options_model(name: str) -> type[BaseModel]:
 def needs(job: Job) -> list[Need]:
     """Return the checks of what a GRPO job needs: packages, consistent options, its policy, and the policy's server."""
     return [
-        lambda: check_metrics(job.options.get("metrics")),
+        lambda: check_sinks(job.options.get("metrics")),
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
-        lambda: GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank")),
+        lambda: _check_options(job),
         *needs_of_policy(job),
     ]
+
+
+def _check_options(job: Job) -> None:
+    with of_table("algorithm"):
+        GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank"))
 
 
 @dataclass

@@ -10,12 +10,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from agl_otel.algorithms.options import MONTH_SECONDS, STRICT, Seed, nearest, problems, shown
 from agl_otel.algorithms.utils import retry_lost_runner
-from agl_otel.errors import SettingsError
+from agl_otel.errors import SettingsError, UsageError
 from agl_otel.runner.agents import load_function
 from agl_otel.types import UNRESPONSIVE_SECONDS, NamedResources, PromptTemplate, RolloutConfig
 from agl_otel.types.strict import strict_lines
@@ -33,25 +35,31 @@ OPTIONS_OF: Final = {
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
+
+
+Seconds = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="it is a time in seconds, and nothing waits for ever")]
+Reference = Annotated[str, Field(min_length=1, description="it names a function, as file.py:name or package.module:name")]
 
 
 class AgentSpec(_Strict):
     """[agent]: the agent and its grader. Paths are relative to the job file."""
 
-    function: str | None = None
+    function: Reference | None = None
     """`file.py:name` or `package.module:name`; many rollouts share a process."""
-    command: list[str] | None = None
+    command: Annotated[list[str] | None, Field(min_length=1, description="its first word is the program")] = None
     """Program and arguments, where `{field}` stands for a field of the task; each rollout has its own process."""
-    grader: str | None = None
+    grader: Reference | None = None
     """`file.py:name`, called with (task, answer); returns the reward."""
-    runners: int = Field(default=1, ge=1)
+    runners: Annotated[int, Field(ge=1, le=1000, description="each is a process of this machine, and without one nothing runs")] = 1
     """Number of runner processes."""
-    concurrency: int = Field(default=32, ge=1)
+    concurrency: Annotated[int, Field(ge=1, le=10_000, description="a runner runs so many rollouts at a time")] = 32
     """Concurrent rollouts in each process."""
-    timeout_seconds: float = Field(default=120.0, gt=0)
+    timeout_seconds: Seconds = 120.0
     """Time limit of one attempt."""
-    unresponsive_seconds: float = Field(default=UNRESPONSIVE_SECONDS, gt=0)
+    unresponsive_seconds: Annotated[
+        float, Field(ge=10, le=MONTH_SECONDS, description="heartbeats come every 5 s, and living runners would count as dead")
+    ] = UNRESPONSIVE_SECONDS
     """Silence after which a runner is considered dead and its rollout run again; heartbeats come every 5 s."""
 
     @property
@@ -63,44 +71,78 @@ class AgentSpec(_Strict):
     def _exactly_one_kind(self) -> AgentSpec:
         if not (self.function or self.command):
             raise ValueError("give `function` or `command`")
+        if self.command and not self.command[0].strip():
+            raise ValueError('command[0] = "": it must be non-empty, because it is the program; give the program')
         return self
 
 
 class DataSpec(_Strict):
     """[data]: tasks, as a .jsonl file or as `file.py:name`, a function that takes `options` and returns a list."""
 
-    train: str
-    val: str | None = None
+    train: Annotated[str, Field(min_length=1, description="it names the tasks, as a .jsonl file or as file.py:name")]
+    val: Annotated[str | None, Field(min_length=1, description="it names the tasks, as a .jsonl file or as file.py:name")] = None
     """Validation tasks, on which all algorithms but the baseline and custom ones score their results."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+SET_BY_RUN: Final = ("--model", "--host", "--port", "--served-model-name", "--seed", "--logprobs-mode", "--generation-config")
+"""Arguments of `vllm serve` that a run sets itself."""
 
 
 class PolicySpec(_Strict):
     """[policy]: the model to train. `tiny` is created on the spot; anything else is a folder in transformers' format."""
 
-    model: str = "tiny"
-    seed: int = 0
+    model: Annotated[str, Field(min_length=1, description="it is a folder, or tiny")] = "tiny"
+    seed: Seed = 0
     server: Literal["ours", "vllm"] = "ours"
     """The model server during the run: grpo/server.py, for models small enough for a CPU, or vLLM (grpo/vllm.py)."""
-    vllm: str | None = None
+    vllm: Annotated[str | None, Field(min_length=1, description="it is the program's path")] = None
     """vLLM's program, if it is not in this environment or on the PATH."""
     vllm_options: list[str] = Field(default_factory=list[str])
     """Further arguments of `vllm serve`, such as ["--dtype", "float32"]."""
+
+    @model_validator(mode="after")
+    def _options_of_vllm(self) -> PolicySpec:
+        for name, given in (("vllm", self.vllm), ("vllm_options", self.vllm_options)):
+            if given and self.server != "vllm":
+                raise ValueError(f'{name} = {shown(given)} has no effect with server = "ours": give server = "vllm", or leave it out')
+        if self.vllm_options and not self.vllm_options[0].startswith("-"):
+            raise ValueError(f'vllm_options = {shown(self.vllm_options)}: the first must begin with "--", as in ["--dtype", "float32"]')
+        for option in self.vllm_options:
+            if (name := option.partition("=")[0]) in SET_BY_RUN:
+                raise ValueError(f"vllm_options has {name}, which the run sets itself: leave it out (seed and model are keys of [policy])")
+        return self
+
+
+def _address(given: str) -> str:
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it must be an address such as https://api.openai.com/v1")
+    return given
+
+
+def _variable(given: str) -> str:
+    if not given.isidentifier():
+        raise ValueError("it must be the name of an environment variable (letters, digits and _), not the key itself")
+    return given
 
 
 class EditorSpec(_Strict):
     """[editor]: access by OpenAI's API to the models that criticise and edit prompts; the algorithm's options name the models."""
 
-    base_url: str | None = None
+    base_url: Annotated[str, AfterValidator(_address)] | None = None
     """None: OPENAI_BASE_URL, else OpenAI's own."""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, AfterValidator(_variable)] = "OPENAI_API_KEY"
     """The environment variable that holds the API key."""
-    timeout_seconds: float = Field(default=600.0, gt=0)
+    timeout_seconds: Seconds = 600.0
     """Time limit of one call."""
 
 
 class _Named(BaseModel):
-    name: Literal["grpo", "sft", "verl", "apo", "gepa", "random_search", "baseline"] = "grpo"
+    name: Annotated[
+        Literal["grpo", "sft", "verl", "apo", "gepa", "random_search", "baseline"],
+        Field(description="these are built in; an algorithm of your own is file.py:name"),
+    ] = "grpo"
 
 
 class Job(_Strict):
@@ -114,8 +156,9 @@ class Job(_Strict):
     """[resources]: the initial prompts of a search, and whatever else its agent needs. A text is an f-string template."""
     algorithm: dict[str, Any] = Field(default_factory=dict[str, Any])
     """[algorithm]: `name` (a built-in one, or `file.py:name` of a custom one), and the algorithm's keyword arguments as options."""
-    folder: Path = Field(default=Path(), exclude=True)
-    """The job file's folder; set by `load`."""
+    _folder: Path = PrivateAttr(default=Path())
+    _wrong: list[str] = PrivateAttr(default_factory=list[str])
+    _tasks: dict[str, list[Any]] = PrivateAttr(default_factory=dict[str, list[Any]])
 
     @field_validator("algorithm")
     @classmethod
@@ -123,16 +166,27 @@ class Job(_Strict):
         if _is_custom(options.get("name")):
             return options  # checked against its arguments when it is loaded
         name = _Named.model_validate(options).name
-        known: type[BaseModel] = import_module(OPTIONS_OF[name]).options_model(name)
+        known = _model_of_options(name)
         return {"name": name, **known.model_validate(options).model_dump(exclude={"name"}, exclude_unset=True)}
 
     @field_validator("resources", mode="before")
     @classmethod
-    def _templates(cls, resources: dict[str, Any]) -> dict[str, Any]:
+    def _templates(cls, resources: Any) -> Any:
+        if not isinstance(resources, dict):
+            return resources
         return {
             name: PromptTemplate(template=given, engine="f-string") if isinstance(given, str) else given
-            for name, given in resources.items()
+            for name, given in cast("dict[str, Any]", resources).items()
         }
+
+    @property
+    def folder(self) -> Path:
+        """The job file's folder."""
+        return self._folder
+
+    def has_wrong(self, place: str) -> bool:
+        """Whether `read` dropped a wrong key at `place`, as in "[data] val"."""
+        return any(each.startswith(place) for each in self._wrong)
 
     @property
     def run_by(self) -> str:
@@ -174,22 +228,31 @@ class Job(_Strict):
         try:
             job = cls.model_validate(content)
         except ValidationError as error:
-            wrong = [_words(each) for each in error.errors()]
+            wrong = _problems(error.errors(), content)
             for each in error.errors():
                 _drop(content, each["loc"])
             try:
                 job = cls.model_validate(content)
             except ValidationError:
                 return None, wrong
-        return job.model_copy(update={"folder": path.absolute().parent}), wrong
+        job._folder, job._wrong = path.absolute().parent, wrong
+        return job, wrong
 
     def tasks(self, which: Literal["train", "val"]) -> list[Any]:
-        """Return the tasks of one split. Raises SettingsError if there are none."""
+        """Return the tasks of one split, which are read once. Raises SettingsError if there are none."""
+        if which not in self._tasks:
+            self._tasks[which] = self._read_tasks(which)
+        return list(self._tasks[which])
+
+    def _read_tasks(self, which: Literal["train", "val"]) -> list[Any]:
         source: str | None = getattr(self.data, which)
         if source is None:
             raise SettingsError(f"[data] {which} is missing: {self.algorithm.get('name', 'grpo')} scores what it made on those tasks")
         if ":" in source:
-            give = load_function(self.located(source))
+            try:
+                give = load_function(self.located(source))
+            except UsageError as error:
+                raise SettingsError(f"[data] {which}: {error}") from error
             try:
                 tasks = list(give(**self.data.options))
             except Exception as error:  # user code: any error becomes a message that names it
@@ -233,8 +296,45 @@ def _is_custom(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def _words(error: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {where!r}"
-    return f"{where}: {error['msg']}"
+def _model_of_options(name: str) -> type[BaseModel]:
+    return import_module(OPTIONS_OF[name]).options_model(name)
+
+
+def _problems(errors: Sequence[Any], content: Mapping[str, Any]) -> list[str]:
+    """Return one line for each wrong key of a job file: its table, its value, what it must be, why, and the remedy."""
+    lines: list[str] = []
+    for table in dict.fromkeys(str(error["loc"][0]) for error in errors):
+        of_table = [error for error in errors if error["loc"][0] == table]
+        inside = [{**error, "loc": error["loc"][1:]} for error in of_table]
+        if of_table[0]["type"] == "extra_forbidden" and len(of_table[0]["loc"]) == 1:
+            lines.append(f"unknown table [{table}]: {nearest(table, _TABLES)}")
+        elif of_table[0]["type"] == "missing" and len(of_table[0]["loc"]) == 1:
+            lines.append(f"the table [{table}] is missing: it must be given")
+        elif not isinstance(content.get(table, {}), dict):
+            lines.append(f"{table} = {shown(content[table])}: it must be a table; write [{table}] above its keys")
+        elif table == "resources":
+            lines += [f"[resources] {'.'.join(map(str, each['loc']))}: {_of_resource(each)}" for each in inside]
+        else:
+            lines += problems(inside, _model_of_table(table, content), table)
+    return lines
+
+
+_TABLES: Final = ("agent", "data", "policy", "editor", "resources", "algorithm")
+
+
+def _model_of_table(table: str, content: Mapping[str, Any]) -> type[BaseModel]:
+    if table != "algorithm":
+        return {"agent": AgentSpec, "data": DataSpec, "policy": PolicySpec, "editor": EditorSpec}[table]
+    name = content.get(table, {}).get("name", "grpo")
+    return _model_of_options(name) if isinstance(name, str) and name in OPTIONS_OF else _Named
+
+
+def _of_resource(error: Mapping[str, Any]) -> str:
+    """What is wrong with a resource, without its value, which may hold a key."""
+    match error["type"]:
+        case "missing":
+            return "it is missing, and must be given"
+        case "extra_forbidden":
+            return "the resource has no such key; leave it out"
+        case _:
+            return f'{error["msg"]}; write a text, or a table such as {{ resource_type = "llm", endpoint = "…", model = "…" }}'

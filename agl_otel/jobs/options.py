@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, get_type_hints
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, create_model
+
+from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.options import STRICT, arguments_of
+from agl_otel.errors import UsageError
 
 Need = Callable[[], object]
 """A check of something that a job needs; raises UsageError if it is missing, and starts nothing."""
+
+
+@contextmanager
+def of_table(table: str) -> Generator[None]:
+    """Write the table of a job file before the block's UsageError, which names a key of it."""
+    try:
+        yield
+    except UsageError as error:
+        raise (error if str(error).startswith("[") else type(error)(f"[{table}] {error}")) from None
+
+
+def check_sinks(metrics: Any) -> None:
+    """Raise UsageError for a metric sink that is unknown, SettingsError for one whose package is missing."""
+    with of_table("algorithm"):
+        check_metrics(metrics)
 
 
 def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -21,9 +40,5 @@ def options_of(name: str, *kinds: type, hidden: Collection[str] = ()) -> type[Ba
     """Make the model of options of the algorithm `name`: its name, and the arguments of the classes' `__init__` except `hidden` ones."""
     options: dict[str, Any] = {"name": (Literal[name], name)}
     for kind in kinds:
-        hints = get_type_hints(kind.__init__)
-        for parameter in list(inspect.signature(kind.__init__).parameters.values())[1:]:
-            if parameter.name not in hidden:
-                required = parameter.default is inspect.Parameter.empty
-                options[parameter.name] = (hints[parameter.name], ... if required else parameter.default)
-    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), **options)
+        options |= arguments_of(kind.__init__, hidden=hidden)
+    return create_model("AlgorithmOptions", __config__=STRICT, **options)

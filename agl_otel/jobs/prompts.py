@@ -10,13 +10,13 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agl_otel.adapters import TraceToMessages
-from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
-from agl_otel.algorithms.prompts.candidates import prompts_in
+from agl_otel.algorithms.prompts.candidates import prompts_in, template_problem
+from agl_otel.algorithms.prompts.random_search import combinations
 from agl_otel.algorithms.prompts.search import default_client, require_openai
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, options_of
+from agl_otel.jobs.options import Need, check_sinks, of_table, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
 
 SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}
@@ -33,7 +33,7 @@ def needs(job: Job) -> list[Need]:
     """Return the checks of what a search needs: packages, an initial prompt, prompt files, and the editor's API key."""
     asks = job.algorithm["name"] != RandomSearch.name
     return [
-        lambda: check_metrics(job.options.get("metrics")),
+        lambda: check_sinks(job.options.get("metrics")),
         lambda: _check_resources(job),
         lambda: _check_files(job),
         *([require_openai, lambda: key_of(job)] if asks else []),
@@ -41,8 +41,15 @@ def needs(job: Job) -> list[Need]:
 
 
 def _check_resources(job: Job) -> None:
-    if not prompts_in(job.resources):
+    if not prompts_in(job.resources) and not job.has_wrong("[resources]"):
         raise SettingsError(f"[resources] has no prompt for {job.algorithm['name']} to begin with: give one, name = 'text'")
+
+    for name, prompt in prompts_in(job.resources).items():
+        if why := template_problem(prompt.template, prompt.template, prompt.engine):
+            raise SettingsError(f"[resources] {name} cannot be edited: {why}; write it with balanced braces, or as engine = 'jinja'")
+    if "choices" in job.options:
+        with of_table("algorithm"):
+            combinations(job.options["choices"], {name: prompt.template for name, prompt in prompts_in(job.resources).items()})
 
 
 def _check_files(job: Job) -> None:

@@ -19,6 +19,7 @@ from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_comm
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, with_checksum, write_json
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.options import Need
 from agl_otel.jobs.run import Evaluation, JobRun
 from agl_otel.net.http_server import is_healthy
@@ -44,13 +45,35 @@ def policy_of(job: Job) -> Path | None:
         return None
     folder = job.folder / job.policy.model
     if not (folder / "config.json").exists():
-        raise SettingsError(f"[policy] model = {job.policy.model!r}: {folder} holds no config.json of a transformers model")
+        raise SettingsError(
+            f"[policy] model = {job.policy.model!r}: {folder} holds no config.json of a transformers model; "
+            'name a folder that does, or "tiny"'
+        )
     return folder
 
 
 def needs_of_policy(job: Job) -> list[Need]:
     """Return the checks for the job's model and the program that serves it."""
-    return [lambda: policy_of(job), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
+    return [lambda: check_policy(job), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
+
+
+def check_policy(job: Job) -> ModelFacts:
+    """Return the facts of the job's model. Raises SettingsError if it cannot be trained, or not with the job's options."""
+    folder = policy_of(job)
+    given, name = job.options, job.policy.model
+    attention: str | None = given.get("attention")
+    facts = tiny_facts(attention=attention) if folder is None else model_facts(folder, attention=attention)
+    if (most := given.get("max_tokens", 0)) >= facts.context:
+        raise SettingsError(
+            f"[algorithm] max_tokens = {most}: it must be less than {facts.context}, because the context of {name} holds the prompt, too; "
+            "give such a value, or leave it out"
+        )
+    if (rank := given.get("lora_rank") or 0) > facts.hidden:
+        raise SettingsError(
+            f"[algorithm] lora_rank = {rank}: it must be at most {facts.hidden}, because that is the hidden size of {name}; "
+            "give such a value (8 to 64 are usual), or leave it out"
+        )
+    return facts
 
 
 class ServedRun(JobRun):

@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, options_of, without
+from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
@@ -27,10 +26,15 @@ def options_model(name: str) -> type[BaseModel]:
 def needs(job: Job) -> list[Need]:
     """Return the checks of what an SFT job needs: packages, consistent options, its policy, and the policy's server."""
     return [
-        lambda: check_metrics(job.options.get("metrics")),
-        lambda: SFT(model_dir="", model_server_url="", **without(job.options, "metrics")),
+        lambda: check_sinks(job.options.get("metrics")),
+        lambda: _check_options(job),
         *needs_of_policy(job),
     ]
+
+
+def _check_options(job: Job) -> None:
+    with of_table("algorithm"):
+        SFT(model_dir="", model_server_url="", **without(job.options, "metrics"))
 
 
 class SFTRun(ServedRun):

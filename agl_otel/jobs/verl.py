@@ -10,12 +10,12 @@ from pydantic import BaseModel
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.algorithm import VERL, require_extra
-from agl_otel.algorithms.verl.keys import has, translate
-from agl_otel.errors import UsageError
+from agl_otel.algorithms.verl.keys import get, has, translate
+from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, options_of
+from agl_otel.jobs.options import Need, of_table, options_of
 from agl_otel.jobs.run import unless_failed
-from agl_otel.jobs.served import ServedRun, policy_of
+from agl_otel.jobs.served import ServedRun, check_policy
 
 MODEL: Final = "actor_rollout_ref.model.path"
 _SET_BY_JOB: Final = frozenset({"trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
@@ -29,13 +29,25 @@ def options_model(name: str) -> type[BaseModel]:
 
 def needs(job: Job) -> list[Need]:
     """Return the checks of what a verl job needs: the extra, known keys of verl's config, and a model."""
-    return [require_extra, lambda: VERL(**job.options).check(), lambda: _check_model(job)]
+    return [require_extra, lambda: _check_options(job), lambda: _check_model(job)]
+
+
+def _check_options(job: Job) -> None:
+    with of_table("algorithm"):
+        VERL(**job.options).check()
 
 
 def _check_model(job: Job) -> None:
-    """Raise UsageError if two models are named, SettingsError if the policy is not a model."""
-    if not has(translate(job.options["config"]).config, MODEL):
-        policy_of(job)
+    """Raise UsageError if two models are named, SettingsError if the policy is not a model, or too small for the config's lengths."""
+    with of_table("algorithm"):
+        config = translate(job.options["config"]).config
+    if not has(config, MODEL):
+        context, asked = check_policy(job).context, [get(config, path) for path in ("data.max_prompt_length", "data.max_response_length")]
+        if all(isinstance(each, int) for each in asked) and sum(asked) > context:
+            raise SettingsError(
+                f"[algorithm] config.data.max_response_length = {asked[1]}: with max_prompt_length ({asked[0]}) it must be at most "
+                f"{context}, because that is the context of {job.policy.model}; give smaller ones"
+            )
     elif job.policy.model != "tiny":
         raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
 

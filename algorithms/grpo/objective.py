@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from agl_otel.algorithms.options import checked
 from agl_otel.errors import UsageError
 
 Average = Literal["token", "sequence", "rollout", "constant"]
@@ -22,15 +24,16 @@ WORST_TOKENS: Final = 8
 STD_EPSILON = 1e-6  # keeps the division finite; a group that differs at all has a std of at least 0.1 with rewards in [0, 1]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The options of the loss. Raises UsageError for invalid numbers and combinations."""
+    """The options of the loss. Raises UsageError for values out of their bounds and for invalid combinations."""
 
-    clip: float = 0.2
+    clip: Annotated[float, Field(gt=0, lt=1, description="the lower end of the ratio, 1 - clip, lies between 0 and 1")] = 0.2
     """Ratios are clipped at 1 - clip (PPO's epsilon)."""
-    clip_high: float | None = None
+    clip_high: Annotated[float | None, Field(gt=0, description="the upper end of the ratio, 1 + clip_high, is more than 1")] = None
     """Ratios are clipped at 1 + clip_high; None: `clip`. A greater value is DAPO's clip-higher (arXiv:2503.14476, §3.1), 0.28 there."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float | None, Field(gt=1, description="at 1 or less it would bound the loss of unchanged weights")] = None
     """Bounds the loss of a token with a negative advantage at this many times its advantage (arXiv:1912.09729, §3), 3.0 there."""
     sequence_ratio: bool = False
     """One ratio per sequence, the geometric mean over its tokens: GSPO (arXiv:2507.18071, eq. 7), usually with clips of 3e-4."""
@@ -38,26 +41,23 @@ class Objective:
     """What has equal weight: "token" (DAPO §3.3); "sequence", each trajectory (DeepSeekMath, eq. 3); "rollout", each rollout whatever its
     number of trajectories; "constant", where each trajectory's sum is divided by `constant_tokens`, so that length has no influence (Dr.
     GRPO, arXiv:2503.20783, §3.2)."""
-    constant_tokens: int = 0
+    constant_tokens: Annotated[int, Field(ge=0, description="it counts tokens")] = 0
     """For average="constant": the divisor, which is the token budget of a trajectory."""
-    importance_cap: float | None = None
+    importance_cap: Annotated[float | None, Field(gt=0, description="each token's term is multiplied by at most this")] = None
     """Truncated importance sampling of stale tokens (arXiv:2505.24298, eq. 5): the ratio is against the weights before the step's first
     update, and each token's term is multiplied by min(those weights' probability / the sampler's, cap); 2.0 is usual. None: the
     ratio is against the sampler itself."""
-    kl: float = 0.0
+    kl: Annotated[float, Field(ge=0, le=1000, description="a negative coefficient rewards drift")] = 0.0
     """Coefficient of the KL term to the run's initial weights (DeepSeekMath, eq. 4); 0 needs no second model."""
     scale_advantages: bool = True
     """Divide advantages by their group's standard deviation; False: as in Dr. GRPO (`group_advantages`)."""
 
     def __post_init__(self) -> None:
-        for name, least in (("clip", 0.0), ("clip_high", 0.0), ("dual_clip", 1.0), ("importance_cap", 0.0)):
-            value = getattr(self, name)
-            if value is not None and not value > least:
-                raise UsageError(f"{name} is {value}: it must be greater than {least:g}")
         if self.average == "constant" and self.constant_tokens < 1:
-            raise UsageError('average is "constant", so constant_tokens must be the token budget of a trajectory')
-        if self.kl < 0:
-            raise UsageError(f"kl is {self.kl}: a coefficient must not be negative")
+            raise UsageError(
+                f'constant_tokens = {self.constant_tokens}: it must be at least 1, because average = "constant" divides by it; '
+                "give the token budget of a trajectory"
+            )
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, epsilon: float = STD_EPSILON, scaled: bool = True) -> Tensor:

@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
+from pydantic import Field
+
+from agl_otel.algorithms.options import checked
 from agl_otel.algorithms.prompts.beam import best_of, parents_of
 from agl_otel.algorithms.prompts.candidates import Candidate
 from agl_otel.algorithms.prompts.editor import EditorError, SearchOverError
 from agl_otel.algorithms.prompts.evaluate import Evaluation
 from agl_otel.algorithms.prompts.poml import WORDING, render
-from agl_otel.algorithms.prompts.search import PromptSearch
+from agl_otel.algorithms.prompts.search import BatchTimeout, EditorTemperature, ModelName, PromptSearch
 from agl_otel.algorithms.utils import batch_iter_over_dataset
 
 T = TypeVar("T")
+Files = Annotated[Sequence[str | Path], Field(min_length=1, description="each call of the editor uses one of them")]
 GRADIENT_PROMPTS = tuple(WORDING / f"gradient_{name}.poml" for name in ("points", "trace", "review"))
 EDIT_PROMPTS = tuple(WORDING / f"edit_{name}.poml" for name in ("rewrite", "one_point"))
 
 
+@checked
 class APO(PromptSearch, Generic[T]):
     """Improves the first prompt template of the initial resources. Needs the adapter TraceToMessages and both data sets.
 
@@ -49,18 +54,18 @@ class APO(PromptSearch, Generic[T]):
         self,
         async_openai_client: Any = None,
         *,
-        gradient_model: str = "gpt-5-mini",
-        apply_edit_model: str = "gpt-4.1-mini",
-        diversity_temperature: float = 1.0,
-        gradient_batch_size: int = 4,
-        val_batch_size: int = 16,
-        beam_width: int = 4,
-        branch_factor: int = 4,
-        beam_rounds: int = 3,
-        rollout_batch_timeout: float = 3600.0,
+        gradient_model: ModelName = "gpt-5-mini",
+        apply_edit_model: ModelName = "gpt-4.1-mini",
+        diversity_temperature: EditorTemperature = 1.0,
+        gradient_batch_size: Annotated[int, Field(ge=1, le=100_000, description="a critique is of at least one rollout")] = 4,
+        val_batch_size: Annotated[int, Field(ge=1, le=100_000, description="candidates are compared on at least one task")] = 16,
+        beam_width: Annotated[int, Field(ge=1, le=1000, description="a round keeps at least one candidate")] = 4,
+        branch_factor: Annotated[int, Field(ge=1, le=1000, description="a round edits each parent at least once")] = 4,
+        beam_rounds: Annotated[int, Field(ge=1, le=10_000, description="a search without a round changes nothing")] = 3,
+        rollout_batch_timeout: BatchTimeout = 3600.0,
         run_initial_validation: bool = True,
-        gradient_prompts: Sequence[str | Path] = GRADIENT_PROMPTS,
-        edit_prompts: Sequence[str | Path] = EDIT_PROMPTS,
+        gradient_prompts: Files = GRADIENT_PROMPTS,
+        edit_prompts: Files = EDIT_PROMPTS,
         _poml_trace: bool = False,  # an option of 0.3, without effect here
         **more: Any,
     ) -> None:

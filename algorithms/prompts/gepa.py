@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
+from pydantic import Field
+
+from agl_otel.algorithms.options import checked
 from agl_otel.algorithms.prompts import pareto
 from agl_otel.algorithms.prompts.candidates import Candidate
 from agl_otel.algorithms.prompts.editor import EditorError
 from agl_otel.algorithms.prompts.evaluate import Evaluation
 from agl_otel.algorithms.prompts.poml import WORDING, render
-from agl_otel.algorithms.prompts.search import PromptSearch
+from agl_otel.algorithms.prompts.search import MaxRollouts, ModelName, PromptSearch
 from agl_otel.algorithms.utils import batch_iter_over_dataset
 
 T = TypeVar("T")
@@ -26,6 +29,7 @@ MERGE_PROMPT = WORDING / "merge.poml"
 SHOWN_WINS = 3  # number of tasks won by each prompt that the editor sees for a merge
 
 
+@checked
 class GEPA(PromptSearch, Generic[T]):
     """Improves all prompt templates of the initial resources, in turn. Needs the adapter TraceToMessages and both data sets.
 
@@ -47,12 +51,12 @@ class GEPA(PromptSearch, Generic[T]):
         self,
         async_openai_client: Any = None,
         *,
-        reflection_model: str = "gpt-5-mini",
-        minibatch_size: int = 3,
-        max_iterations: int = 20,
-        max_merges: int = 5,
-        max_rollouts: int | None = None,
-        perfect_reward: float | None = 1.0,
+        reflection_model: ModelName = "gpt-5-mini",
+        minibatch_size: Annotated[int, Field(ge=1, le=100_000, description="a reflection is on at least one rollout")] = 3,
+        max_iterations: Annotated[int, Field(ge=1, le=1_000_000, description="a search without an iteration changes nothing")] = 20,
+        max_merges: Annotated[int, Field(ge=0, le=1_000_000, description="0 is none")] = 5,
+        max_rollouts: MaxRollouts | None = None,
+        perfect_reward: Annotated[float | None, Field(ge=-1e9, le=1e9, description="rewards are compared with it")] = 1.0,
         reflect_prompt: str | Path = REFLECT_PROMPT,
         merge_prompt: str | Path = MERGE_PROMPT,
         **more: Any,

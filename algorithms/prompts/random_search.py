@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agl_otel.algorithms.fast import FastAlgorithm
+from agl_otel.algorithms.options import checked
 from agl_otel.algorithms.prompts.candidates import Candidate
 from agl_otel.algorithms.prompts.search import PromptSearch
 from agl_otel.errors import UsageError
 
 
+@checked
 class RandomSearch(PromptSearch, FastAlgorithm):
     """Samples combinations of templates and scores each on the validation set, or on the training set if there is none.
 
@@ -22,7 +26,16 @@ class RandomSearch(PromptSearch, FastAlgorithm):
 
     name = "random_search"
 
-    def __init__(self, choices: Sequence[str] | Mapping[str, Sequence[str]], *, n_trials: int | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        choices: Annotated[
+            Sequence[str] | Mapping[str, Sequence[str]],
+            Field(min_length=1, description="they are what is tried: a list of templates, or a table of such lists by the prompt's name"),
+        ],
+        *,
+        n_trials: Annotated[int | None, Field(ge=1, description="a search without a trial finds nothing")] = None,
+        **more: Any,
+    ) -> None:
         super().__init__(**more)
         self.choices = choices
         self.n_trials = n_trials
@@ -36,16 +49,16 @@ class RandomSearch(PromptSearch, FastAlgorithm):
 
     async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
         """Evaluate the initial prompts, then combinations in random order."""
-        combinations = _combinations(self.choices, seed.templates)
-        order = self._source("order").sample(range(len(combinations)), len(combinations))[: self.n_trials]
-        for number, candidate in enumerate([seed, *(self._new_candidate(combinations[place], seed) for place in order)]):
+        found = combinations(self.choices, seed.templates)
+        order = self._source("order").sample(range(len(found)), len(found))[: self.n_trials]
+        for number, candidate in enumerate([seed, *(self._new_candidate(found[place], seed) for place in order)]):
             evaluation = await self.evaluator.evaluate("trial", candidate, val or train, "val")
             self._update_best(candidate, evaluation)
             await self._record_step(number, trial=number, **candidate.described(), score=evaluation.score)
         return "all trials are done"
 
 
-def _combinations(choices: Sequence[str] | Mapping[str, Sequence[str]], begin: Mapping[str, str]) -> list[dict[str, str]]:
+def combinations(choices: Sequence[str] | Mapping[str, Sequence[str]], begin: Mapping[str, str]) -> list[dict[str, str]]:
     """List all combinations of templates except the initial one. Raises UsageError for an unknown prompt."""
     named: Mapping[str, Sequence[str]] = choices if isinstance(choices, Mapping) else {next(iter(begin)): choices}
     if unknown := sorted(set(named) - set(begin)):

@@ -12,11 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
+from agl_otel.algorithms.options import MONTH_SECONDS, Seed, checked
 from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, template_problem
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
@@ -29,7 +32,13 @@ from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfi
 
 _log = logging.getLogger(__name__)
 
+EditorTemperature = Annotated[float, Field(ge=0, le=2, description="OpenAI's API takes no other")]
+BatchTimeout = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="the search waits for each batch, and not for ever")]
+MaxRollouts = Annotated[int, Field(ge=1, description="a search without a rollout finds nothing")]
+ModelName = Annotated[str, Field(min_length=1, description="the editor is asked for it by name")]
 
+
+@checked
 class PromptSearch(Algorithm):
     """Base class of searches for better prompt templates.
 
@@ -55,14 +64,14 @@ class PromptSearch(Algorithm):
         self,
         async_openai_client: Any = None,
         *,
-        temperature: float = 1.0,
-        rollout_batch_timeout: float = 3600.0,
+        temperature: EditorTemperature = 1.0,
+        rollout_batch_timeout: BatchTimeout = 3600.0,
         rollout_config: RolloutConfig | None = None,
         run_dir: str | Path | None = None,
-        seed: int | None = None,
-        max_editor_calls: int | None = None,
-        max_editor_tokens: int | None = None,
-        max_rollouts: int | None = None,
+        seed: Seed | None = None,
+        max_editor_calls: Annotated[int | None, Field(ge=1, description="without a call of the editor no prompt is changed")] = None,
+        max_editor_tokens: Annotated[int | None, Field(ge=1, description="without a token of the editor no prompt is changed")] = None,
+        max_rollouts: MaxRollouts | None = None,
         metrics: Sequence[Any] | None = None,
     ) -> None:
         super().__init__()

@@ -17,15 +17,16 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import aiohttp
 import numpy as np
 import torch
+from pydantic import Field
 
 from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.records import IGNORED
-from agl_otel.adapters.selection import check_selection, left_out, task_key
+from agl_otel.adapters.selection import left_out, task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, requeue_failed
@@ -33,6 +34,23 @@ from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.options import (
+    AgentMatch,
+    Device,
+    FillReward,
+    LearningRate,
+    MaxGradNorm,
+    MaxSteps,
+    MaxTokens,
+    ProbeTolerance,
+    PromptsPerStep,
+    Seed,
+    StepTimeout,
+    TargetScore,
+    Temperature,
+    Threads,
+    checked,
+)
 from agl_otel.algorithms.report import Clock, mean_reward
 from agl_otel.algorithms.run_folder import RunFolder, changed_files, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
@@ -65,6 +83,7 @@ STOP_SECONDS: Final = 5.0
 _logger = logging.getLogger(__name__)
 
 
+@checked
 @dataclass(kw_only=True, eq=False)
 class SFT(Algorithm):
     """Supervised fine-tuning of the model in `model_dir` on its own best rollouts."""
@@ -73,46 +92,46 @@ class SFT(Algorithm):
     """Model and tokenizer in transformers' format; the model server must be started with the same."""
     model_server_url: str
     """http://host:port of a server with POST /weights (grpo/server.py); it must have access to this machine's files."""
-    prompts_per_step: int = 32
-    group_size: int = 8
+    prompts_per_step: PromptsPerStep = 32
+    group_size: Annotated[int, Field(ge=1, le=10_000, description="each task is tried at least once")] = 8
     """Rollouts of each task in a round."""
-    top_fraction: float | None = 0.25
-    min_reward: float | None = None
-    best_of_group: int | None = None
+    top_fraction: Annotated[float | None, Field(gt=0, le=1, description="it is a share of the attempts")] = 0.25
+    min_reward: Annotated[float | None, Field(ge=-1e9, le=1e9, description="rewards are compared with it")] = None
+    best_of_group: Annotated[int | None, Field(ge=1, le=10_000, description="it counts attempts of a task")] = None
     """These three select the attempts to train on: adapters/selection.py."""
     by_call: bool = False
     """Train on each call separately, with its whole prompt, instead of on conversations."""
-    epochs: int = 4
+    epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
     """Passes over the selected attempts."""
-    batch_rows: int = 16
-    learning_rate: float = 1e-3
-    max_grad_norm: float = 1.0
+    batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16
+    learning_rate: LearningRate = 1e-3
+    max_grad_norm: MaxGradNorm = 1.0
     from_start: bool = False
     """Each round starts from the initial weights instead of the last ones (as in STaR), which reduces drift."""
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature for agents."""
-    max_tokens: int = 64
+    max_tokens: MaxTokens = 64
     """Longest reply for agents, in tokens."""
-    max_steps: int = 5
+    max_steps: MaxSteps = 5
     """Rounds."""
-    target_score: float | None = None
+    target_score: TargetScore | None = None
     """Stop when the mean reward of a round has reached this."""
-    seed: int = 0
-    device: str = "cpu"
-    threads: int = 1
+    seed: Seed = 0
+    device: Device = "cpu"
+    threads: Threads = 1
     """Of torch on the CPU."""
     on_step: Callable[[RoundReport], object] | None = None
     shuffle_rewards: bool = False
     """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
-    fill_reward: float | None = None
+    fill_reward: FillReward | None = None
     """The reward of attempts without one; None refuses such attempts."""
-    agent_match: str | None = None
+    agent_match: AgentMatch | None = None
     """Train only on the calls of agents whose name matches this regular expression."""
     rollout_config: RolloutConfig | None = None
     """Retries and time limits of rollouts. None: retry_lost_runner() with a `run_dir`."""
-    step_timeout_seconds: float = 600.0
+    step_timeout_seconds: StepTimeout = 600.0
     """Rollouts that have not finished by then are left out of their round, and counted."""
-    probe_tolerance: float | None = None
+    probe_tolerance: ProbeTolerance | None = None
     """After each push the server samples a few tokens, and their log-probs are compared with those of the pushed weights, which are loaded
     on the CPU for this: a ratio that differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no
     check."""
@@ -129,12 +148,18 @@ class SFT(Algorithm):
     reports: list[RoundReport] = field(default_factory=list[RoundReport], init=False)
 
     def __post_init__(self) -> None:
-        check_selection(self.top_fraction, self.best_of_group)
         if (self.top_fraction, self.min_reward, self.best_of_group) == (None, None, None):
             raise UsageError("SFT would train on all that its own model wrote: give top_fraction, min_reward or best_of_group")
-        for name in ("prompts_per_step", "group_size", "epochs", "batch_rows"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.offline_mode is None and self.best_of_group is not None and self.best_of_group > self.group_size:
+            raise UsageError(
+                f"best_of_group = {self.best_of_group}: it must be at most group_size ({self.group_size}), the attempts of a task; "
+                "give such a value, or leave it out"
+            )
+        if self.offline_mode is None and self.temperature == 0 and self.group_size > 1:
+            raise UsageError(
+                f"temperature = 0: it must be greater than 0, because the {self.group_size} replies to a task would be equal (greedy); "
+                "give such a value, or group_size = 1"
+            )
         check_metrics(self.metrics)
         self._run: RunFolder | None = None
 

@@ -15,14 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
+from agl_otel.algorithms.options import AgentMatch, FillReward, Seed, StepTimeout, checked
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, model_fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, retry_lost_runner
+from agl_otel.algorithms.verl.bounds import check_values
 from agl_otel.algorithms.verl.checkpoints import last_step, note_checkpoint
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.keys import get, merged, translate
@@ -48,6 +52,7 @@ def require_extra() -> None:
         raise SettingsError(f"verl needs the [verl] extra ({', '.join(missing)} is missing): pip install 'agl-otel[verl]'")
 
 
+@checked
 class VERL(Algorithm):
     """Trains weights with verl 0.9.1 on Ray, on GPUs, or on the CPU for small models.
 
@@ -78,19 +83,19 @@ class VERL(Algorithm):
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: Annotated[Mapping[str, Any], Field(description="it is verl's own config, at least {}")],
         trainer_cls: Any = None,
         daemon_cls: Any = None,
         *,
         model_dir: str | Path | None = None,
         run_dir: str | Path | RunFolder | None = None,
-        seed: int | None = None,
-        agent_match: str | None = None,
-        fill_reward: float | None = None,
-        reward_name: str | None = None,
+        seed: Seed | None = None,
+        agent_match: AgentMatch | None = None,
+        fill_reward: FillReward | None = None,
+        reward_name: Annotated[str | None, Field(min_length=1, description="rewards are found by their dimension's name")] = None,
         by_call: bool | None = None,
         rollout_config: RolloutConfig | None = None,
-        step_timeout_seconds: float | None = None,
+        step_timeout_seconds: StepTimeout | None = None,
         on_step: Callable[[dict[str, Any]], object] | None = None,
         metrics: Sequence[Any] | None = None,
     ) -> None:
@@ -104,6 +109,7 @@ class VERL(Algorithm):
                     "and rollouts come from the queue. Leave it out"
                 )
         translated = translate(config)
+        check_values(translated.config)
         self.config = with_defaults(translated.config, model_dir=str(model_dir) if model_dir is not None else None)
         """The keys of verl's config that the user or this package sets."""
         self.trainer_mode = str(get(self.config, "trainer.v1.trainer_mode", "sync"))

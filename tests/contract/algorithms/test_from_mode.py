@@ -90,5 +90,5 @@ def test_tasks_with_one_rollout_form_one_group() -> None:
 
 
 def test_options_that_conflict_with_offline_rollouts_are_named() -> None:
-    with pytest.raises(UsageError, match="offline_mode enqueues nothing"):
+    with pytest.raises(UsageError, match='offline_mode = "production" enqueues nothing'):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", offline_mode="production", resample_rounds=1)

@@ -83,7 +83,7 @@ def test_baseline_goes_through_both_data_sets_and_tells_what_came_of_each(store:
     assert any("agentlightning.reward.0.value': 1.0" in line for line in told) and any("adapted: " in line for line in told)
     resources = asyncio.run(store.get_resources_by_id("default"))
     assert resources is not None and resources.resources == {"p": template}
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="greater than 0 and less than 1"):
         agl.Baseline(train_split=1.0)
 
 

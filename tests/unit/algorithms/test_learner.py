@@ -206,11 +206,11 @@ def test_every_task_is_used_once_before_any_is_repeated() -> None:
     ("wrong", "words"),
     [
         ({"group_size": 1}, "compared within a group"),
-        ({"resample_rounds": -1}, "resample_rounds is -1"),
-        ({"max_staleness": -1}, "max_staleness is -1"),
-        ({"checkpoint_every_steps": 0}, "checkpoint_every_steps is 0"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
-        ({"groups_in_flight": 16}, "more than prompts_per_step"),
+        ({"resample_rounds": -1}, "resample_rounds = -1"),
+        ({"max_staleness": -1}, "max_staleness = -1"),
+        ({"checkpoint_every_steps": 0}, "checkpoint_every_steps = 0"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints = 0"),
+        ({"groups_in_flight": 16}, "greater than prompts_per_step"),
         ({"average": "constant"}, "constant_tokens"),
     ],
 )

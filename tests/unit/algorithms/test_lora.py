@@ -95,7 +95,7 @@ def test_an_adapter_has_the_alpha_and_the_layers_it_is_given(policy: Policy) -> 
 
 
 def test_an_invalid_rank_is_refused() -> None:
-    with pytest.raises(UsageError, match="lora_rank is 0: it must be at least 1"):
+    with pytest.raises(UsageError, match="lora_rank = 0: it must be at least 1"):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
 
 

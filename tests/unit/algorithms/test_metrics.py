@@ -128,7 +128,7 @@ def test_a_run_without_steps_writes_no_plot(tmp_path: Path) -> None:
 
 
 def test_unknown_sinks_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="metrics has 'tensorbord': there are tensorboard, wandb, plots"):
+    with pytest.raises(UsageError, match="metrics has 'tensorbord': it must be one of tensorboard, wandb, plots"):
         check_metrics(["tensorbord"])
     with pytest.raises(UsageError, match="metrics has 'tensorboard', which is stored in the run's folder: give run_dir"):
         sinks_of(["tensorboard"], has_folder=False)

@@ -135,10 +135,10 @@ def test_a_rollouts_weight_is_independent_of_its_number_of_trajectories() -> Non
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"clip": 0.0}, "clip is 0.0"),
+        ({"clip": 0.0}, "clip = 0.0"),
         ({"dual_clip": 1.0}, "greater than 1"),
         ({"average": "constant"}, "constant_tokens"),
-        ({"kl": -1.0}, "kl is -1.0"),
+        ({"kl": -1.0}, "kl = -1.0"),
     ],
 )
 def test_invalid_options_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:

@@ -106,9 +106,9 @@ def test_rows_without_a_loss_are_refused(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"top_fraction": 2.0}, "top_fraction is 2.0"),
+        ({"top_fraction": 2.0}, "top_fraction = 2.0"),
         ({"top_fraction": None}, "all that its own model wrote"),
-        ({"group_size": 0}, "group_size is 0"),
+        ({"group_size": 0}, "group_size = 0"),
     ],
 )
 def test_invalid_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any], words: str) -> None:

@@ -30,12 +30,12 @@ def test_the_example_job_loads_and_has_tasks_of_both_kinds() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("learning_rate", "learing_rate", ["algorithm.learing_rate", "unknown key"]),
-        ("max_steps = 200", "max_steps = 'many'", ["algorithm.max_steps", "integer"]),
-        ("[policy]", "[polcy]", ["polcy", "unknown key"]),
+        ("learning_rate", "learing_rate", ["[algorithm] unknown key learing_rate: did you mean learning_rate?"]),
+        ("max_steps = 200", "max_steps = 'many'", ["[algorithm] max_steps", "integer"]),
+        ("[policy]", "[polcy]", ["unknown table [polcy]: did you mean policy?"]),
         ("grader =", "grader", ["not TOML"]),
-        ('name = "grpo"', 'name = "ppo"', ["algorithm.name", "grpo"]),
-        ("concurrency = 32", "concurrency = 0", ["agent.concurrency", "greater than or equal to 1"]),
+        ('name = "grpo"', 'name = "ppo"', ["[algorithm] name", "grpo"]),
+        ("concurrency = 32", "concurrency = 0", ["[agent] concurrency = 0", "at least 1"]),
     ],
 )
 def test_a_wrong_job_file_is_refused_by_name(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
@@ -94,11 +94,11 @@ def test_a_job_may_search_for_prompts_and_then_needs_no_torch() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('name = "apo"', 'name = "gepa"', ["algorithm.gradient_model", "unknown key"]),
-        ("beam_width = 2", "beam_width = 'wide'", ["algorithm.beam_width", "integer"]),
-        ("beam_width = 2", "run_dir = 'here'", ["algorithm.run_dir", "unknown key"]),
-        ('model = "words" }', "modell = 1 }", ["resources.main_llm"]),
-        ("base_url", "base", ["editor.base", "unknown key"]),
+        ('name = "apo"', 'name = "gepa"', ["[algorithm] unknown key gradient_model"]),
+        ("beam_width = 2", "beam_width = 'wide'", ["[algorithm] beam_width", "integer"]),
+        ("beam_width = 2", "run_dir = 'here'", ["[algorithm] unknown key run_dir"]),
+        ('model = "words" }', "modell = 1 }", ["[resources] main_llm"]),
+        ("base_url", "base", ["[editor] unknown key base: did you mean base_url?"]),
     ],
 )
 def test_a_wrong_search_is_refused_by_name(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
@@ -164,7 +164,7 @@ async def test_tasks_that_an_algorithm_cannot_take_or_lacks_are_named(tmp_path: 
         await run.fit([1], [1])
     with pytest.raises(SettingsError, match=r"\[data\] val is missing: grpo scores"):
         custom_run(tmp_path, "name = 'grpo'").job.tasks("val")
-    with pytest.raises(SettingsError, match=r"algorithm.polling_interval.*number"):
+    with pytest.raises(SettingsError, match=r"\[algorithm\] polling_interval.*number"):
         custom_run(tmp_path, "name = 'baseline'\npolling_interval = 'often'")
 
 

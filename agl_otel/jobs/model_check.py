@@ -1,0 +1,204 @@
+"""What a model's files say before it is loaded: its size and shape, and whether it can be trained on conversations.
+
+Reads config.json, the headers of the weights and the tokenizer, and builds the model without memory for its weights. Nothing is started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.options import shown
+from agl_otel.errors import SettingsError
+
+INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
+PROBE: Final = "hello"
+"""The user's message of the conversation that the chat template must render."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The size and shape of a model."""
+
+    parameters: int
+    """A tied head counts once."""
+    layers: int
+    hidden: int
+    vocabulary: int
+    """Number of token ids of the embedding; may exceed the tokenizer's."""
+    context: int
+    """Greatest number of tokens of a prompt and its reply."""
+    tied: bool
+    """Whether the head's weights are those of the embedding."""
+    dtype: str
+    """Of most of the stored weights, as torch names it: "float32", "bfloat16"."""
+
+
+_DTYPES: Final[Mapping[str, str]] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def tiny_facts(*, attention: str | None = None) -> ModelFacts:
+    """Return the facts of the tiny model, which a run creates. Raises SettingsError for an `attention` that transformers does not have."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        config = tiny.make_model(tiny.make_tokenizer()).config
+    return _facts(_model_without_weights(config, attention), {})
+
+
+def model_facts(folder: Path, *, attention: str | None = None) -> ModelFacts:
+    """Return the facts of the model in a folder of transformers' format, with `attention` as its attn_implementation.
+
+    Raises SettingsError, which names the file and the remedy, where it is no causal language model, its weights are missing, damaged or of
+    another shape than its config says, or its tokenizer has no usable chat template.
+    """
+    model = _model_without_weights(_config(folder), attention)
+    stored = _stored_tensors(folder)
+    facts = _facts(model, stored)
+    _check_weights(folder, model, stored)
+    _check_tokenizer(folder, facts)
+    return facts
+
+
+def _model_without_weights(config: Any, attention: str | None) -> Any:
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        if attention is None:
+            return AutoModelForCausalLM.from_config(config)
+        try:
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        except (ImportError, ValueError) as error:
+            why = _first_line(error)
+            raise SettingsError(f"[algorithm] attention = {shown(attention)}: transformers refuses it ({why}); leave it out") from error
+
+
+def _facts(model: Any, stored: Mapping[str, _Tensor]) -> ModelFacts:
+    config = model.config.get_text_config()
+    sizes = Counter[str]()
+    for tensor in stored.values():
+        sizes[tensor.dtype] += max(1, torch.Size(tensor.shape).numel())
+    most = sizes.most_common(1)[0][0] if sizes else "F32"
+    head = model.get_output_embeddings()
+    return ModelFacts(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=int(config.num_hidden_layers),
+        hidden=int(config.hidden_size),
+        vocabulary=int(model.get_input_embeddings().num_embeddings),
+        context=int(config.max_position_embeddings),
+        tied=head is not None and head.weight is model.get_input_embeddings().weight,
+        dtype=_DTYPES.get(most, most.lower()),
+    )
+
+
+def _config(folder: Path) -> Any:
+    """Load config.json. Raises SettingsError where it is not that of a causal language model."""
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for a config of the wrong shape
+        raise _wrong(folder / "config.json", f"transformers cannot read it ({_first_line(error)})", "save the model again") from error
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    names = config.architectures or []
+    if kind is None or (names and not any("CausalLM" in name or "LMHead" in name or name == kind.__name__ for name in names)):
+        is_a = ", ".join(names) or config.model_type
+        raise _wrong(folder / "config.json", f"it is of a {is_a}, not of a causal language model", "name a model …ForCausalLM")
+    for name in ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size"):
+        value = getattr(config.get_text_config(), name, None)
+        if not isinstance(value, int) or value < 1:
+            raise _wrong(folder / "config.json", f"{name} is {shown(value)}: it must be at least 1", "take it from the model's origin")
+    return config
+
+
+def _stored_tensors(folder: Path) -> dict[str, _Tensor]:
+    """Read the headers of the weights. Returns {} for weights that are not in safetensors' format, which are not looked at."""
+    index, wanted = folder / INDEX_FILE, dict[str, str]()
+    if (folder / WEIGHTS_FILE).exists():
+        files = [WEIGHTS_FILE]
+    elif index.exists():
+        try:
+            wanted = dict(json.loads(index.read_text())["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _wrong(index, f"it is no index of weights ({_first_line(error)})", "copy it again") from error
+        files = sorted(set(wanted.values()))
+    elif any(folder.glob("*.bin")):
+        return {}
+    else:
+        raise _wrong(folder, f"it holds no weights, {WEIGHTS_FILE} or {INDEX_FILE}", "copy them beside config.json")
+    found: dict[str, _Tensor] = {}
+    for file in files:
+        held = _header(folder / file)
+        if lost := sorted(name for name, place in wanted.items() if place == file and name not in held):
+            raise _wrong(folder / file, f"it lacks {len(lost)} tensors of {INDEX_FILE}, first {lost[0]}", "copy the file again")
+        found |= held
+    return found
+
+
+def _header(file: Path) -> dict[str, _Tensor]:
+    """Read names and shapes of a file's tensors; safetensors compares the file's length with them."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices: dict[str, Any] = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
+            return {name: _Tensor(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except FileNotFoundError as error:
+        raise _wrong(file, "it is missing", "copy it beside config.json") from error
+    except (OSError, SafetensorError) as error:
+        raise _wrong(file, f"it cannot be read, or was cut ({_first_line(error)})", "copy it again") from error
+
+
+def _check_weights(folder: Path, model: Any, stored: Mapping[str, _Tensor]) -> None:
+    """Raise SettingsError where the stored weights do not fit the model of the config."""
+    if not stored:
+        return
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in wanted.items():
+        if name in stored and stored[name].shape != shape:
+            why = f"the tensor {name} has shape {list(stored[name].shape)}, and config.json makes it {list(shape)}"
+            raise _wrong(folder, why, "take both from one model")
+    same = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items() if name in stored}
+    missing = [name for name, tensor in model.state_dict(keep_vars=True).items() if name not in stored and id(tensor) not in same]
+    if missing and stored.keys() <= wanted.keys():  # with other names transformers may know them by these
+        why = f"its weights lack {len(missing)} of the model's tensors, first {missing[0]}, which would be drawn at random"
+        raise _wrong(folder, why, "copy all files of the model, or correct config.json")
+
+
+def _check_tokenizer(folder: Path, facts: ModelFacts) -> None:
+    """Raise SettingsError where the tokenizer does not fit the model, or has no chat template that renders a conversation."""
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers and tokenizers raise many kinds for missing and damaged files
+        raise _wrong(folder, f"transformers cannot load its tokenizer ({_first_line(error)})", "copy the tokenizer's files") from error
+    if (greatest := max(tokenizer.get_vocab().values(), default=-1)) >= facts.vocabulary:
+        why = f"its tokenizer has the token id {greatest}: it must be less than {facts.vocabulary}, the size of the model's vocabulary"
+        raise _wrong(folder, why, "take both from one model")
+    if not tokenizer.chat_template:
+        raise _wrong(folder, "its tokenizer has no chat template", "take an instruct model, or add chat_template.jinja")
+    if tokenizer.eos_token_id is None:
+        raise _wrong(folder, "its tokenizer has no eos_token, so that no reply ends", "name it in tokenizer_config.json")
+    conversation = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": "yes"}]
+    try:
+        tokenizer.apply_chat_template(conversation, tokenize=False)
+        prompt: str = tokenizer.apply_chat_template(conversation[:1], add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # jinja2 templates may raise anything
+        raise _wrong(folder, f"its chat template fails on two messages ({_first_line(error)})", "correct the template") from error
+    if PROBE not in prompt:
+        raise _wrong(folder, "its chat template leaves out the user's message", "correct the template")
+
+
+def _wrong(place: Path, why: str, remedy: str) -> SettingsError:
+    return SettingsError(f"[policy] model: {place}: {why}; {remedy}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__

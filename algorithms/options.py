@@ -1,0 +1,231 @@
+"""Validate options where they are declared: by the annotations of a class's arguments, which hold the bounds and the reason for them.
+
+An option is declared once, as `name: Annotated[int, Field(ge=1, description="why it has this bound")] = default`. `checked` validates the
+arguments of a class by these annotations, with pydantic, and a job file's [algorithm] is validated by the same (`model_of`). Values are
+not converted: "3" is no number, true is no integer, and numbers must be finite. The options that several algorithms share are below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from agl_otel.errors import UsageError
+
+Kind = TypeVar("Kind", bound=type[Any])
+STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+SHOWN_CHARACTERS: Final = 80  # of a wrong value in a message
+MONTH_SECONDS: Final = 30 * 86400.0
+_TYPES: Final[Mapping[str, str]] = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+    "list_type": "a list",
+    "sequence_type": "a list",
+    "sequence_str": "a list",
+    "dict_type": "a table",
+    "mapping_type": "a table",
+    "model_type": "a table",
+    "finite_number": "a finite number",
+    "callable_type": "a function",
+}
+"""{type of pydantic's error: what the value must be}."""
+_BOUNDS: Final[Mapping[str, str]] = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+# --- validation
+
+
+def checked(kind: Kind) -> Kind:
+    """Validate the arguments of a class, a dataclass or another, by their annotations; a decorator. `kind(…)` then raises UsageError.
+
+    Arguments of `**more` are left to the class that takes them.
+    """
+    create = kind.__init__
+    signature = inspect.signature(create)
+
+    @functools.wraps(create)
+    def validated(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            given = dict(list(signature.bind(self, *args, **kwargs).arguments.items())[1:])
+        except TypeError:
+            given = {}  # the call below says what is wrong with it
+        model = _model(create)
+        check(model, {name: value for name, value in given.items() if name in model.model_fields})
+        create(self, *args, **kwargs)
+
+    kind.__init__ = validated
+    return kind
+
+
+def check(model: type[BaseModel], given: Mapping[str, Any]) -> None:
+    """Raise UsageError, which names each wrong option, its bound and the remedy. Options that are missing are not wrong."""
+    try:
+        model.model_validate(dict(given))
+    except ValidationError as error:
+        if wrong := problems([each for each in error.errors() if each["type"] != "missing"], model):
+            raise UsageError("; ".join(wrong)) from None
+
+
+@functools.cache
+def _model(create: Callable[..., Any]) -> type[BaseModel]:
+    return create_model("Arguments", __config__=STRICT, **arguments_of(create))
+
+
+def arguments_of(create: Callable[..., Any], *, hidden: Collection[str] = ()) -> dict[str, Any]:
+    """Return {name: (annotation, default)} of the named arguments of an `__init__`, without `hidden` ones."""
+    hints = get_type_hints(create, include_extras=True)
+    found: dict[str, Any] = {}
+    for parameter in list(inspect.signature(create).parameters.values())[1:]:
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name not in hidden:
+            required = parameter.default is inspect.Parameter.empty
+            found[parameter.name] = (hints[parameter.name], ... if required else parameter.default)
+    return found
+
+
+# --- messages
+
+
+def problems(errors: Collection[Any], model: type[BaseModel], table: str = "") -> list[str]:
+    """Return one line for each wrong option: its name, value, bound, the reason, and the remedy. `table`: written before each name."""
+    before, lines = f"[{table}] " if table else "", dict[str, str]()
+    for error in errors:
+        name = ".".join(str(part) for part in error["loc"][:1])
+        lines.setdefault(name or error["msg"], before + _line(error, name, model.model_fields))
+    return list(lines.values())
+
+
+def _line(error: Mapping[str, Any], name: str, fields: Mapping[str, FieldInfo]) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {name}: {nearest(name, fields)}"
+    if not name:
+        return _own_words(error)
+    field = fields.get(name)
+    rule, why = rule_of(field) if field is not None else ("", "")
+    because = f", because {why}" if why else ""
+    if error["type"] == "missing":
+        return f"{name} is missing: it must be given{because}"
+    value = shown(error["input"])
+    if error["type"] in ("value_error", "assertion_error"):
+        return f"{name} = {value}: {_own_words(error)}; {_remedy(field)}"
+    must = _must(error, rule)
+    return f"{name} = {value}: it must be {must}{because}; {_remedy(field)}"
+
+
+def _must(error: Mapping[str, Any], rule: str) -> str:
+    if error["type"] == "literal_error":
+        expected: str = error["ctx"]["expected"]
+        close = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", expected), 1, cutoff=0.7)
+        return expected + (f" (did you mean {close[0]}?)" if close else "")
+    kind = _TYPES.get(error["type"], "")
+    if error["type"] in _TYPES or not rule:
+        kind = kind or str(error["msg"]).removeprefix("Input should be ").lower()
+    return ", ".join(part for part in (kind, rule) if part)
+
+
+def _own_words(error: Mapping[str, Any]) -> str:
+    """The words of a check of our own."""
+    return str(error.get("ctx", {}).get("error") or error["msg"])
+
+
+def _remedy(field: FieldInfo | None) -> str:
+    if field is None or field.is_required():
+        return "give such a value"
+    default = field.get_default()
+    short = isinstance(default, str | int | float)
+    return "give such a value, or leave it out" + (f" for {shown(default)}" if short else "")
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """Return which of the names was probably meant; all of them where none is close."""
+    close = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {close[0]}?" if close else f"leave it out; the keys are {', '.join(names)}"
+
+
+def rule_of(part: Any) -> tuple[str, str]:
+    """Return the bounds in an annotation or a field, in words, and the reason for them; "" where there is none."""
+    found, why = _rules(part)
+    return " and ".join(dict.fromkeys(found)), why
+
+
+def _rules(part: Any) -> tuple[list[str], str]:
+    if isinstance(part, FieldInfo):
+        within, why = [*part.metadata, part.annotation], part.description or ""
+    else:
+        within, why = get_args(part), ""
+    found = [f"{words} {number(value)}" for name, words in _BOUNDS.items() if (value := getattr(part, name, None)) is not None]
+    found += ["non-empty"] if getattr(part, "min_length", None) else []
+    for each in within:
+        more, reason = _rules(each)
+        found, why = [*found, *more], why or reason
+    return found, why
+
+
+def number(value: Any) -> str:
+    """Return a number as a person would write it."""
+    return str(value) if isinstance(value, int) else f"{value:.0f}" if value.is_integer() and abs(value) < 1e8 else f"{value:g}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as it would stand in a job file, cut where it is long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+
+
+# --- options that several algorithms share
+
+
+def _pattern(given: str) -> str:
+    try:
+        re.compile(given)
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+    return given
+
+
+def _device(given: str) -> str:
+    import torch
+
+    try:
+        device = torch.device(given)
+    except RuntimeError:
+        raise ValueError('it is no device of torch, such as "cpu", "cuda" or "cuda:1"') from None
+    if device.type == "cpu":
+        return given
+    there = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if there is not None and there.type == device.type else 0
+    if (device.index or 0) >= count:
+        raise ValueError(
+            f'this machine has {count or "no"} device{"s" if count > 1 else ""} of type {device.type}; use "cpu" or another machine'
+        )
+    return given
+
+
+AgentMatch = Annotated[str, Field(min_length=1, description="an empty pattern would match every agent"), AfterValidator(_pattern)]
+Device = Annotated[str, AfterValidator(_device)]
+FillReward = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the other rewards as a float32")]
+LearningRate = Annotated[float, Field(ge=0, le=1, description="the optimizer would climb away from the reward, or diverge")]
+MaxGradNorm = Annotated[
+    float, Field(gt=0, description="gradients are scaled down to this norm: 0 trains nothing, and a negative one turns them round")
+]
+MaxTokens = Annotated[int, Field(ge=1, le=1_000_000, description="a reply has at least one token, and fits in the model's context")]
+MaxSteps = Annotated[int, Field(ge=1, le=10_000_000, description="a run does at least one step")]
+ProbeTolerance = Annotated[float, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1 by about 1e-6")]
+PromptsPerStep = Annotated[int, Field(ge=1, le=100_000, description="a step trains on the rollouts of at least one task")]
+Seed = Annotated[int, Field(ge=0, lt=1 << 32, description="model servers and numpy take seeds of 32 bits")]
+StepTimeout = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="a step waits for its rollouts, and not for ever")]
+TargetScore = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the mean reward")]
+Threads = Annotated[int, Field(ge=1, le=256, description="torch computes in at least one thread, and more than the cores slow it down")]
+Temperature = Annotated[float, Field(ge=0, le=5, description="the logits are divided by it, and above 5 the replies are noise")]

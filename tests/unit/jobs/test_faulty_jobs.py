@@ -1,0 +1,469 @@
+"""Of many job files with one fault each, every one is refused with the key, the bound and a remedy, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+
+from safetensors.torch import load_file, save_file
+
+from agl_otel.cli import main
+from agl_otel.jobs.check import check_job
+from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
+
+MODEL = Path(__file__).parents[2] / "tiny_policy"
+MINE = """
+def agent(task): return 1.0
+def tasks(): return [{"question": "?"}]
+def none(): return []
+constant = 3
+"""
+AGENT = {"function": '"mine.py:agent"'}
+DATA = {"train": '"mine.py:tasks"', "val": '"tasks.jsonl"'}
+PROMPT = {"prompt": '"Answer {question}"'}
+TABLES = ("agent", "data", "policy", "editor", "resources", "algorithm")
+GOOD: dict[str, dict[str, str]] = {
+    "grpo": {},
+    "sft": {},
+    "verl": {"config.actor_rollout_ref.rollout.n": "4", "config.data.train_batch_size": "8"},
+    "apo": {},
+    "gepa": {},
+    "random_search": {"choices": '["Say {question}"]'},
+    "baseline": {},
+}
+"""{algorithm: [algorithm] of a good job}."""
+LAST_SEED = (1 << 32) - 1
+
+FAULTS: list[tuple[str, str, str, str]] = [
+    # [agent]
+    ("grpo", "agent", "function =", r"give `function` or `command`"),
+    ("grpo", "agent", 'function = ""', r'function = "": it must be non-empty'),
+    ("grpo", "agent", 'function = "agent"', r"function: 'agent' does not name a function: write path/to/file\.py:function"),
+    ("grpo", "agent", 'function = "gone.py:agent"', r"function: there is no file .*gone\.py"),
+    ("grpo", "agent", 'function = "mine.py:agnet"', r"function: mine\.py has no 'agnet'; its functions are: agent, tasks, none"),
+    ("grpo", "agent", 'function = "mine.py:constant"', r"function: mine\.py:constant is a int, not a function"),
+    ("grpo", "agent", 'grader = "mine.py:grade"', r"grader: mine\.py has no 'grade'; its functions are"),
+    ("grpo", "agent", "grader = 3", r"grader = 3: it must be a text in quotes"),
+    ("grpo", "agent", "command = []", r"command = \[\]: it must be non-empty"),
+    ("grpo", "agent", 'command = [""]', r'command\[0\] = "": it must be non-empty.*give the program'),
+    ("grpo", "agent", 'command = "python agent.py"', r'command = "python agent\.py": it must be a list'),
+    ("grpo", "agent", 'command = ["python", 3]', r"command = 3: it must be a text in quotes"),
+    ("grpo", "agent", 'command = ["python", "away.py"]', r"command: there is no file .*away\.py"),
+    (
+        "grpo",
+        "agent",
+        'command = ["python", "mine.py", "{answer}"]',
+        r"command: the command asks for \{answer\}, which the task does not have",
+    ),
+    ("grpo", "agent", "runners = 0", r"runners = 0: it must be at least 1 and at most 1000.*leave it out for 1"),
+    ("grpo", "agent", "runners = 100000", r"runners = 100000: it must be at least 1 and at most 1000"),
+    ("grpo", "agent", "runners = 1.5", r"runners = 1\.5: it must be an integer, at least 1"),
+    ("grpo", "agent", "concurrency = 0", r"concurrency = 0: it must be at least 1 and at most 10000.*leave it out for 32"),
+    ("grpo", "agent", "concurrency = 100000", r"concurrency = 100000: it must be .*at most 10000"),
+    ("grpo", "agent", "concurrency = true", r"concurrency = true: it must be an integer"),
+    ("grpo", "agent", "timeout_seconds = 0", r"timeout_seconds = 0: it must be greater than 0.*leave it out for 120"),
+    ("grpo", "agent", "timeout_seconds = -5.0", r"timeout_seconds = -5\.0: it must be greater than 0"),
+    ("grpo", "agent", "timeout_seconds = inf", r"timeout_seconds = Infinity: it must be a finite number, greater than 0"),
+    ("grpo", "agent", "timeout_seconds = 1e9", r"timeout_seconds = 1000000000\.0: it must be .*at most 2592000"),
+    ("grpo", "agent", "unresponsive_seconds = 2", r"unresponsive_seconds = 2: it must be at least 10 .*heartbeats come every 5 s"),
+    ("grpo", "agent", "runers = 2", r"unknown key runers: did you mean runners\?"),
+    # [data]
+    ("grpo", "data", "train =", r"train is missing: it must be given, because it names the tasks"),
+    ("grpo", "data", 'train = ""', r'train = "": it must be non-empty'),
+    ("grpo", "data", 'train = "none.jsonl"', r"train = 'none\.jsonl' cannot be read: .*No such file"),
+    ("grpo", "data", 'train = "mine.py:taks"', r"train: .*mine\.py has no 'taks'; its functions are"),
+    ("grpo", "data", 'train = "mine.py:none"', r"train = 'mine\.py:none' holds no task"),
+    ("grpo", "data", "val =", r"val is missing: grpo scores what it made on those tasks"),
+    ("grpo", "data", 'val = ["a.jsonl"]', r'val = \["a\.jsonl"\]: it must be a text in quotes'),
+    ("grpo", "data", "options = { size = 3 }", r"train = 'mine\.py:tasks' gives no tasks: TypeError.*'size'"),
+    ("grpo", "data", "options = 3", r"options = 3: it must be a table"),
+    ("grpo", "data", 'test = "mine.py:tasks"', r"unknown key test: leave it out; the keys are train, val, options"),
+    # [policy]
+    ("grpo", "policy", 'model = ""', r'model = "": it must be non-empty.*leave it out for "tiny"'),
+    ("grpo", "policy", 'model = "nowhere"', r"model = 'nowhere': .*holds no config\.json.*name a folder that does"),
+    ("grpo", "policy", "seed = -1", rf"seed = -1: it must be at least 0 and less than {LAST_SEED + 1}"),
+    ("grpo", "policy", f"seed = {LAST_SEED + 1}", rf"seed = {LAST_SEED + 1}: it must be .*less than {LAST_SEED + 1}"),
+    ("grpo", "policy", 'seed = "0"', r'seed = "0": it must be an integer'),
+    ("grpo", "policy", 'server = "vlm"', r"server = \"vlm\": it must be 'ours' or 'vllm' \(did you mean vllm\?\)"),
+    ("grpo", "policy", 'vllm = "/opt/vllm"', r'vllm = "/opt/vllm" has no effect with server = "ours": give server = "vllm"'),
+    ("grpo", "policy", 'vllm_options = ["--dtype", "half"]', r'vllm_options = .* has no effect with server = "ours"'),
+    ("grpo", "policy", 'server = "vllm"\nvllm = "/no/such/vllm"', r"there is no program '/no/such/vllm': pip install vllm"),
+    ("grpo", "policy", 'server = "vllm"\nvllm = "/bin/true"\nvllm_options = ["dtype"]', r'vllm_options = .*the first must begin with "--"'),
+    ("grpo", "policy", 'server = "vllm"\nvllm = "/bin/true"\nvllm_options = ["--port=1"]', r"vllm_options has --port, .* leave it out"),
+    ("grpo", "policy", 'server = "vllm"\nvllm = "/bin/true"\nvllm_options = [1]', r"vllm_options = 1: it must be a text in quotes"),
+    ("grpo", "policy", 'modle = "tiny"', r"unknown key modle: did you mean model\?"),
+    # [editor], [resources]
+    ("apo", "editor", 'base_url = "localhost:8000"', r"base_url = \"localhost:8000\": it must be an address such as https://"),
+    ("apo", "editor", 'api_key_env = "sk-1234"', r"api_key_env = \"sk-1234\": it must be the name of an environment variable"),
+    ("apo", "editor", 'api_key_env = "NO_SUCH_KEY"', r"api_key_env: the environment variable NO_SUCH_KEY is not set"),
+    ("apo", "editor", "timeout_seconds = 0", r"timeout_seconds = 0: it must be greater than 0.*leave it out for 600"),
+    ("apo", "editor", 'url = "http://127.0.0.1"', r"unknown key url: leave it out; the keys are base_url|did you mean base_url\?"),
+    ("apo", "resources", "prompt =", r"has no prompt for apo to begin with: give one, name = 'text'"),
+    ("apo", "resources", 'prompt = "{question"', r"prompt cannot be edited: it is no f-string template.*write it"),
+    ("apo", "resources", "prompt = 3", r"prompt: .*write a text, or a table"),
+    ("apo", "resources", 'llm = { resource_type = "llm", endpoint = "http://m" }', r"llm\.llm\.model: it is missing, and must be given"),
+    # [algorithm] of GRPO: rollouts
+    ("grpo", "algorithm", 'name = "gropo"', r"name = \"gropo\": it must be 'grpo', .*did you mean grpo\?"),
+    ("grpo", "algorithm", "name = 3", r"name = 3: it must be 'grpo'"),
+    ("grpo", "algorithm", 'name = "mine.py:nothing"', r"mine\.py has no 'nothing'; its functions are"),
+    ("grpo", "algorithm", "learing_rate = 1e-3", r"unknown key learing_rate: did you mean learning_rate\?"),
+    ("grpo", "algorithm", 'model_dir = "m"', r"unknown key model_dir: "),
+    ("grpo", "algorithm", "prompts_per_step = 0", r"prompts_per_step = 0: it must be at least 1 .*leave it out for 16"),
+    ("grpo", "algorithm", 'prompts_per_step = "16"', r'prompts_per_step = "16": it must be an integer'),
+    ("grpo", "algorithm", "group_size = 1", r"group_size = 1: it must be at least 2 .*compared within a group.*leave it out for 8"),
+    ("grpo", "algorithm", "group_size = 8.5", r"group_size = 8\.5: it must be an integer, at least 2"),
+    ("grpo", "algorithm", "resample_rounds = -1", r"resample_rounds = -1: it must be at least 0"),
+    ("grpo", "algorithm", "groups_in_flight = 16", r"groups_in_flight = 16: it must be greater than prompts_per_step \(16\)"),
+    ("grpo", "algorithm", "max_staleness = -1", r"max_staleness = -1: it must be at least 0"),
+    ("grpo", "algorithm", "step_timeout_seconds = 0", r"step_timeout_seconds = 0: it must be greater than 0.*leave it out for 600"),
+    ("grpo", "algorithm", "step_timeout_seconds = nan", r"step_timeout_seconds = NaN: it must be a finite number"),
+    ("grpo", "algorithm", 'offline_mode = "prod"', r"offline_mode = \"prod\": it must be .*'production'"),
+    (
+        "grpo",
+        "algorithm",
+        'offline_mode = "val"\nresample_rounds = 1',
+        r"offline_mode = \"val\" enqueues nothing: leave out groups_in_flight",
+    ),
+    ("grpo", "algorithm", 'agent_match = "("', r"agent_match = \"\(\": it is no regular expression"),
+    ("grpo", "algorithm", 'agent_match = ""', r"agent_match = \"\": it must be non-empty"),
+    ("grpo", "algorithm", "fill_reward = nan", r"fill_reward = NaN: it must be a finite number"),
+    ("grpo", "algorithm", "fill_reward = true", r"fill_reward = true: it must be a number"),
+    ("grpo", "algorithm", 'shuffle_rewards = "no"', r"shuffle_rewards = \"no\": it must be true or false; .*leave it out for false"),
+    # sampling
+    ("grpo", "algorithm", "temperature = 0", r"temperature = 0: it must be greater than 0 and at most 5, because replies at 0"),
+    ("grpo", "algorithm", "temperature = -0.5", r"temperature = -0\.5: it must be greater than 0"),
+    ("grpo", "algorithm", "temperature = 100.0", r"temperature = 100\.0: it must be .*at most 5"),
+    ("grpo", "algorithm", "max_tokens = 0", r"max_tokens = 0: it must be at least 1 .*leave it out for 64"),
+    ("grpo", "algorithm", "max_tokens = 1024", r"max_tokens = 1024: it must be less than 1024, because the context of tiny holds"),
+    ("grpo", "algorithm", "seed_sampling = 1", r"seed_sampling = 1: it must be true or false"),
+    # updates
+    ("grpo", "algorithm", "updates_per_step = 0", r"updates_per_step = 0: it must be at least 1 .*leave it out for 3"),
+    ("grpo", "algorithm", "updates_per_step = -3", r"updates_per_step = -3: it must be at least 1"),
+    ("grpo", "algorithm", "learning_rate = -1e-3", r"learning_rate = -0\.001: it must be at least 0 and at most 1"),
+    ("grpo", "algorithm", "learning_rate = 10", r"learning_rate = 10: it must be .*at most 1"),
+    ("grpo", "algorithm", "learning_rate = inf", r"learning_rate = Infinity: it must be a finite number"),
+    ("grpo", "algorithm", "max_grad_norm = -1", r"max_grad_norm = -1: it must be greater than 0, because .*leave it out for 1\.0"),
+    ("grpo", "algorithm", "max_grad_norm = 0", r"max_grad_norm = 0: it must be greater than 0, because .*0 trains nothing"),
+    ("grpo", "algorithm", "minibatches = 0", r"minibatches = 0: it must be at least 1 .*leave it out for 1"),
+    ("grpo", "algorithm", "micro_batch_tokens = 0", r"micro_batch_tokens = 0: it must be at least 1 .*leave it out for 16384"),
+    ("grpo", "algorithm", "gradient_checkpointing = 1", r"gradient_checkpointing = 1: it must be true or false"),
+    (
+        "grpo",
+        "algorithm",
+        'dtype = "float23"',
+        r"dtype = \"float23\": it must be 'auto', 'float32' or 'bfloat16' \(did you mean float32\?\)",
+    ),
+    ("grpo", "algorithm", 'attention = "spda"', r"attention = \"spda\": transformers refuses it \(.*leave it out"),
+    ("grpo", "algorithm", 'learning_rate_schedule = "step"', r"learning_rate_schedule = \"step\": it must be 'constant'"),
+    ("grpo", "algorithm", "warmup_steps = -1", r"warmup_steps = -1: it must be at least 0"),
+    ("grpo", "algorithm", "lora_alpha = 0", r"lora_alpha = 0: it must be greater than 0"),
+    ("grpo", "algorithm", "lora_targets = []", r"lora_targets = \[\]: it must be non-empty"),
+    ("grpo", "algorithm", "ratio_error_limit = 0", r"ratio_error_limit = 0: it must be greater than 0 and at most 10"),
+    ("grpo", "algorithm", "lora_rank = 0", r"lora_rank = 0: it must be at least 1"),
+    ("grpo", "algorithm", "lora_rank = 65", r"lora_rank = 65: it must be at most 64, because that is the hidden size of tiny"),
+    ("grpo", "algorithm", 'device = "gpu"', r"device = \"gpu\": it is no device of torch.*leave it out for \"cpu\""),
+    ("grpo", "algorithm", 'device = "cuda:99"', r"device = \"cuda:99\": this machine has .* of type cuda; use \"cpu\""),
+    ("grpo", "algorithm", 'device = "meta"', r"device = \"meta\": this machine has no device of type meta"),
+    ("grpo", "algorithm", "threads = 0", r"threads = 0: it must be at least 1 and at most 256.*leave it out for 1"),
+    ("grpo", "algorithm", "threads = 100000", r"threads = 100000: it must be .*at most 256"),
+    ("grpo", "algorithm", "probe_tolerance = 0", r"probe_tolerance = 0: it must be greater than 0 and at most 10"),
+    # schedule
+    ("grpo", "algorithm", "max_steps = 0", r"max_steps = 0: it must be at least 1 .*leave it out for 200"),
+    ("grpo", "algorithm", 'max_steps = "many"', r"max_steps = \"many\": it must be an integer"),
+    ("grpo", "algorithm", "target_score = inf", r"target_score = Infinity: it must be a finite number"),
+    ("grpo", "algorithm", "score_window = 0", r"score_window = 0: it must be at least 1 .*leave it out for 5"),
+    ("grpo", "algorithm", "seed = -1", r"seed = -1: it must be at least 0"),
+    ("grpo", "algorithm", "checkpoint_every_steps = 0", r"checkpoint_every_steps = 0: it must be at least 1"),
+    ("grpo", "algorithm", "keep_checkpoints = 0", r"keep_checkpoints = 0: it must be at least 1 .*leave it out for 2"),
+    ("grpo", "algorithm", 'metrics = ["paper"]', r"metrics has 'paper': it must be one of tensorboard, wandb, plots"),
+    ("grpo", "algorithm", 'metrics = "plots"', r"metrics = \"plots\": it must be a list"),
+    # objective
+    ("grpo", "algorithm", "clip = 0", r"clip = 0: it must be greater than 0 and less than 1"),
+    ("grpo", "algorithm", "clip = 1.5", r"clip = 1\.5: it must be .*less than 1"),
+    ("grpo", "algorithm", "clip_high = -0.1", r"clip_high = -0\.1: it must be greater than 0"),
+    ("grpo", "algorithm", "dual_clip = 1.0", r"dual_clip = 1\.0: it must be greater than 1"),
+    ("grpo", "algorithm", 'average = "tokens"', r"average = \"tokens\": it must be 'token', .*did you mean token\?"),
+    ("grpo", "algorithm", 'average = "constant"', r"constant_tokens = 0: it must be at least 1, because average = \"constant\""),
+    ("grpo", "algorithm", "constant_tokens = -1", r"constant_tokens = -1: it must be at least 0"),
+    ("grpo", "algorithm", "importance_cap = 0", r"importance_cap = 0: it must be greater than 0"),
+    ("grpo", "algorithm", "kl = -0.1", r"kl = -0\.1: it must be at least 0"),
+    # SFT
+    ("sft", "algorithm", "top_fraction = 2.0", r"top_fraction = 2\.0: it must be greater than 0 and at most 1"),
+    ("sft", "algorithm", "min_reward = nan", r"min_reward = NaN: it must be a finite number"),
+    ("sft", "algorithm", "best_of_group = 9", r"best_of_group = 9: it must be at most group_size \(8\)"),
+    ("sft", "algorithm", "epochs = 0", r"epochs = 0: it must be at least 1 .*leave it out for 4"),
+    ("sft", "algorithm", "batch_rows = 0", r"batch_rows = 0: it must be at least 1"),
+    ("sft", "algorithm", "temperature = 0", r"temperature = 0: it must be greater than 0, because the 8 replies to a task would be equal"),
+    ("sft", "algorithm", "max_grad_norm = -1", r"max_grad_norm = -1: it must be greater than 0"),
+    ("sft", "algorithm", "max_tokens = 5000", r"max_tokens = 5000: it must be less than 1024"),
+    ("sft", "algorithm", 'device = "cuda:99"', r"device = \"cuda:99\": this machine has"),
+    ("sft", "algorithm", "updates_per_step = 2", r"unknown key updates_per_step: "),
+    # verl
+    ("verl", "algorithm", "fill_reward = inf", r"fill_reward = Infinity: it must be a finite number"),
+    ("verl", "algorithm", "seed = -1", r"seed = -1: it must be at least 0"),
+    ("verl", "algorithm", "step_timeout_seconds = -1", r"step_timeout_seconds = -1: it must be greater than 0"),
+    ("verl", "algorithm", "config.actor_rollout_ref.rollout.n = 1", r"rollout\.n is 1, .*Set n to at least 2"),
+    ("verl", "algorithm", "config.data.train_batch_size = 0", r"data\.train_batch_size = 0: it must be at least 1"),
+    ("verl", "algorithm", "config.actor_rollout_ref.rollout.temperature = 0", r"rollout\.temperature = 0: it must be greater than 0"),
+    ("verl", "algorithm", "config.actor_rollout_ref.actor.optim.lr = -1e-6", r"optim\.lr = -1e-06: it must be at least 0 and at most 1"),
+    ("verl", "algorithm", "config.actor_rollout_ref.actor.ppo_mini_batch_size = 9", r"ppo_mini_batch_size = 9: it must be at most .*\(8\)"),
+    ("verl", "algorithm", 'config.trainer.device = "gpu"', r"trainer\.device = \"gpu\": it must be 'cpu'"),
+    ("verl", "algorithm", 'config.trianer.device = "cpu"', r"unknown section trianer: did you mean trainer\?"),
+    (
+        *("verl", "algorithm", "config.data.max_prompt_length = 1000\nconfig.data.max_response_length = 100"),
+        r"max_response_length = 100: with max_prompt_length \(1000\) it must be at most 1024.*give smaller ones",
+    ),
+    # searches for prompts, and the baseline
+    ("apo", "algorithm", "beam_width = 0", r"beam_width = 0: it must be at least 1 .*leave it out for 4"),
+    ("apo", "algorithm", "branch_factor = -1", r"branch_factor = -1: it must be at least 1"),
+    ("apo", "algorithm", "beam_rounds = 0", r"beam_rounds = 0: it must be at least 1"),
+    ("apo", "algorithm", "val_batch_size = 0", r"val_batch_size = 0: it must be at least 1"),
+    ("apo", "algorithm", "diversity_temperature = 3.0", r"diversity_temperature = 3\.0: it must be at least 0 and at most 2"),
+    ("apo", "algorithm", 'gradient_model = ""', r"gradient_model = \"\": it must be non-empty.*leave it out for \"gpt"),
+    ("apo", "algorithm", "gradient_prompts = []", r"gradient_prompts = \[\]: it must be non-empty"),
+    ("apo", "algorithm", "rollout_batch_timeout = 0", r"rollout_batch_timeout = 0: it must be greater than 0"),
+    ("apo", "algorithm", "max_editor_calls = 0", r"max_editor_calls = 0: it must be at least 1"),
+    ("gepa", "algorithm", "minibatch_size = 0", r"minibatch_size = 0: it must be at least 1"),
+    ("gepa", "algorithm", "max_iterations = 0", r"max_iterations = 0: it must be at least 1"),
+    ("gepa", "algorithm", "max_merges = -1", r"max_merges = -1: it must be at least 0"),
+    ("gepa", "algorithm", "perfect_reward = nan", r"perfect_reward = NaN: it must be a finite number"),
+    ("gepa", "algorithm", 'reflect_prompt = "gone.poml"', r"reflect_prompt: there is no file .*gone\.poml"),
+    ("gepa", "algorithm", "beam_width = 2", r"unknown key beam_width: "),
+    ("random_search", "algorithm", "choices = []", r"choices = \[\]: it must be non-empty"),
+    ("random_search", "algorithm", "choices =", r"choices is missing: it must be given"),
+    ("random_search", "algorithm", 'choices = { q = ["x"] }', r"RandomSearch has choices for q: the initial resources' prompts are prompt"),
+    ("random_search", "algorithm", "n_trials = 0", r"n_trials = 0: it must be at least 1"),
+    ("baseline", "algorithm", "n_epochs = 0", r"n_epochs = 0: it must be at least 1"),
+    ("baseline", "algorithm", "train_split = 1.0", r"train_split = 1\.0: it must be greater than 0 and less than 1"),
+    ("baseline", "algorithm", "polling_interval = 0", r"polling_interval = 0: it must be greater than 0"),
+    ("baseline", "algorithm", 'span_verbosity = "all"', r"span_verbosity = \"all\": it must be 'keys'"),
+]
+"""(algorithm of a good job, table, the key that makes it faulty, the message); `key =` removes the key."""
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the editor of prompt searches its key."""
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+
+
+def write_job(folder: Path, algorithm: str, table: str = "agent", fault: str = "", *, after: str = "") -> Path:
+    """Write a good job of the algorithm, with the lines of `fault` in a table."""
+    content = {
+        "agent": dict(AGENT),
+        "data": dict(DATA),
+        "resources": dict(PROMPT) if algorithm in ("apo", "gepa", "random_search") else {},
+        "algorithm": {"name": f'"{algorithm}"', **GOOD[algorithm]},
+    }
+    for line in fault.splitlines():
+        name, _, value = line.partition("=")
+        content.setdefault(table, {})[name.strip()] = value.strip()
+    (folder / "mine.py").write_text(MINE)
+    (folder / "tasks.jsonl").write_text('{"question": "!"}')
+    lines: list[str] = []
+    for name in TABLES:
+        lines += [f"[{name}]", *(f"{key} = {value}" for key, value in content.get(name, {}).items() if value)]
+    (folder / "job.toml").write_text("\n".join(lines) + after)
+    return folder / "job.toml"
+
+
+async def problems_of(job: Path) -> list[str]:
+    """All problems of a job but that of verl's extra, which is not installed everywhere."""
+    return [problem for problem in (await check_job(job)).problems if "[verl] extra" not in problem]
+
+
+@pytest.mark.parametrize("algorithm", GOOD)
+async def test_the_job_without_a_fault_is_accepted(tmp_path: Path, algorithm: str) -> None:
+    assert await problems_of(write_job(tmp_path, algorithm)) == []
+
+
+@pytest.mark.parametrize(("algorithm", "table", "fault", "says"), FAULTS, ids=[f"{row[0]}-{row[2]}" for row in FAULTS])
+async def test_a_job_with_one_fault_is_refused_by_key_bound_and_remedy(
+    tmp_path: Path, algorithm: str, table: str, fault: str, says: str
+) -> None:
+    (problem,) = await problems_of(write_job(tmp_path, algorithm, table, fault))
+    assert re.search(says, problem), problem
+    assert problem.startswith((f"[{table}] ", "[data] ")) or "no program" in problem, problem
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        ("\n[polcy]\n", r"unknown table \[polcy\]: did you mean policy\?"),
+        ("\n[training]\n", r"unknown table \[training\]: leave it out; the keys are agent, data"),
+        ("\nname = 3", r"job\.toml is not TOML: "),
+    ],
+)
+async def test_unknown_tables_and_files_that_are_not_toml_are_refused(tmp_path: Path, after: str, says: str) -> None:
+    (problem,) = await problems_of(write_job(tmp_path, "grpo", after=after))
+    assert re.search(says, problem), problem
+
+
+@pytest.mark.parametrize("line", ["agent = 3", 'folder = "elsewhere"', "resources = []"])
+async def test_values_in_the_place_of_tables_are_refused(tmp_path: Path, line: str) -> None:
+    name = line.partition(" ")[0]
+    job = write_job(tmp_path, "grpo")
+    rest = job.read_text().replace(f"[{name}]\n" + ("function = " + AGENT["function"] if name == "agent" else ""), "")
+    job.write_text(f"{line}\n{rest}")
+    (problem,) = await problems_of(job)
+    assert re.match(rf"{name} = .*it must be a table|unknown table \[{name}\]", problem), problem
+
+
+def test_the_faults_are_more_than_a_hundred_and_of_every_table() -> None:
+    assert len(FAULTS) > 150 and {row[1] for row in FAULTS} == set(TABLES) and {row[0] for row in FAULTS} == set(GOOD)
+
+
+@pytest.mark.parametrize("fault", [row for row in FAULTS if row[0] != "verl"][::8], ids=lambda row: f"{row[0]}-{row[2]}")
+def test_a_run_refuses_the_same_before_it_starts_anything(
+    tmp_path: Path, fault: tuple[str, str, str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    algorithm, table, lines, says = fault
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(write_job(tmp_path, algorithm, table, lines)), "--data-dir", str(tmp_path / "data")])
+    captured = capsys.readouterr()
+    assert ended.value.code == 2 and re.search(says, captured.err), captured.err
+    assert "starting the stack" not in captured.err and not (tmp_path / "data").exists()
+
+
+async def test_a_learning_rate_of_0_is_accepted_and_said(tmp_path: Path) -> None:
+    found = await check_job(write_job(tmp_path, "grpo", "algorithm", "learning_rate = 0"))
+    assert found.problems == [] and any("learning_rate = 0 is a control experiment" in note for note in found.notes)
+
+
+# --- the model's files
+
+
+def change_json(file: str, **changes: Any) -> Callable[[Path], None]:
+    """Return a function that changes keys of a JSON file of a model; None removes the key."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / file).read_text()) | changes
+        (folder / file).write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+    return change
+
+
+def change_weights(**changes: Any) -> Callable[[Path], None]:
+    """Return a function that replaces tensors of a model; None removes the tensor."""
+
+    def change(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        for name, take in changes.items():
+            tensor = weights.pop(name.replace("__", "."))
+            if take is not None:
+                weights[name.replace("__", ".")] = take(tensor).contiguous()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+def cut(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((MODEL / "model.safetensors").read_bytes()[:400_000])
+
+
+def split(folder: Path, lost: str = "") -> None:
+    """Split the weights over two files with an index, without the file `lost`."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    place = {name: f"model-{number % 2 + 1:05d}-of-00002.safetensors" for number, name in enumerate(weights)}
+    for file in set(place.values()) - {lost}:
+        save_file({name: tensor for name, tensor in weights.items() if place[name] == file}, folder / file, metadata={"format": "pt"})
+    more = {} if lost else {"x.weight": place["lm_head.weight"]}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place | more}))
+
+
+HEAD = "lm_head__weight"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), r"holds no config\.json.*name a folder that does"),
+    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: transformers cannot read it"),
+    "unknown type": (change_json("config.json", model_type="llamma"), r"config\.json: transformers cannot read it \(.*llamma"),
+    "classifier": (
+        change_json("config.json", architectures=["LlamaForSequenceClassification"]),
+        r"it is of a LlamaForSequenceClassification, not of a causal language model; name a model …ForCausalLM",
+    ),
+    "encoder": (
+        change_json("config.json", architectures=["T5ForConditionalGeneration"], model_type="t5"),
+        r"it is of a T5ForConditionalGeneration, not of a causal language model",
+    ),
+    "no context": (change_json("config.json", max_position_embeddings=0), r"max_position_embeddings is 0: it must be at least 1"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"it holds no weights, model\.safetensors or .*copy them"),
+    "cut weights": (cut, r"model\.safetensors: it cannot be read, or was cut .*copy it again"),
+    "a pointer of LFS": (
+        lambda folder: (folder / "model.safetensors").write_text("version 1\n"),
+        r"cannot be read, or was cut.*copy it again",
+    ),
+    "no head": (change_weights(**{HEAD: None}), r"its weights lack 1 of the model's tensors, first lm_head\.weight.*copy all files"),
+    "another head": (
+        change_weights(**{HEAD: lambda tensor: tensor[:50]}),
+        r"the tensor lm_head\.weight has shape \[50, 64\], and config\.json makes it \[104, 64\]; take both from one model",
+    ),
+    "more layers": (change_json("config.json", num_hidden_layers=4), r"its weights lack 9 of the model's tensors, first model\.layers\.3"),
+    "a lost file": (
+        lambda folder: split(folder, "model-00002-of-00002.safetensors"),
+        r"model-00002-of-00002\.safetensors: it is missing; copy it",
+    ),
+    "a lost tensor": (split, r"it lacks 1 tensors of model\.safetensors\.index\.json, first x\.weight; copy the file again"),
+    "no tokenizer": (
+        lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "tokenizer_config.json")],
+        r"transformers cannot load its tokenizer .*copy the tokenizer's files",
+    ),
+    "no chat template": (lambda folder: (folder / "chat_template.jinja").unlink(), r"no chat template; take an instruct model"),
+    "a broken template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}"),
+        r"its chat template fails on two messages .*correct the template",
+    ),
+    "a template that refuses": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ raise_exception('one message only') }}"),
+        r"its chat template fails on two messages \(one message only\)",
+    ),
+    "a silent template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("hi"),
+        r"its chat template leaves out the user's message",
+    ),
+    "no end": (change_json("tokenizer_config.json", eos_token=None), r"no eos_token, so that no reply ends; name it"),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "damage"), [*(("grpo", damage) for damage in DAMAGES), ("sft", "no head"), ("verl", "cut weights")])
+async def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, algorithm: str, damage: str) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    harm, says = DAMAGES[damage]
+    harm(tmp_path / "model")
+    (problem,) = await problems_of(write_job(tmp_path, algorithm, "policy", 'model = "model"'))
+    assert problem.startswith("[policy] model") and re.search(says, problem), problem
+
+
+async def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    change_json("config.json", vocab_size=90)(tmp_path / "model")
+    small = {name: lambda tensor: tensor[:90] for name in (HEAD, "model__embed_tokens__weight")}
+    change_weights(**small)(tmp_path / "model")
+    (problem,) = await problems_of(write_job(tmp_path, "grpo", "policy", 'model = "model"'))
+    assert re.search(r"its tokenizer has the token id 103: it must be less than 90.*take both from one model", problem), problem
+
+
+async def test_limits_are_those_of_the_jobs_model(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    change_json("config.json", max_position_embeddings=50)(tmp_path / "model")
+    job = write_job(tmp_path, "grpo", "policy", 'model = "model"')
+    job.write_text(job.read_text().replace("[algorithm]", "[algorithm]\nmax_tokens = 50"))
+    (problem,) = await problems_of(job)
+    assert "max_tokens = 50: it must be less than 50, because the context of model holds" in problem
+
+
+def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
+    facts = ModelFacts(parameters=210368, layers=3, hidden=64, vocabulary=104, context=1024, tied=False, dtype="float32")
+    assert model_facts(MODEL) == facts == tiny_facts()
+    tied = shutil.copytree(MODEL, tmp_path / "tied")
+    change_json("config.json", tie_word_embeddings=True)(tied)
+    change_weights(**{HEAD: None, "model__norm__weight": lambda tensor: tensor})(tied)
+    found = model_facts(tied)
+    assert found.tied and found.parameters == facts.parameters - 104 * 64
