@@ -79,7 +79,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
     facts = ReadFacts.of(table)
     rewards = rewards_of(reward_rows(table))
     sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
-        [("IsSpan", "sum"), ("IsError", "sum"), ("IsFirstChoice", "sum"), ("NewPromptTokens", "sum"), ("ResponseTokens", "sum")]
+        [("IsSpan", "sum"), ("IsError", "sum"), ("IsFirstChoice", "sum"), ("ReadTokens", "sum"), ("ResponseTokens", "sum")]
     )
     counts: dict[AttemptKey, Mapping[str, Any]] = {(row["RolloutId"], row["AttemptId"]): row for row in sums.to_pylist()}
     found: list[AttemptFigures] = []
@@ -98,7 +98,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
             calls=row.get("IsFirstChoice_sum", 0),
-            prompt_tokens=row.get("NewPromptTokens_sum", 0),
+            prompt_tokens=row.get("ReadTokens_sum", 0),
             response_tokens=row.get("ResponseTokens_sum", 0),
         )
         found.append(figures)
