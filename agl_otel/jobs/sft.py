@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -11,12 +12,13 @@ from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
+from agl_otel.algorithms.validation import Validation
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, options_of, without
 from agl_otel.jobs.run import unless
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
-_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "run_dir", "rollout_config"})
+_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "validate", "run_dir", "rollout_config"})
 
 
 def options_model(name: str) -> type[BaseModel]:
@@ -33,15 +35,32 @@ def needs(job: Job) -> list[Need]:
     ]
 
 
+@dataclass
+class Report:
+    """The results of a run."""
+
+    steps: list[RoundReport]
+    stopped_because: str
+    """SFT.stopped_because."""
+
+
 class Tuning(ServedRun):
     """The processes of one SFT run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "sft"
 
-    async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[RoundReport], object] | None = None) -> list[RoundReport]:
+    async def fit(
+        self,
+        tasks: Sequence[Any],
+        *,
+        on_step: Callable[[RoundReport], object] | None = None,
+        on_validation: Callable[[Validation], object] | None = None,
+    ) -> Report:
         """Train until the algorithm is done; `on_step` receives every round done now. Raises what SFT.train raises."""
+        self.on_validation = on_validation
         self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
-        return await unless(self.failed, self.algorithm(run=self.run, on_step=on_step).train(self.store, tasks))
+        algorithm = self.algorithm(run=self.run, on_step=on_step)
+        return Report(await unless(self.failed, algorithm.train(self.store, tasks)), algorithm.stopped_because)
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
         """Create the job's algorithm over this run's policy and model server."""
@@ -51,5 +70,6 @@ class Tuning(ServedRun):
             rollout_config=self.job.agent.rollout_config,
             run_dir=run,
             on_step=on_step,
+            validate=self.validate,
             **self.options,
         )

@@ -31,7 +31,8 @@ class Rollouts:
     max_staleness: int = 2
     """In asynchronous mode: groups that were enqueued this many steps ago are waited for."""
     step_timeout_seconds: float = 600.0
-    """Rollouts that have not finished by then are left out of their step, and counted."""
+    """Rollouts that have not finished by then are cancelled and left out of their step, and counted (`not_finished`). Groups that are
+    carried over run on."""
     rollout_config: RolloutConfig | None = None
     """Retries and time limits of rollouts. None: retry_lost_runner() with a `run_dir`."""
     offline_mode: RolloutMode | None = None
@@ -103,6 +104,8 @@ class Schedule:
     target_score: float | None = None
     """Stop when the mean reward of the last `score_window` steps has reached this."""
     score_window: int = 5
+    val_every: int | None = None
+    """In a job: validate after every so many steps, and keep the checkpoint with the best score. None: only before and after the run."""
     seed: int = 0
     checkpoint_every_steps: int = 1
     """Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""
@@ -110,6 +113,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         _require(self, 1, "checkpoint_every_steps", "keep_checkpoints")
+        _require(self, 0, *(["val_every"] if self.val_every is not None else []))
 
 
 def _require(group: Any, least: int, *names: str) -> None:
