@@ -31,6 +31,7 @@ from agl_otel.types import (
     Span,
     TrainingStep,
 )
+from agl_otel.types.scores import Score
 
 NAME: Final = "baseline"
 RESOURCES_ID: Final = "default"
@@ -203,19 +204,20 @@ class Baseline(FastAlgorithm):
 
 
 def _scores(ended: Sequence[EndedRollout]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float | None]] = {}
     for each in ended:
-        found.setdefault(each.mode, []).append((each.reward or 0.0) if each.status == "succeeded" else 0.0)
-    return {mode: sum(rewards) / len(rewards) for mode, rewards in found.items()}
+        found.setdefault(each.mode, []).append(each.reward if each.status == "succeeded" else None)
+    return {mode: Score.of(rewards).mean for mode, rewards in found.items()}
 
 
 def _training_step(
     run: RunFolder, epoch: int, published: ResourcesUpdate | None, ended: Sequence[EndedRollout], began: float
 ) -> TrainingStep:
     """Build the step of an epoch. Nothing is trained, so both versions are the same."""
-    rewards = [each.reward for each in ended if each.status == "succeeded" and each.reward is not None]
+    rewards = [each.reward if each.status == "succeeded" else None for each in ended]
+    score = Score.of(rewards)
     succeeded = sum(each.status == "succeeded" for each in ended)
-    metrics = {"rollouts": len(ended), "succeeded": succeeded, "reward_mean": sum(rewards) / max(1, len(rewards)), "score": _scores(ended)}
+    metrics = {"rollouts": len(ended), "succeeded": succeeded, "reward_mean": score.mean, "score": _scores(ended)}
     version = str(published.version) if published is not None else ""
     return TrainingStep(
         run_id=run.run_id,
@@ -224,8 +226,8 @@ def _training_step(
         resources_id=published.resources_id if published is not None else "",
         version_before=version,
         version_after=version,
-        samples=len(rewards),
-        refused=len(ended) - len(rewards),
+        samples=score.asked - score.missing,
+        refused=score.missing,
         start_time=began,
         end_time=time.time(),
         metrics=flat(metrics),

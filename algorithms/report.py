@@ -6,20 +6,25 @@ grpo/report.py and sft/report.py add the fields of their algorithms.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.adapters.losses import lost
 from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_warning
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.types.columns import Traces
+from agl_otel.types.scores import Score
 
 _log: Final = logging.getLogger(__name__)
+MANY_WITHOUT_SAMPLE: Final = 0.2
+"""Share of a step's rollouts without a sample above which a warning is logged: what is trained on is then a selection by survival."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,9 @@ class TrainingReport:
     next_version: str
     """The version that it produced; the same where the weights were not updated."""
     reward_mean: float
-    """Over usable rollouts, before any shuffling."""
+    """The score (types/scores.py) of the step's rollouts, before any shuffling: those without a reward count as 0."""
+    without_reward: int = 0
+    """Of these rollouts: those without a reward, or that did not succeed."""
     rollouts: int
     model_calls: int
     """Model calls read, each counted once whatever its number of choices."""
@@ -51,8 +58,12 @@ class TrainingReport:
     """Trajectories that could be trained on."""
     rollouts_without_sample: int = 0
     """Rollouts without any such trajectory."""
+    groups_gone: int = 0
+    """Groups without any such trajectory."""
     cut: int = 0
     """Samples that length limits shortened."""
+    replies_cut: int = 0
+    """Replies read that ended at their token limit (finish reason `length`)."""
     tokens: int
     """Model-written tokens trained on, each counted once."""
     calls_trained: int = 0
@@ -83,13 +94,14 @@ class TrainingReport:
         cls,
         step: int,
         versions: tuple[str, str],
-        rollout_ids: Sequence[str],
+        groups: Sequence[Sequence[str]],
         traces: Traces,
         batch: TrajectoryBatch,
         trained_on: TrajectoryBatch,
         clock: Clock,
         *,
         temperature: float | None,
+        asked: bool = True,
         **more: Any,
     ) -> Self:
         """Build the report of a step.
@@ -97,21 +109,26 @@ class TrainingReport:
         Args:
             step: number of the step.
             versions: of the weights, before and after.
-            rollout_ids: all rollouts of the step.
+            groups: ids of all rollouts of the step, in groups.
             traces: what was read.
             batch: the trajectories from `traces`.
             trained_on: the part of `batch` that was trained on.
             clock: with laps "rollout", "read" and "update".
             temperature: that agents were asked to use; None: not set. Calls with another one are logged as a warning.
+            asked: whether the step enqueued its rollouts; of others, those without a reward are left out of `reward_mean`.
             **more: tokens, loss, and the algorithm's own fields.
         """
+        rollout_ids = [rollout_id for group in groups for rollout_id in group]
+        sampled = set(batch.rollout_id)
+        score = step_score(traces, rollout_ids, asked=asked)
         rows = trained_on.rows.values.astype(np.int64)
         other, several = _count_unusual(traces, rows, step, temperature)
-        return cls(
+        report = cls(
             step=step,
             weights_version=versions[0],
             next_version=versions[1],
-            reward_mean=mean_reward(batch),
+            reward_mean=score.mean,
+            without_reward=score.missing,
             rollouts=len(rollout_ids),
             model_calls=traces.calls.count,
             spans=traces.spans,
@@ -121,8 +138,10 @@ class TrainingReport:
             breaks=dict(batch.breaks),
             trajectories=len(trained_on),
             samples=len(batch),
-            rollouts_without_sample=len(rollout_ids) - len(set(batch.rollout_id)),
+            rollouts_without_sample=len(rollout_ids) - len(sampled),
+            groups_gone=sum(sampled.isdisjoint(group) for group in groups),
             cut=batch.cut,
+            replies_cut=int(traces.calls.truncated.sum()) if traces.calls.truncated is not None else 0,
             calls_trained=len(rows),
             several_choices=several,
             own_sampling=other,
@@ -130,13 +149,21 @@ class TrainingReport:
             rollout_seconds=clock.seconds["rollout"],
             read_seconds=clock.seconds["read"],
             update_seconds=clock.seconds["update"],
-            rollout_ids=list(rollout_ids),
+            rollout_ids=rollout_ids,
             attempts=list(dict.fromkeys(zip(trained_on.rollout_id, trained_on.attempt_id, strict=True))),
             started_at=clock.started_at,
             ended_at=time.time(),
             digest=traces.digest,
             **more,
         )
+        if report.rollouts_without_sample > MANY_WITHOUT_SAMPLE * report.rollouts:
+            _log.warning("%s", without_sample_warning(report))
+        return report
+
+    @property
+    def losses(self) -> str:
+        """What the step lost, in words; empty where it lost nothing."""
+        return lost(vars(self), self.refused)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -188,10 +215,40 @@ def bias_figures(
     }
 
 
+def step_score(traces: Traces, rollout_ids: Collection[str], *, asked: bool = True) -> Score:
+    """Compute the score of these rollouts; not `asked`: of those that have a reward."""
+    succeeded = {rollout.rollout_id for rollout in traces.rollouts if rollout.status == "succeeded"}
+    rewards = {rollout_id: value for rollout_id, value in final_rewards(traces).items() if rollout_id in succeeded}
+    found = [rewards.get(rollout_id) for rollout_id in rollout_ids]
+    return Score.of(found if asked else [value for value in found if value is not None])
+
+
+def without_sample_warning(report: TrainingReport) -> str:
+    """Return the warning for a step in which many rollouts gave no sample."""
+    share = 100 * report.rollouts_without_sample / report.rollouts
+    return (
+        f"step {report.step}: {share:.0f} % of the rollouts gave no sample, so that only survivors are trained on ({report.losses}): "
+        "`agl-otel doctor` and the pages of these rollouts say why"
+    )
+
+
 def mean_reward(batch: TrajectoryBatch) -> float:
     """Average the reward over rollouts, each counted once; 0 where there are none."""
     rewards = dict(zip(batch.rollout_id, batch.reward.tolist(), strict=True))
     return sum(rewards.values()) / len(rewards) if rewards else 0.0
+
+
+def final_rewards(traces: Traces) -> dict[str, float]:
+    """Return {rollout id: its last primary reward over all attempts}, without rewards that are not finite, which are logged."""
+    found: dict[str, tuple[int, float]] = {}
+    for (rollout_id, _), rewards in traces.rewards.items():
+        for reward in rewards:
+            if reward.index == 0 and reward.sequence >= found.get(rollout_id, (-1, 0.0))[0]:
+                found[rollout_id] = (reward.sequence, reward.value)
+    for rollout_id, (_, value) in found.items():
+        if not math.isfinite(value):
+            _log.warning("the reward of rollout %s is %s: it counts as none", rollout_id, value)
+    return {rollout_id: value for rollout_id, (_, value) in found.items() if math.isfinite(value)}
 
 
 class Clock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -138,10 +138,10 @@ class _Demo:
         show("[bold]3.[/] The agent before training, unmodified, as a command under opentelemetry-instrument:")
         await self._commands()
         async with training.runners(mode=None):
-            before = await self._evaluate("before", "before")
+            before = self._scored("before", await self._waiting(training.validate_before()))
             show("[bold]4.[/] GRPO trains it from its traces:")
             report = await self._train()
-            after = await self._evaluate("after", f"after-{len(report.steps)}")
+            after = self._scored("after", await self._waiting(training.validate_after(len(report.steps))))
         show("[bold]5.[/] The unmodified command once more:")
         await self._commands()
         return await self._result(before, report, after)
@@ -156,9 +156,11 @@ class _Demo:
             self.console.print(f"   {mark} {task['question']!r} expects {task['expected']}: reward {reward}")
         await show_rollout(self.store, done.rollout_ids[0], console=self.console)
 
-    async def _evaluate(self, when: str, name: str) -> Any:
+    async def _waiting(self, evaluation: Awaitable[Any]) -> Any:
         with self.console.status(f"scoring {len(self.tasks)} held-out tasks …"):
-            done = await self.training.evaluate_once(self.tasks, name=name)
+            return await evaluation
+
+    def _scored(self, when: str, done: Any) -> Any:
         self._count(done)
         self.console.print(f"   score {when} training, on {len(self.tasks)} held-out tasks: [bold]{done.score:.2f}[/]")
         return done

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from agl_otel.algorithms.grpo.report import StepReport
 
 ROWS_ON_SCREEN: Final = 12
-PLAIN_EVERY_STEPS: Final = 10  # steps per line without a terminal
 
 
 class LiveSteps:
-    """Context manager that shows the last ROWS_ON_SCREEN steps; without a terminal it prints every tenth step."""
+    """Context manager that shows the last ROWS_ON_SCREEN steps; without a terminal it prints a line for each."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -39,19 +38,20 @@ class LiveSteps:
         self._rows.append(step)
         if self._live:
             self._live.update(self._table(), refresh=True)
-        elif step.step == 1 or step.step % PLAIN_EVERY_STEPS == 0:
-            self._console.print("   " + "  ".join(f"{name} {value}" for name, value in zip(_COLUMNS, _cells(step), strict=True)))
+        else:
+            cells = [f"{name} {value}" for name, value in zip(_COLUMNS, _cells(step), strict=True) if value]
+            self._console.print("   " + "  ".join(cells), soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 1))
         for column in _COLUMNS:
-            table.add_column(column, justify="left" if column == "verdicts" else "right")
+            table.add_column(column, justify="left" if column in ("verdicts", "lost") else "right")
         for step in self._rows:
             table.add_row(*_cells(step))
         return table
 
 
-_COLUMNS: Final = ("step", "reward", "model calls", "spans", "verdicts", "seconds")
+_COLUMNS: Final = ("step", "reward", "model calls", "spans", "verdicts", "seconds", "lost")
 
 
 def _cells(step: StepReport) -> tuple[str, ...]:
@@ -59,4 +59,4 @@ def _cells(step: StepReport) -> tuple[str, ...]:
         f" ALARMS {step.alarms}" if step.alarms else ""
     )
     seconds = step.rollout_seconds + step.read_seconds + step.update_seconds
-    return str(step.step), f"{step.reward_mean:.2f}", str(step.model_calls), str(step.spans), verdicts, f"{seconds:.2f}"
+    return str(step.step), f"{step.reward_mean:.2f}", str(step.model_calls), str(step.spans), verdicts, f"{seconds:.2f}", step.losses

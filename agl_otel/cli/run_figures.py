@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agl_otel.adapters.losses import LOSSES, lost, recorded_losses, refused_in
+from agl_otel.algorithms.validation import Validation, best_of
 from agl_otel.errors import UsageError
 from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingStep
+from agl_otel.types.scores import Score
 
 REWARDS: Final = ("reward", "val_reward")
 """Metrics of every run with rewards, by step.
 
-reward: mean over the rollouts that have one. val_reward: mean over all ended rollouts of mode val, where a missing reward counts as 0, as
-in a job's score.
+The score of the ended rollouts, as everywhere (types/scores.py): a missing reward counts as 0. val_reward is that of mode val, by the step
+whose weights were validated (0: before the training), reward that of all other modes.
 """
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDEST: Final = 60  # characters of a sparkline
@@ -34,6 +38,8 @@ class RunReport:
     alarms: int
     configuration: Mapping[str, Any] | None
     """Options by name, those of a nested table as `outer.inner`; None if the run's folder was not given."""
+    validations: Sequence[Validation] = ()
+    """Those in the run's folder."""
 
     @property
     def start_time(self) -> float:
@@ -55,9 +61,7 @@ class RunReport:
                 if (point.mode == "val") == validates and (point.ended if validates else point.rewarded):
                     of_step.setdefault(point.step, []).append(point)
             for step, points in of_step.items():
-                weights = [point.ended if validates else point.rewarded for point in points]
-                means = [(point.reward_mean or 0.0) * weight for point, weight in zip(points, weights, strict=True)]
-                found[name][step] = sum(means) / sum(weights)
+                found[name][step] = Score.joined(point.score for point in points).mean
         for point in self.curve.points:
             tokens = found.setdefault("tokens", {})
             tokens[point.step] = tokens.get(point.step, 0) + point.prompt_tokens + point.response_tokens
@@ -66,6 +70,30 @@ class RunReport:
                 if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                     found.setdefault(name, {})[step.step] = value
         return {name: values for name, values in found.items() if values}
+
+    def best_validation(self) -> dict[str, Any] | None:
+        """Return {step, score, weights} of the best validation after a step, the earliest of equal ones; None where there is none.
+
+        `weights`: where the run's folder, if it was given, keeps them.
+        """
+        if (best := best_of(self.validations)) is not None:
+            return {"step": best.step, "score": best.score, "weights": best.weights}
+        scores = self.series().get("val_reward", {}) if self.curve.by == "step" else {}
+        step = max((step for step in scores if step > 0), key=lambda step: (scores[step], -step), default=None)
+        return None if step is None else {"step": step, "score": scores[step], "weights": None}
+
+    def lost(self) -> str:
+        """Return what all steps lost, in words."""
+        refused: Counter[str] = Counter()
+        for step in self.steps:
+            refused.update(refused_in(step.metrics))
+        counts = {name: sum(step.metrics.get(name) or 0 for step in self.steps) for name in ("rollouts", *LOSSES)}
+        return lost(counts, refused)
+
+    def losses(self) -> dict[int, str]:
+        """Return {step: what it lost, in words} of the steps that lost something."""
+        found = {step.step: recorded_losses(step.metrics) for step in self.steps}
+        return {step: words for step, words in found.items() if words}
 
     def totals(self) -> dict[str, Any]:
         """Return sums over the run, and the last and best step's mean reward."""
@@ -78,6 +106,7 @@ class RunReport:
             "errors": sum(point.errors for point in self.curve.points),
             "validated": sum(point.ended for point in validation),
             "validated_without_reward": sum(point.ended - point.rewarded for point in validation),
+            **{name: int(sum(self.series().get(name, {}).values())) for name in LOSSES},
             "last_reward": round(rewards[max(rewards)], 6) if rewards else None,
             "best_reward": round(max(rewards.values()), 6) if rewards else None,
         }
@@ -92,6 +121,8 @@ class RunReport:
             "totals": self.totals(),
             "by": self.curve.by,
             "metrics": self.series(),
+            "best_validation": self.best_validation(),
+            "losses": self.losses(),
             "versions": {step.step: step.version_after for step in self.steps},
             "start_time": self.start_time,
             "seconds": self.seconds,

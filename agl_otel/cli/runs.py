@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
+from agl_otel.algorithms.validation import validations
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
@@ -92,6 +93,8 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
                 values = [series[step] for step in sorted(series)]
                 console.print(Text(f"{name} {sparkline(values)} {values[0]:.4g} → {values[-1]:.4g}"))
         console.print(_by_step([report], chosen_metrics([report], ())[:4], points, title=f"by {report.curve.by}"))
+        if lost := report.losses():
+            console.print(table_of("what steps lost", ("step", "lost"), [(step, lost[step]) for step in thinned(sorted(lost), points)]))
 
     run_async(main)
 
@@ -157,7 +160,9 @@ async def read_run(store: Store, run: str) -> RunReport:
         found = await store.reader.figures(list(attempts))
         verdicts = Counter(each.verdict.kind for each in found)
         alarms = sum(each.verdict.alarm for each in found)
-    return RunReport(run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run))
+    return RunReport(
+        run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run))
+    )
 
 
 def _begin(data_dir: Path | None, store: str | None) -> Settings:
@@ -204,12 +209,19 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
         ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
+        ("best validation", _best(best) if (best := report.best_validation()) else None),
+        ("lost in training", report.lost() or None),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),
         ("cost", None if cost is None else f"{cost:,.4g}"),
         ("began", clock(report.start_time)),
         ("took", f"{report.seconds:,.0f} s"),
     ]
+
+
+def _best(best: Mapping[str, Any]) -> str:
+    where = f" ({best['weights']})" if best["weights"] else ""
+    return f"{best['score']:.4g} after step {best['step']}{where}"
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from agl_otel.store import Store
 from agl_otel.text import printable_lines
 
 if TYPE_CHECKING:
+    from agl_otel.algorithms.sft.report import RoundReport
+    from agl_otel.algorithms.validation import Validation
     from agl_otel.jobs.job import Job
     from agl_otel.jobs.run import Evaluation
     from agl_otel.jobs.served import ServedRun
@@ -109,10 +111,38 @@ async def _stack(settings: Settings) -> AsyncGenerator[tuple[Store, asyncio.Futu
         yield store, failed
 
 
-async def _scored(run: ServedRun, tasks: Sequence[Any], name: str) -> Evaluation:
-    when, prefix = name.partition("-")[0], f"ro-{run.run.run_id}-{name}-"
-    async with rollout_progress(run.store, f"scoring {when} the training", total=len(tasks), prefix=prefix):
-        return await run.evaluate_once(tasks, name=name)
+async def _scored_before(run: ServedRun, console: Console) -> Evaluation:
+    async with _counted(run, "before", 0):
+        found = await run.validate_before()
+    console.print(f"score before: {found.scored.described()}")
+    return found
+
+
+async def _scored_after(run: ServedRun, report: Any, before: Evaluation, console: Console) -> dict[str, Any]:
+    """Score the trained weights, name the best ones, and return the result of the run."""
+    steps = len(report.steps)
+    async with _counted(run, "after", steps):
+        after = await run.validate_after(steps)
+    console.print(f"score after: {after.scored.described()}  ({steps} steps: {report.stopped_because})")
+    if (best := run.best) is not None:
+        console.print(f"best score: {best.described()}", soft_wrap=True)
+    console.print(f"kept in {run.folder}", soft_wrap=True)
+    return {
+        "score_before": before.score,
+        "score_after": after.score,
+        "best_validation": None if best is None else asdict(best),
+        "steps": steps,
+        "stopped_because": report.stopped_because,
+        "trajectories": sum(step.trajectories for step in report.steps),
+        "folder": str(run.folder),
+    }
+
+
+def _counted(run: ServedRun, when: str, step: int) -> AbstractAsyncContextManager[None]:
+    from agl_otel.jobs.served import validation_name
+
+    prefix = f"ro-{run.run.run_id}-{validation_name(step)}-"
+    return rollout_progress(run.store, f"scoring {when} the training", total=len(run.val_tasks), prefix=prefix)
 
 
 async def _custom(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
@@ -161,28 +191,20 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console, 
 async def _tune(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.jobs.sft import SFTRun
 
-    train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
+    def show(done: RoundReport) -> None:
+        lost = f"; {done.losses}" if done.losses else ""
+        console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept{lost}", soft_wrap=True)
+
     async with (
         _stack(settings) as (store, failed),
         SFTRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as tuning,
     ):
         await tuning.publish_policy()
         async with tuning.runners():
-            before = await _scored(tuning, val_tasks, "before")
-            console.print(f"score before: {before.described()}")
+            before = await _scored_before(tuning, console)
             async with step_progress(store, tuning.run.run_id):
-                rounds = await tuning.fit(
-                    train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
-                )
-            after = await _scored(tuning, val_tasks, f"after-{len(rounds)}")
-    console.print(f"score after: {after.described()}  ({len(rounds)} rounds)\nkept in {folder}", soft_wrap=True)
-    return {
-        "score_before": before.score,
-        "score_after": after.score,
-        "steps": len(rounds),
-        "trajectories": sum(done.trajectories for done in rounds),
-        "folder": str(folder),
-    }
+                report = await tuning.fit(job.tasks("train"), on_step=show, on_validation=_shown(console))
+            return await _scored_after(tuning, report, before, console)
 
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
@@ -207,27 +229,18 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console,
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.jobs.grpo import GRPORun
 
-    train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
     async with (
         _stack(settings) as (store, failed),
         GRPORun(job, store, folder, stack_failed=failed, settings=settings, force=force) as training,
     ):
         await training.publish_policy()
         async with training.runners():
-            before = await _scored(training, val_tasks, "before")
-            console.print(f"score before: {before.described()}")
+            before = await _scored_before(training, console)
             async with step_progress(store, training.run.run_id):
                 with LiveSteps(console) as live:
-                    report = await training.fit(train_tasks, on_step=live.add)
-            after = await _scored(training, val_tasks, f"after-{len(report.steps)}")
-    console.print(
-        f"score after: {after.described()}  ({len(report.steps)} steps: {report.stopped_because})\nkept in {folder}", soft_wrap=True
-    )
-    return {
-        "score_before": before.score,
-        "score_after": after.score,
-        "steps": len(report.steps),
-        "stopped_because": report.stopped_because,
-        "trajectories": sum(step.trajectories for step in report.steps),
-        "folder": str(folder),
-    }
+                    report = await training.fit(job.tasks("train"), on_step=live.add, on_validation=_shown(console))
+            return await _scored_after(training, report, before, console)
+
+
+def _shown(console: Console) -> Callable[[Validation], None]:
+    return lambda done: console.print(f"   validation: {done.scored.described()}, after step {done.step}", soft_wrap=True)

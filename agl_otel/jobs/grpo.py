@@ -12,12 +12,15 @@ from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.validation import Validation
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
-_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "rollout_config", *OPTION_GROUPS})
+_SET_BY_JOB: Final = frozenset(
+    {"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "validate", "rollout_config", *OPTION_GROUPS}
+)
 
 
 def options_model(name: str) -> type[BaseModel]:
@@ -46,6 +49,7 @@ class Report:
 
     steps: list[StepReport] = field(default_factory=list[StepReport])
     stopped_because: str = ""
+    """GRPO.stopped_because."""
 
 
 class GRPORun(ServedRun):
@@ -53,12 +57,19 @@ class GRPORun(ServedRun):
 
     name = "grpo"
 
-    async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
+    async def fit(
+        self,
+        tasks: Sequence[Any],
+        *,
+        on_step: Callable[[StepReport], None] | None = None,
+        on_validation: Callable[[Validation], object] | None = None,
+    ) -> Report:
         """Train until the algorithm is done. `on_step` receives every step done now; the report includes earlier ones, too."""
+        self.on_validation = on_validation
         algorithm = self.algorithm(run=self.run, on_step=on_step)
         self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
         steps = await unless_failed(self.failed, algorithm.train(self.store, tasks))
-        return Report(steps, "the target score is reached" if len(steps) < algorithm.schedule.max_steps else "max_steps are done")
+        return Report(steps, algorithm.stopped_because)
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
         """Create the job's algorithm over this run's policy and model server."""
@@ -69,5 +80,6 @@ class GRPORun(ServedRun):
             rollout_config=self.job.agent.rollout_config,
             run_dir=run,
             on_step=on_step,
+            validate=self.validate,
             **self.options,
         )

@@ -6,7 +6,6 @@ The stack is not started here (but by `agl-otel up`, or by the command).
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import sys
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any, Final, Self, TypeVar
 
 from pydantic import SecretStr
 
+from agl_otel.algorithms.report import final_rewards
 from agl_otel.algorithms.run_folder import SOURCES, Sources
 from agl_otel.algorithms.utils import failure_summary, is_retryable, sampling_seed
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
@@ -28,6 +28,7 @@ from agl_otel.service.processes import Process
 from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, RolloutMode
+from agl_otel.types.scores import Score
 
 NOTICE_SECONDS: Final = 5.0  # within which the end of a process is detected, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
@@ -48,15 +49,14 @@ class Evaluation:
     """Attempts that are unproven although their agents ran under the hook."""
 
     @property
+    def scored(self) -> Score:
+        """The score of all rollouts that were asked for."""
+        return Score.of(self.rewards)
+
+    @property
     def score(self) -> float:
         """The mean reward; a rollout without one counts as 0."""
-        return sum(value or 0.0 for value in self.rewards) / max(1, len(self.rewards))
-
-    def described(self) -> str:
-        """Return the score, and how many rollouts it counts as 0 because they have no reward."""
-        missing = self.rewards.count(None)
-        without = f" ({missing} without a reward count{'' if missing > 1 else 's'} as 0)" if missing else ""
-        return f"{self.score:.3f} on {len(self.rewards)} tasks{without}"
+        return self.scored.mean
 
 
 class JobRun:
@@ -142,18 +142,27 @@ class JobRun:
         return Runners(self, command=command, mode=mode)
 
     async def evaluate(
-        self, tasks: Sequence[Any], *, mode: RolloutMode = "val", run_id: str | None = None, name: str | None = None, seed: int = 0
+        self,
+        tasks: Sequence[Any],
+        *,
+        mode: RolloutMode = "val",
+        run_id: str | None = None,
+        name: str | None = None,
+        seed: int = 0,
+        step: int | None = None,
+        retry: bool = True,
     ) -> Evaluation:
         """Run the agent once on each task and read the rewards back from the traces.
 
-        With a `run_id` the rollouts are listed under that run. With a `name` in addition, an earlier evaluation of the run under that name
-        is read again, sampling seeds derive from `name` and `seed`, and rollout ids from the run. Raises ConflictError if other tasks
-        were evaluated under that name.
+        With a `run_id` the rollouts are listed under that run, and under its `step` if there is one. With a `name` in addition, an earlier
+        evaluation of the run under that name is read again, and rollout ids derive from the run. Sampling seeds derive from `seed` alone,
+        so that evaluations under several names differ by the weights only. With `retry`, rollouts of that earlier evaluation that failed
+        or were cancelled run again. Raises ConflictError if other tasks were evaluated under that name.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
         config = self.job.agent.rollout_config
-        run = {"run": run_id} if run_id is not None else {}
+        run: dict[str, Any] = {name: value for name, value in (("run", run_id), ("step", step)) if value is not None}
         key = f"{run_id}/{name}" if name is not None else None
         requests = [
             EnqueueRolloutRequest(
@@ -162,22 +171,18 @@ class JobRun:
                 resources_id=self.resources_id,
                 config=config,
                 rollout_id=f"ro-{run_id}-{name}-{place:04d}" if name is not None else None,
-                metadata={**run, "evaluation": name, "sampling_seed": sampling_seed(seed, name, place)}
+                metadata={**run, "evaluation": name, "sampling_seed": sampling_seed(seed, mode, place)}
                 if name is not None
                 else run or None,
             )
             for place, task in enumerate(tasks)
         ]
         rollouts = await self.store.enqueue(requests, idempotency_key=key)
-        await self.store.set_status([rollout.rollout_id for rollout in rollouts if is_retryable(rollout)], "requeuing")
+        if retry:
+            await self.store.set_status([rollout.rollout_id for rollout in rollouts if is_retryable(rollout)], "requeuing")
         finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
         traces = await self.store.traces(finished)
-        rewards = {  # the last primary reward, as in the figures of runs
-            rollout_id: each.value
-            for (rollout_id, _), found in traces.rewards.items()
-            for each in found
-            if each.is_of(None) and math.isfinite(each.value)
-        }
+        rewards = final_rewards(traces)
         values = [rewards.get(r.rollout_id) if r.status == "succeeded" else None for r in finished]
         if all(value is None for value in values):
             raise AgentError(

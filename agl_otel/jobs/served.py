@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_args
 
 import torch
 from transformers.utils import logging as transformers_logging
 
-from agl_otel.algorithms.grpo.groups import cancel_if_exists
+from agl_otel.algorithms.grpo.groups import cancel_all
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, with_checksum, write_json
+from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
@@ -37,6 +38,11 @@ _AGENT: Final = {"function", "command", "grader"}
 """The fields of [agent] that belong to a run's fingerprint; the numbers of processes and rollouts may change on resuming."""
 VLLM_TOLERANCE: Final = 0.1  # its weights are usually bfloat16
 MODEL_SERVER_START_SECONDS: Final = 120.0  # mostly for importing torch on a busy machine
+
+
+def validation_name(step: int) -> str:
+    """Return the name of the evaluation of the weights after `step`; the last step's is the one after the training."""
+    return f"step-{step:06d}" if step else "before"
 
 
 def policy_of(job: Job) -> Path | None:
@@ -106,13 +112,15 @@ class ServedRun(JobRun):
         """The model server's own record of its samples, one line per choice."""
         self._server: Process | None = None
         self.server_url = ""
+        self.on_validation: Callable[[Validation], object] | None = None
+        """Receives each validation during the training."""
 
     async def _start(self) -> None:
         await self._make_policy()
-        algorithm = self.algorithm()
+        algorithm, self.val_tasks = self.algorithm(), self.job.tasks("val")
         options = {
             **algorithm.run_fingerprint(self.job.tasks("train")),
-            "val": digest_of(self.job.tasks("val")),
+            "val": digest_of(self.val_tasks),
             "agent": self.job.agent.model_dump(include=set(_AGENT)),
         }
         self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"])
@@ -127,7 +135,7 @@ class ServedRun(JobRun):
         """
         unfinished = [status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES]
         left = await self.store.rollouts(RolloutQuery(status_in=unfinished, rollout_id_contains=f"ro-{self.run.run_id}-"))
-        await asyncio.gather(*(cancel_if_exists(self.store, rollout.rollout_id) for rollout in left))
+        await cancel_all(self.store, [rollout.rollout_id for rollout in left])
 
     async def _port(self) -> int:
         """Return the run's fixed port, where rollouts still waiting after a stop look for their model. Raises InUseError, DataError."""
@@ -145,9 +153,38 @@ class ServedRun(JobRun):
             await asyncio.sleep(HEALTH_POLL_SECONDS)
         return port
 
-    async def evaluate_once(self, tasks: Sequence[Any], *, name: str) -> Evaluation:
+    async def evaluate_once(self, tasks: Sequence[Any], *, name: str, step: int | None = None, retry: bool = True) -> Evaluation:
         """Evaluate under a name of this run; an earlier evaluation under that name is read again."""
-        return await self.evaluate(tasks, run_id=self.run.run_id, name=name, seed=self.run.seed)
+        return await self.evaluate(tasks, run_id=self.run.run_id, name=name, seed=self.run.seed, step=step, retry=retry)
+
+    async def validate(self, step: int, weights: Path) -> None:
+        """Validate the weights after a step of the training, which are in the folder `weights`."""
+        done, _ = await self._validated(step, weights)
+        if self.on_validation is not None:
+            self.on_validation(done)
+
+    async def validate_before(self) -> Evaluation:
+        """Validate the weights that the run begins with."""
+        return (await self._validated(0, None))[1]
+
+    async def validate_after(self, steps: int) -> Evaluation:
+        """Validate the weights after the last step; where `val_every` has done so, its result is read again."""
+        weights, _ = await asyncio.to_thread(self.algorithm().last_weights, self.run)
+        return (await self._validated(steps, weights))[1]
+
+    async def _validated(self, step: int, weights: Path | None) -> tuple[Validation, Evaluation]:
+        name = validation_name(step)
+        is_new = all(each.step != step for each in validations(self.folder))  # a score, once recorded, does not change
+        found = await self.evaluate_once(self.val_tasks, name=name, step=step, retry=is_new)
+        kept = str(weights.relative_to(self.folder)) if weights is not None else None
+        done = Validation(step, name, found.score, found.scored.asked, found.scored.missing, kept)
+        note_validation(self.folder, done)
+        return done, found
+
+    @property
+    def best(self) -> Validation | None:
+        """The best validation of weights that the run made; None where there is none."""
+        return best_of(validations(self.folder))
 
     async def _make_policy(self) -> None:
         """Find the job's policy, or create the tiny one. Raises SettingsError."""

@@ -321,7 +321,7 @@ class Recorder:
             HTTP_RESPONSE_STATUS_CODE: call.status or None,
             gen_ai.GEN_AI_RESPONSE_ID: reply.id,
             gen_ai.GEN_AI_RESPONSE_MODEL: reply.model,
-            gen_ai.GEN_AI_USAGE_INPUT_TOKENS: reply.input_tokens,
+            gen_ai.GEN_AI_USAGE_INPUT_TOKENS: _prompt_tokens(reply),
             gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: reply.output_tokens,
             conventions.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
             conventions.LLM_INCOMPLETE: call.no_whole_reply,
@@ -353,6 +353,12 @@ class Recorder:
         self.counts[what] += 1
         if self.counts[what] == 1:
             logger.warning("%s (logged once; /health has the count)", text)
+
+
+def _prompt_tokens(reply: Reply) -> int | None:
+    """Return the length of the whole prompt: by the server's count, else (a stream without usage) by its token ids."""
+    ids = reply.prompt_token_ids
+    return len(ids) if reply.input_tokens is None and ids is not None else reply.input_tokens
 
 
 def _request_attributes(call: Call) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from agl_otel.traces.tokens import Table, reward_rows
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
 from agl_otel.types.columns import AttemptKey
+from agl_otel.types.scores import SCORED_MODES, Score, asked_of
 
 SETTLED_SECONDS: Final = 30.0  # after an attempt's end, until which its last spans may still arrive
 BUCKETS: Final = 100
@@ -42,12 +43,12 @@ class AttemptFigures(Model):
     calls: int = 0
     """Requests that the proxy recorded, with the tries that an SDK repeated; the choices of one (n > 1) count once."""
     prompt_tokens: int = 0
-    """New tokens of each call, without those repeated from an earlier call."""
+    """That the model server read: of each call the whole prompt."""
     response_tokens: int = 0
 
 
 class CurvePoint(Model):
-    """The rollouts of one step and mode. `rewarded` counts those with a reward, in mode val only succeeded ones."""
+    """The rollouts of one step and mode. `rewarded` counts those with a reward; in SCORED_MODES only succeeded ones."""
 
     step: int
     mode: str
@@ -55,14 +56,21 @@ class CurvePoint(Model):
     ended: int
     rewarded: int
     reward_mean: float | None
-    """Over rollouts with a reward; in mode val over all ended ones, those without a reward counting as 0, as in a job's score."""
+    """The score of those that have ended (types/scores.py); None where none has a reward."""
     reward_std: float | None
     reward_min: float | None
     reward_max: float | None
     spans: int
     errors: int
     prompt_tokens: int
+    """That the model server read: of each call the whole prompt."""
     response_tokens: int
+
+    @property
+    def score(self) -> Score:
+        """The score of its ended rollouts; outside of SCORED_MODES of those with a reward."""
+        asked = asked_of(self.mode, ended=self.ended, rewarded=self.rewarded)
+        return Score((self.reward_mean or 0.0) * asked, asked, asked - self.rewarded)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
     facts = ReadFacts.of(table)
     rewards = rewards_of(reward_rows(table))
     sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
-        [("IsSpan", "sum"), ("IsError", "sum"), ("IsFirstChoice", "sum"), ("NewPromptTokens", "sum"), ("ResponseTokens", "sum")]
+        [("IsSpan", "sum"), ("IsError", "sum"), ("IsFirstChoice", "sum"), ("ReadTokens", "sum"), ("ResponseTokens", "sum")]
     )
     counts: dict[AttemptKey, Mapping[str, Any]] = {(row["RolloutId"], row["AttemptId"]): row for row in sums.to_pylist()}
     found: list[AttemptFigures] = []
@@ -98,7 +106,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
             calls=row.get("IsFirstChoice_sum", 0),
-            prompt_tokens=row.get("NewPromptTokens_sum", 0),
+            prompt_tokens=row.get("ReadTokens_sum", 0),
             response_tokens=row.get("ResponseTokens_sum", 0),
         )
         found.append(figures)
@@ -127,9 +135,9 @@ def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Cur
     figures = table.drop_columns(["RolloutId"]).take(place)
     rewards = pc.cast(figures.column("Reward"), pa.float64())
     rewards = pc.if_else(pc.is_finite(rewards), rewards, pa.scalar(None, pa.float64()))
-    validates = pc.equal(pa.array(members.modes, pa.string()), "val")
+    scored = pc.is_in(pa.array(members.modes, pa.string()), value_set=pa.array(sorted(SCORED_MODES)))
     succeeded = pc.equal(pa.array(members.statuses, pa.string()), "succeeded")
-    rewards = pc.if_else(pc.or_(pc.invert(validates), succeeded), rewards, pa.scalar(None, pa.float64()))
+    rewards = pc.if_else(pc.or_(pc.invert(scored), succeeded), rewards, pa.scalar(None, pa.float64()))
     ended = pc.is_in(pa.array(members.statuses, pa.string()), value_set=pa.array(sorted(finished)))
     columns = {
         "step": pa.array(steps),
@@ -149,14 +157,14 @@ _SUMS: Final = ("Spans", "Errors", "PromptTokens", "ResponseTokens")
 
 
 def _point(row: Mapping[str, Any]) -> CurvePoint:
-    over = row["ended_sum"] if row["mode"] == "val" else row["reward_count"]
+    asked = asked_of(row["mode"], ended=row["ended_sum"], rewarded=row["reward_count"])
     return CurvePoint(
         step=row["step"],
         mode=row["mode"],
         rollouts=row["mode_count"],
         ended=row["ended_sum"],
         rewarded=row["reward_count"],
-        reward_mean=row["reward_sum"] / over if row["reward_count"] else None,
+        reward_mean=Score(row["reward_sum"], asked, asked - row["reward_count"]).mean if row["reward_count"] else None,
         reward_std=row["reward_stddev"],
         reward_min=row["reward_min"],
         reward_max=row["reward_max"],

@@ -271,7 +271,7 @@ class TraceReader:
             "last": max(rollout_ids),
             "reward": conventions.reward_value_key(0),
             "given": conventions.REWARD_GIVEN,
-            "choice": conventions.LLM_CHOICE,
+            **names_in("run_figures"),
         }
         listed = list(rollout_ids) if len(rollout_ids) <= LISTED else []
         return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})

@@ -1,4 +1,4 @@
-"""Cache of runs' curves: reading a run of 100,000 rollouts takes half a second.
+"""Cache of runs' curves: reading a run of 100,000 rollouts takes about a second.
 
 A cached curve is returned at once; if it may be out of date, it is refreshed in the background (stale-while-revalidate).
 """

@@ -12,6 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import Field
 
+from agl_otel.adapters.losses import LOSSES, recorded_losses, refused_in
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
@@ -21,7 +22,7 @@ from agl_otel.spans.history import SpanKey, expand_spans, lengths_of_prompts, wh
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
+from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span, TrainingStep
 from agl_otel.web.curves import Curves
 from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
 
@@ -60,6 +61,24 @@ class Verdicts(Model):
     missing: int
     reasons: dict[str, int]
     """The five most frequent reasons of attempts that are not complete."""
+
+
+class StepLosses(Model):
+    """What a step of a training run lost on its way from rollouts to samples."""
+
+    step: int
+    rollouts: int
+    samples: int
+    """Trained on."""
+    rollouts_without_sample: int
+    groups_gone: int
+    """Groups of which no rollout gave a sample."""
+    replies_cut: int
+    """Replies that ended at their token limit."""
+    refused: dict[str, float]
+    """Calls and attempts by the reason for which they were refused."""
+    lost: str
+    """All of it in words; empty where nothing was lost."""
 
 
 class Outline(Model):
@@ -173,6 +192,17 @@ async def _curve(store: Store, request: web.Request) -> Any:
     run = require_found(next(iter(await store.queue.query_runs(params.run)), None), f"run {params.run!r}")
     curve, seconds_old = await request.app[CURVES].of(run)
     return Curve(run=run, by=curve.by, points=curve.points, seconds_old=round(seconds_old, 1))
+
+
+async def _steps(store: Store, request: web.Request) -> Any:
+    params = await params_of(request, _RunQuery)
+    await store.open()
+    return [_losses_of(step) for step in await store.reader.steps(params.run, version="")]
+
+
+def _losses_of(step: TrainingStep) -> StepLosses:
+    counts = {name: int(step.metrics.get(name) or 0) for name in ("rollouts", *LOSSES)}
+    return StepLosses(step=step.step, samples=step.samples, **counts, refused=refused_in(step.metrics), lost=recorded_losses(step.metrics))
 
 
 async def _verdicts(store: Store, request: web.Request) -> Any:
@@ -373,6 +403,7 @@ async def _sql(store: Store, request: web.Request) -> Any:
 VIEWS: Final = (
     Route("GET", "/runs", _runs, "Runs, the latest first, with their rollouts by status.", None, list[Run]),
     Route("GET", "/runs/curve", _curve, "Rewards and costs of a run by step.", _RunQuery, Curve),
+    Route("GET", "/runs/steps", _steps, "What each step of a training run lost.", _RunQuery, list[StepLosses]),
     Route("GET", "/runs/verdicts", _verdicts, "Verdicts of a run's most recently ended rollouts.", _RunQuery, Verdicts),
     Route(
         "POST",

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -61,6 +61,7 @@ _NOT_COMPARED: Final = frozenset(
             "keep_checkpoints",
             "micro_batch_tokens",
             "gradient_checkpointing",
+            "val_every",
         ),
     }
 )
@@ -93,6 +94,8 @@ class GRPO(Algorithm):
     updates: Updates = field(default_factory=Updates)
     schedule: Schedule = field(default_factory=Schedule)
     on_step: Callable[[StepReport], object] | None = None
+    validate: Callable[[int, Path], Awaitable[object]] | None = None
+    """Called with the number and checkpoint of each step that `val_every` names, before the next step; again when the run is resumed."""
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in `model_dir`."""
     run_dir: str | Path | RunFolder | None = None
@@ -180,6 +183,7 @@ class GRPO(Algorithm):
                 await self._resume(order)
                 await self._publish_weights()
                 await self._log.begin([self._training_step(report) for report in self.reports])
+                await self._validate()
                 while len(self.reports) < self.schedule.max_steps and not self._reached_target() and await self._has_more(store):
                     report = await self.step(store, (tasks[place] for place in order))
                     self.reports.append(report)
@@ -188,6 +192,9 @@ class GRPO(Algorithm):
                     if self.on_step is not None:
                         self.on_step(report)
                     self._check_finite()
+                    await self._validate()
+                if self._run is not None and self.reports and not self._checkpoints.of_step(len(self.reports)).exists():
+                    await self._save(order)
                 await self._in_flight.cancel()
         return self.reports
 
@@ -396,6 +403,15 @@ class GRPO(Algorithm):
         """Run torch in its own thread, so that the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
+    @property
+    def stopped_because(self) -> str:
+        """Why `train` ended."""
+        if self._reached_target():
+            return "the target score is reached"
+        if len(self.reports) >= self.schedule.max_steps:
+            return "max_steps are done"
+        return f"there are no new rollouts of mode {self.rollouts.offline_mode}"
+
     def _reached_target(self) -> bool:
         target, window = self.schedule.target_score, self.schedule.score_window
         last = [report.reward_mean for report in self.reports[-window:]]
@@ -406,12 +422,13 @@ class GRPO(Algorithm):
         return StepReport.of(
             self._number,
             (read.sampled_by, str(self._serving.published.version)),
-            [rollout_id for group in groups for rollout_id in group.rollout_ids],
+            [group.rollout_ids for group in groups],
             read.traces,
             read.batch,
             self._trained_on(read)[0],
             read.clock,
             temperature=self.sampling.temperature,
+            asked=self.rollouts.offline_mode is None,
             tokens=update.tokens,
             loss=update.loss,
             gradient_norm=update.gradient_norm,
@@ -450,12 +467,25 @@ class GRPO(Algorithm):
         if self._run is None:
             return
         self._run.metric(asdict(report))
-        if report.step % self.schedule.checkpoint_every_steps and report.step < self.schedule.max_steps and not self._reached_target():
-            return
+        is_last = report.step >= self.schedule.max_steps or self._reached_target()
+        if is_last or self._validates(report.step) or report.step % self.schedule.checkpoint_every_steps == 0:
+            await self._save(order)
+
+    def _validates(self, step: int) -> bool:
+        return self.validate is not None and bool(self.schedule.val_every) and step % (self.schedule.val_every or 1) == 0
+
+    async def _validate(self) -> None:
+        """Have the weights of the last step validated where that is due."""
+        if self._run is not None and self.validate is not None and self.reports and self._validates(len(self.reports)):
+            await self.validate(len(self.reports), self._checkpoints.of_step(len(self.reports)))
+
+    async def _save(self, order: TaskOrder) -> None:
+        """Write the checkpoint of the last step."""
+        assert self._run is not None
         groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._in_flight.groups]
         state = State(
             run_id=self._run.run_id,
-            step=report.step,
+            step=len(self.reports),
             resources_id=self._serving.published.resources_id,
             version=self._serving.published.version,
             tasks=order.state,

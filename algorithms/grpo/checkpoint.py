@@ -22,6 +22,7 @@ import torch
 from agl_otel.algorithms.grpo.lora import adapter, has_lora, load_adapter
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
 from agl_otel.algorithms.run_folder import file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
+from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import DataError, UsageError
 from agl_otel.text import error_text
 
@@ -55,10 +56,11 @@ class State:
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the `keep` latest are kept."""
+    """The checkpoints of one run, of which the `keep` latest are kept, and that with the best validation."""
 
     def __init__(self, run_folder: Path, *, keep: int) -> None:
         self.folder = run_folder / FOLDER
+        self._run_folder = run_folder
         self._keep = keep
 
     def latest(self) -> Path | None:
@@ -67,9 +69,13 @@ class Checkpoints:
             shutil.rmtree(incomplete)
         return max(self.folder.glob("step-*"), default=None)
 
+    def of_step(self, step: int) -> Path:
+        """Return the folder of the checkpoint after this step."""
+        return self.folder / f"step-{step:06d}"
+
     def save(self, state: State, model: Any, optimizer: torch.optim.Optimizer) -> Path:
         """Write a checkpoint durably, remove older ones beyond `keep`, and return its folder."""
-        place = self.folder / f"step-{state.step:06d}"
+        place = self.of_step(state.step)
         beside = place.with_name(f".{place.name}")
         shutil.rmtree(beside, ignore_errors=True)
         save_weights(model, beside)
@@ -82,8 +88,10 @@ class Checkpoints:
         shutil.rmtree(place, ignore_errors=True)
         beside.replace(place)
         sync_folder(self.folder)
+        best = best_weights(self._run_folder)
         for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
-            shutil.rmtree(old)
+            if old != best:
+                shutil.rmtree(old)
         return place
 
     def load(self, place: Path, run_id: str, model: Any, optimizer: torch.optim.Optimizer) -> State:

@@ -103,7 +103,8 @@ class InFlight:
     async def take(self, count: int, *, oldest_step: int, timeout_seconds: float) -> list[Group]:
         """Take the first `count` complete groups, and all that were enqueued in `oldest_step` or before; ordered by number.
 
-        After `timeout_seconds` incomplete groups fill up the rest, with their finished rollouts.
+        After `timeout_seconds` incomplete groups fill up the rest, with their finished rollouts; the others of these groups are cancelled,
+        since no step will read them.
         """
         group_of = {rollout_id: group for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished}
         if group_of and not self._ready(count, oldest_step):
@@ -116,18 +117,27 @@ class InFlight:
         others = sorted((group for group in self.groups if group.step > oldest_step), key=lambda group: (not group.whole, group.number))
         taken = sorted(overdue + others[: max(0, count - len(overdue))], key=lambda group: group.number)
         self.groups = [group for group in self.groups if group not in taken]
+        await cancel_all(self._store, _unfinished(taken))
         return taken
 
     async def cancel(self) -> int:
         """Drop all groups and cancel their unfinished rollouts; return the number of these."""
-        unfinished = [rollout_id for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
-        self.groups = []
-        await asyncio.gather(*(cancel_if_exists(self._store, rollout_id) for rollout_id in unfinished))
+        unfinished, self.groups = _unfinished(self.groups), []
+        await cancel_all(self._store, unfinished)
         return len(unfinished)
 
     def _ready(self, count: int, oldest_step: int) -> bool:
         overdue = all(group.whole for group in self.groups if group.step <= oldest_step)
         return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
+
+
+def _unfinished(groups: Sequence[Group]) -> list[str]:
+    return [rollout_id for group in groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
+
+
+async def cancel_all(store: GroupStore, rollout_ids: Sequence[str]) -> None:
+    """Cancel these rollouts, except deleted ones."""
+    await asyncio.gather(*(cancel_if_exists(store, rollout_id) for rollout_id in rollout_ids))
 
 
 async def cancel_if_exists(store: GroupStore, rollout_id: str) -> None:

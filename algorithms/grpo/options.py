@@ -55,7 +55,8 @@ class Rollouts:
     max_staleness: Annotated[int, Field(ge=0, le=10_000, description="it counts steps")] = 2
     """In asynchronous mode: groups that were enqueued this many steps ago are waited for."""
     step_timeout_seconds: StepTimeout = 600.0
-    """Rollouts that have not finished by then are left out of their step, and counted."""
+    """Rollouts that have not finished by then are cancelled and left out of their step, and counted (`not_finished`). Groups that are
+    carried over run on."""
     rollout_config: RolloutConfig | None = None
     """Retries and time limits of rollouts. None: retry_lost_runner() with a `run_dir`."""
     offline_mode: RolloutMode | None = None
@@ -167,6 +168,8 @@ class Schedule:
     target_score: TargetScore | None = None
     """Stop when the mean reward of the last `score_window` steps has reached this."""
     score_window: Annotated[int, Field(ge=1, le=100_000, description="a mean is of at least one step")] = 5
+    val_every: Annotated[int | None, Field(ge=0, le=1_000_000, description="it counts steps")] = None
+    """In a job: validate after every so many steps, and keep the checkpoint with the best score. None or 0: only before and after it."""
     seed: Seed = 0
     checkpoint_every_steps: Annotated[int, Field(ge=1, le=1_000_000, description="it counts steps")] = 1
     """Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""

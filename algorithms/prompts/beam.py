@@ -20,8 +20,3 @@ def best_of(candidates: Sequence[T], scores: Sequence[float], width: int) -> lis
     """Return the `width` candidates with the best scores, best first; among equal scores the earlier ones."""
     ranked = sorted(zip(candidates, scores, strict=True), key=lambda pair: -pair[1])
     return ranked[:width]
-
-
-def score_of(rewards: Sequence[float | None]) -> float:
-    """Compute the mean reward of finished rollouts; a missing reward counts as 0, and the mean of no rollouts is 0."""
-    return sum(reward or 0.0 for reward in rewards) / max(1, len(rewards))

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter
 from agl_otel.algorithms.grpo.groups import cancel_if_exists, requeue_failed
-from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
 from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
+from agl_otel.algorithms.report import final_rewards
 from agl_otel.algorithms.utils import failure_summary
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
-from agl_otel.types.columns import Traces
+from agl_otel.types.scores import Score
 
 SHOWN_CHARACTERS: Final = 8000  # limit on the messages, and on the spans, of one rollout in a prompt
 NO_MESSAGES: Final = "(no messages were captured of this rollout)"
@@ -35,12 +34,12 @@ class Evaluation:
     statuses: list[str | None]
     """None: not finished in time."""
     rewards: list[float | None]
-    """The last primary reward over all attempts; None where there is none."""
+    """The last primary reward over all attempts; None where there is none, or the rollout did not succeed."""
 
     @property
     def score(self) -> float:
-        """The mean reward of finished rollouts; a missing reward counts as 0. 0 where none finished."""
-        return score_of([reward for reward, status in zip(self.rewards, self.statuses, strict=True) if status is not None])
+        """The score of all rollouts; those that did not finish have no reward."""
+        return Score.of(self.rewards).mean
 
     @property
     def per_task(self) -> list[float]:
@@ -145,7 +144,7 @@ class Evaluator:
         for rollout_id in rollout_ids:
             if rollout_id not in status:
                 _log.warning(
-                    "rollout %s has not finished within %g s, or was deleted: it is cancelled and not scored",
+                    "rollout %s has not finished within %g s, or was deleted: it is cancelled and counts as 0",
                     rollout_id,
                     self.timeout_seconds,
                 )
@@ -157,7 +156,11 @@ class Evaluator:
             if not candidate.parents and "succeeded" not in status.values():
                 raise DataError(f"{problem}. Make the agent work with the prompts that the search begins with, and start the run again")
             _log.warning("%s; it counts 0", problem)
-        return Evaluation(rollout_ids, [status.get(one) for one in rollout_ids], [rewards.get(one) for one in rollout_ids])
+        return Evaluation(
+            rollout_ids,
+            [status.get(one) for one in rollout_ids],
+            [rewards.get(one) if status.get(one) == "succeeded" else None for one in rollout_ids],
+        )
 
     def _messages(self, spans: Sequence[Span]) -> str:
         try:
@@ -165,19 +168,6 @@ class Evaluator:
         except (DataError, ValueError) as error:
             return f"(the messages cannot be read: {error})"
         return "\n\n".join("\n".join(_line(message) for message in each["messages"]) for each in conversations)
-
-
-def final_rewards(traces: Traces) -> dict[str, float]:
-    """Return {rollout id: its last primary reward over all attempts}, without rewards that are not finite, which are logged."""
-    found: dict[str, tuple[int, float]] = {}
-    for (rollout_id, _), rewards in traces.rewards.items():
-        for reward in rewards:
-            if reward.index == 0 and reward.sequence >= found.get(rollout_id, (-1, 0.0))[0]:
-                found[rollout_id] = (reward.sequence, reward.value)
-    for rollout_id, (_, value) in found.items():
-        if not math.isfinite(value):
-            _log.warning("the reward of rollout %s is %s: it counts as none", rollout_id, value)
-    return {rollout_id: value for rollout_id, (_, value) in found.items() if math.isfinite(value)}
 
 
 def _line(message: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
 from agl_otel.algorithms.options import MONTH_SECONDS, Seed, checked
-from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, template_problem
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
 from agl_otel.algorithms.prompts.evaluate import Evaluation, Evaluator
@@ -29,6 +28,7 @@ from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.utils import items, retry_lost_runner
 from agl_otel.errors import SettingsError
 from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfig, TrainingStep
+from agl_otel.types.scores import Score
 
 _log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class PromptSearch(Algorithm):
         known = [reward for reward in rewards if reward is not None]
         began, self._step_began = self._step_began, time.time()
         before, self._best_before = self._best_before, self._best
-        metrics: dict[str, Any] = {"rollouts": len(rewards), "reward_mean": score_of(known), **self.spend.described()}
+        metrics: dict[str, Any] = {"rollouts": len(rewards), "reward_mean": Score.of(rewards).mean, **self.spend.described()}
         return TrainingStep(
             run_id=self._run_log.run_id,
             algorithm=self.name,

@@ -12,7 +12,7 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import islice
@@ -29,7 +29,7 @@ from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import left_out, task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.groups import TaskOrder, requeue_failed
+from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
@@ -57,6 +57,7 @@ from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
+from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.service.processes import Process
 from agl_otel.types import (
@@ -74,7 +75,7 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "device", "threads", "on_step", "seed"),
-        *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports"),
+        *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports", "val_every", "validate"),
     }
 )
 """Fields that may change when a run is resumed: where things are, and when it ends."""
@@ -121,6 +122,10 @@ class SFT(Algorithm):
     threads: Threads = 1
     """Of torch on the CPU."""
     on_step: Callable[[RoundReport], object] | None = None
+    val_every: int | None = None
+    """In a job: validate after every so many rounds, and keep the weights with the best score. None: only before and after the run."""
+    validate: Callable[[int, Path], Awaitable[object]] | None = None
+    """Called with the number and weights of each round that `val_every` names, before the next one; again when the run is resumed."""
     shuffle_rewards: bool = False
     """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
     fill_reward: FillReward | None = None
@@ -130,7 +135,7 @@ class SFT(Algorithm):
     rollout_config: RolloutConfig | None = None
     """Retries and time limits of rollouts. None: retry_lost_runner() with a `run_dir`."""
     step_timeout_seconds: StepTimeout = 600.0
-    """Rollouts that have not finished by then are left out of their round, and counted."""
+    """Rollouts that have not finished by then are cancelled and left out of their round, and counted (`not_finished`)."""
     probe_tolerance: ProbeTolerance | None = None
     """After each push the server samples a few tokens, and their log-probs are compared with those of the pushed weights, which are loaded
     on the CPU for this: a ratio that differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no
@@ -209,6 +214,7 @@ class SFT(Algorithm):
                 self._serving = Serving(store, session, url=server, sampling=sampling, run_id=self._log.run_id)
                 await self._serving.begin(self._run)
                 await self._begin(order)
+                await self._validate()
                 while len(self.reports) < self.max_steps and not self._reached_target():
                     report = await self.step(store, (tasks[place] for place in order))
                     if not report.rollouts:
@@ -219,7 +225,13 @@ class SFT(Algorithm):
                     await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
+                    await self._validate()
         return self.reports
+
+    async def _validate(self) -> None:
+        """Have the weights of the last round validated where that is due."""
+        if self.validate is not None and self.val_every and self.reports and len(self.reports) % self.val_every == 0:
+            await self.validate(len(self.reports), self._weights)
 
     # --- the run's folder
 
@@ -265,8 +277,9 @@ class SFT(Algorithm):
         clock.lap("update")
         versions = version, str(self._serving.published.version)
         return RoundReport.of(
-            self._number, versions, ids, traces, batch, chosen, clock,
+            self._number, versions, self._groups(ids), traces, batch, chosen, clock,
             temperature=self.temperature if self.offline_mode is None else None,
+            asked=self.offline_mode is None,
             kept=len(set(chosen.rollout_id)),
             kept_reward_mean=mean_reward(chosen),
             tokens=trained.tokens,
@@ -305,7 +318,13 @@ class SFT(Algorithm):
         await requeue_failed(store, enqueued)
         ids = [rollout.rollout_id for rollout in enqueued]
         finished = {rollout.rollout_id: rollout async for rollout in store.watch(ids, timeout_seconds=self.step_timeout_seconds)}
+        await cancel_all(store, [rollout_id for rollout_id in ids if rollout_id not in finished])
         return ids, [finished[rollout_id] for rollout_id in ids if rollout_id in finished]
+
+    def _groups(self, ids: Sequence[str]) -> list[Sequence[str]]:
+        """Return the ids of a round by task; offline rollouts are one group."""
+        size = self.group_size if self.offline_mode is None else max(1, len(ids))
+        return [ids[start : start + size] for start in range(0, len(ids), size)]
 
     async def _take_offline(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
         """Return the offline rollouts of this mode that no round has taken: their ids, and the rollouts."""
@@ -352,9 +371,15 @@ class SFT(Algorithm):
         if code:
             raise UnavailableError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
         self._weights = Path(spec.out)
-        if self._number > KEPT_WEIGHTS:
-            shutil.rmtree(self._folder / "weights" / str(self._number - KEPT_WEIGHTS), ignore_errors=True)
+        self._forget_weights()
         return Trained(**json.loads((folder / TRAINED).read_text()))
+
+    def _forget_weights(self) -> None:
+        """Remove older weights, except the initial ones and those with the best validation."""
+        best = best_weights(self._folder)
+        for old in (self._folder / "weights").iterdir():
+            if old.name.isdigit() and 0 < int(old.name) <= self._number - KEPT_WEIGHTS and old != best:
+                shutil.rmtree(old)
 
     def _spec(self) -> Spec:
         begun_with = self._first if self.from_start else self._weights
@@ -386,6 +411,13 @@ class SFT(Algorithm):
         policy = load_policy(self.model_dir)
         self._limits = {"vocabulary": policy.vocabulary, "context_tokens": policy.context_tokens}
         return save_weights(policy.model, self._folder / "weights" / "0")
+
+    @property
+    def stopped_because(self) -> str:
+        """Why `train` ended."""
+        if self._reached_target():
+            return "the target score is reached"
+        return "max_steps are done" if len(self.reports) >= self.max_steps else f"there are no new rollouts of mode {self.offline_mode}"
 
     def _reached_target(self) -> bool:
         return self.target_score is not None and bool(self.reports) and self.reports[-1].reward_mean >= self.target_score

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agl_otel.algorithms.validation import best_weights, validations
 from agl_otel.cli import main
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.sft import SFTRun
@@ -72,9 +73,17 @@ class Case:
 GRPO_SAME = ("zero_variance_groups", "resampled", "carried", "oldest", "gradient_norm", "max_ratio_error")
 CASES = (
     Case(
-        "grpo", 3, 3, 4, 'checkpoint_every_steps = 2\nmetrics = ["plots", "tensorboard"]\n', (*SAME, *GRPO_SAME), "checkpoints/step-000003"
+        "grpo",
+        3,
+        3,
+        4,
+        'val_every = 2\ncheckpoint_every_steps = 2\nmetrics = ["plots", "tensorboard"]\n',
+        (*SAME, *GRPO_SAME),
+        "checkpoints/step-000003",
     ),
-    Case("sft", 2, 4, 3, "top_fraction = 0.5\nepochs = 1\n", (*SAME, "kept", "kept_reward_mean", "loss_before"), "weights/2"),
+    Case(
+        "sft", 2, 4, 3, "val_every = 1\ntop_fraction = 0.5\nepochs = 1\n", (*SAME, "kept", "kept_reward_mean", "loss_before"), "weights/2"
+    ),
 )
 
 
@@ -199,7 +208,7 @@ def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Ca
     expected = trained(whole)
     assert asyncio.run(defaults(place.address)) is None, "rollouts of others must not look for a model server that has ended"
     paid = len(asyncio.run(attempts(place.address))) - others
-    assert paid == case.steps * case.prompts * case.members + 2 * VAL
+    assert paid == case.steps * case.prompts * case.members + 3 * VAL, "the last step's validation is the one after the training"
 
     with Command(*arguments(killed), log=place.folder / f"{case.name}.log", cwd=place.folder) as first:
         until(lambda: len(steps_of(killed)) >= kill_after or first.process.poll() is not None, "some steps are done")
@@ -218,6 +227,11 @@ def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Ca
     ], words
     last = Path(case.weights) / "model.safetensors"
     assert (killed / last).read_bytes() == (whole / last).read_bytes(), words
+    assert validations(killed) == validations(whole), words
+    assert [each.step for each in validations(whole)] == [0, case.steps - 1, case.steps]
+    best = best_weights(killed)
+    assert best is not None and best == killed / expected["best_validation"]["weights"], words
+    assert (best / "model.safetensors").exists(), words
     assert len(after) == others + 2 * paid, words
     assert all(after[rollout_id] == (status, tries) for rollout_id, (status, tries) in before.items() if status == "succeeded"), words
 

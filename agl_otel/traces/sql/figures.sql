@@ -14,7 +14,8 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   IsCall AND toInt64OrZero(Facts[{choice:String}]) > 0 AS IsFurtherChoice, IsCall AND NOT IsFurtherChoice AS IsFirstChoice,
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
   notEmpty(Rewards) AS IsReward,
-  StatusCode = 'Error' AS IsError, if(IsFurtherChoice, 0, PromptTokens) AS NewPromptTokens, ResponseTokens
+  StatusCode = 'Error' AS IsError, if(IsFurtherChoice, 0, greatest(PromptTokens, if(IsCall, toUInt64OrZero(Facts[{input_tokens:String}]), 0))) AS ReadTokens,
+  ResponseTokens
 FROM (
   SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, Facts, StatusCode,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens

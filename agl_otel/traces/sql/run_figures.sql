@@ -1,8 +1,15 @@
--- One row for each rollout of a large run, of all its attempts: sums count rows, so a span that was sent twice may count twice until
--- ClickHouse has merged. The reward is the last primary one, of those that the runner gave where it gave any. `rollouts` empty: all ids between `first` and `last`.
+-- One row for each rollout of a large run, of all its attempts. A span that was sent twice counts once. Prompt tokens are those that the
+-- server read: of each call the whole prompt, by the server's count (its stored ids may leave out what an earlier call has). The reward is
+-- the last primary one, of those that the runner gave where it gave any. `rollouts` empty: all ids between `first` and `last`.
 SELECT RolloutId, count() AS Spans, countIf(StatusCode = 'Error') AS Errors,
-  sumIf(length(PromptTokenIds), toInt64OrZero(Facts[{choice:String}]) = 0) AS PromptTokens, sum(length(ResponseTokenIds)) AS ResponseTokens,
+  sumIf(greatest(Prompt, toUInt64OrZero(Facts[{input_tokens:String}])), IsFirst) AS PromptTokens,
+  sum(if(Response = 0 AND IsFirst, toUInt64OrZero(Facts[{output_tokens:String}]), Response)) AS ResponseTokens,
   argMaxIf(toFloat64OrNull(Facts[{reward:String}]), (AttemptId, mapContains(Facts, {given:String}), SequenceId), mapContains(Facts, {reward:String})) AS Reward
-FROM otel.otel_traces
-PREWHERE RolloutId BETWEEN {first:String} AND {last:String} AND (empty({rollouts:Array(String)}) OR RolloutId IN {rollouts:Array(String)})
+FROM (
+  SELECT RolloutId, AttemptId, SequenceId, StatusCode, Facts, length(PromptTokenIds) AS Prompt, length(ResponseTokenIds) AS Response,
+    (SpanName = {llm:String} OR Prompt > 0) AND toInt64OrZero(Facts[{choice:String}]) = 0 AS IsFirst
+  FROM otel.otel_traces
+  PREWHERE RolloutId BETWEEN {first:String} AND {last:String} AND (empty({rollouts:Array(String)}) OR RolloutId IN {rollouts:Array(String)})
+  LIMIT 1 BY RolloutId, AttemptId, TraceId, SpanId
+)
 GROUP BY RolloutId

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agl_otel.adapters.losses import recorded_losses
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.learner import SampledOtherwiseError
@@ -35,6 +36,7 @@ from agl_otel.types import AttemptedRollout, Span
 from agl_otel_hook import conventions
 from tests.contract.store.test_export import reward_of, span_of
 
+LATE_SECONDS = 5.0  # for the other rollouts of the step, which end at once
 GONE = "the queue has no resources grpo-1 version 2, which rollout ro-1 asks for"
 
 
@@ -50,17 +52,23 @@ class Did:
     deleted: bool = False
     logprobs: tuple[float, float] = (-4.5, -4.25)
     """Near those of an untrained model, and made up."""
+    late: bool = False
+    """It does not end."""
+    cut: bool = False
+    """Its reply ends at the token limit."""
 
 
 def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
     ids = (rollout.rollout_id, rollout.attempt.attempt_id)
-    call = {
+    call: dict[str, Any] = {
         conventions.LLM_CALL: 1,
         conventions.LLM_CHOICE: 0,
         conventions.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
         conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
         conventions.LLM_RESPONSE_LOGPROBS: list(did.logprobs),
     }
+    if did.cut:
+        call["gen_ai.response.finish_reasons"] = ["length"]
     made = [span_of(*ids, 1, conventions.SPAN_LLM, call)] if did.calls else []
     return [*made, *([reward_of(*ids, 2, did.reward)] if did.reward is not None else [])]
 
@@ -72,6 +80,8 @@ async def act(store: LightningStore, decide: Callable[[AttemptedRollout], Did]) 
             did = decide(rollout)
             if did.deleted:
                 await store.queue.delete([rollout.rollout_id])
+                continue
+            if did.late:
                 continue
             await store.add_many_spans(spans_of(rollout, did))
             status = "failed" if did.error else "succeeded"
@@ -282,6 +292,64 @@ async def test_rollouts_deleted_while_they_run_are_left_out(store: LightningStor
     assert report.refused == {"not_finished": 1}
     (report,) = await trained(grpo, store, folder, tmp_path / "async", decide, groups_in_flight=6, step_timeout_seconds=300)
     assert report.carried == 2, "carried groups are cancelled at the end, except deleted rollouts"
+
+
+async def test_late_rollouts_are_cancelled_at_the_end_of_their_step(
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
+) -> None:
+    def decide(rollout: AttemptedRollout) -> Did:
+        is_late = (rollout.metadata or {})["group"] == 2 and member(rollout) == 0
+        return Did(late=True) if is_late else by_place(rollout)
+
+    reports = await trained(kind, store, folder, tmp_path / "run", decide, max_steps=2, step_timeout_seconds=LATE_SECONDS)
+    assert [report.refused["not_finished"] for report in reports] == [1, 1]
+    ids = [rollout_id for report in reports for rollout_id in report.rollout_ids]
+    found = [rollout for rollout in await store.query_rollouts(rollout_id_in=ids) if rollout.status != "succeeded"]
+    assert [(rollout.status, isinstance(rollout, AttemptedRollout)) for rollout in found] == [("cancelled", True)] * 2, "they ran"
+    late = [rollout.attempt.attempt_id for rollout in found if isinstance(rollout, AttemptedRollout)]
+    assert sorted(await store.queue.heartbeat("slow", attempt_ids=late)) == sorted(late), "their runner ends them"
+
+
+async def test_a_step_counts_what_it_lost_and_warns_where_mostly_survivors_are_left(
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four groups: one without rewards, one with a failed rollout and a cut reply, and two whole ones."""
+
+    def decide(rollout: AttemptedRollout) -> Did:
+        group, place = (rollout.metadata or {})["group"], member(rollout)
+        lost = {
+            (0, 0): Did(reward=None),
+            (0, 1): Did(reward=None),
+            (1, 0): Did(error="broke down", reward=1.0),
+            (1, 1): Did(reward=1.0, cut=True),
+        }
+        return lost.get((group, place), by_place(rollout))
+
+    (report,) = await trained(kind, store, folder, tmp_path / "run", decide)
+    assert (report.rollouts_without_sample, report.groups_gone, report.replies_cut) == (3, 1, 1)
+    assert (report.reward_mean, report.without_reward) == (3 / 8, 3), "1 + 1 + 1 of all 8, and none for the one that failed"
+    words = "3 of 8 rollouts gave no sample; refused no_reward 2, not_succeeded 1; 1 whole group gone; 1 reply cut at max_tokens"
+    assert report.losses == words
+    assert f"step 1: 38 % of the rollouts gave no sample, so that only survivors are trained on ({words})" in caplog.text
+    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]
+    (step,) = await store.training_steps(run_id)
+    assert recorded_losses(step.metrics) == words, "as `agl-otel runs show` and the dashboard show it"
+
+
+async def test_a_run_is_said_to_have_reached_its_target_only_where_it_did(store: LightningStore, folder: Path, tmp_path: Path) -> None:
+    steps: dict[str, Any] = {"max_steps": 2, "score_window": 1}
+    made: list[GRPO] = []
+
+    def make(**given: Any) -> GRPO:
+        made.append(GRPO.from_options(**given))
+        return made[-1]
+
+    grpo = replace(KINDS[0], make=make)
+    for target, words in ((0.5, "the target score is reached"), (0.75, "max_steps are done"), (None, "max_steps are done")):
+        reports = await trained(grpo, store, folder, tmp_path / str(target), by_place, target_score=target, **steps)
+        assert (made[-1].stopped_because, len(reports)) == (words, 1 if target == 0.5 else 2)
+    await trained(grpo, store, folder, tmp_path / "offline", by_place, offline_mode="test", **steps)
+    assert made[-1].stopped_because == "there are no new rollouts of mode test"
 
 
 async def test_a_run_with_another_model_or_store_is_refused_by_name(

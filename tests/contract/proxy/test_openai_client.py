@@ -52,6 +52,7 @@ async def test_a_stream_is_recorded_like_a_whole_answer_and_passed_on_without_th
     assert (
         first.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == second.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
     )
+    assert first.attributes["gen_ai.usage.input_tokens"] == len(model.prompt_ids(HELLO)), "a stream without usage: the ids are counted"
     assert second.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:1"]
     assert len(second.attributes[conventions.LLM_RESPONSE_LOGPROBS]) == 7
     assert first.start == second.start

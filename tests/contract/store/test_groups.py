@@ -58,6 +58,9 @@ async def test_incomplete_groups_fill_the_step_when_the_time_is_up(store: Lightn
     assert await running.take(2, oldest_step=NONE_OVERDUE, timeout_seconds=0.5) == [first, last]
     assert (list(first.finished), last.whole) == ([first.rollout_ids[1]], True)
     assert running.groups == [middle]
+    late = await store.query_rollouts(rollout_id_in=[first.rollout_ids[0], *middle.rollout_ids])
+    status = {rollout.rollout_id: rollout.status for rollout in late}
+    assert status == {first.rollout_ids[0]: "cancelled", **dict.fromkeys(middle.rollout_ids, "queuing")}, "a carried group runs on"
 
 
 async def test_rollouts_that_no_step_will_take_are_cancelled(store: LightningStore) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from agl_otel.cli import main
+from agl_otel.cli.runs import read_run
 from agl_otel.jobs.job import AgentSpec, DataSpec, Job
 from agl_otel.jobs.run import JobRun
 from agl_otel.store import LightningStore
 from agl_otel.types import TrainingStep
-from tests.contract.store.test_export import call_of, reward_of
+from agl_otel_hook import conventions
+from tests.contract.store.test_export import call_of, reward_of, span_of
 
 
 class Cli:
@@ -99,6 +101,29 @@ def test_runs_are_compared_with_each_other(cli: Cli, two: tuple[str, str], tmp_p
     assert "differences in configuration" in text and "group_size" in text and "-0.75" in text and "update.lr" not in text
     assert f"the configuration of {two[0]}, {two[1]} is unknown" in cli.run("compare", *two).replace("\n", " ")
     assert "no run has a metric 'x'" in cli.run("compare", *two, "--metric", "x", code=2)
+
+
+async def test_prompts_are_counted_whole_and_each_call_once(store: LightningStore) -> None:
+    """A call, one that continues it with two choices, one of a server without token ids, and the agent's own span of it."""
+    run_id = f"grpo-{uuid.uuid4().hex[:8]}"
+    begun = await store.start_rollout({"question": 1}, mode="train", metadata={"run": run_id, "step": 1})
+    ids = (begun.rollout_id, begun.attempt.attempt_id)
+    used = {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 7}
+    tokens = {conventions.LLM_PROMPT_TOKEN_IDS: [5], conventions.LLM_RESPONSE_TOKEN_IDS: [6, 7, 8]}
+    continued = {conventions.LLM_CALL: 2, conventions.LLM_PREFIX_CALL: 1, **tokens, "gen_ai.usage.input_tokens": 5}
+    spans = [
+        call_of(*ids, 1),
+        span_of(*ids, 2, conventions.SPAN_LLM, {**continued, conventions.LLM_CHOICE: 0}),
+        span_of(*ids, 3, conventions.SPAN_LLM, {**continued, conventions.LLM_CHOICE: 1}),
+        span_of(*ids, 4, conventions.SPAN_LLM, {conventions.LLM_CALL: 4, conventions.LLM_CHOICE: 0, **used}),
+        span_of(*ids, 5, "chat m", used),
+    ]
+    await store.add_many_spans(spans)
+    await store.update_attempt(*ids, status="succeeded")
+    totals = (await read_run(store, run_id)).totals()
+    assert (totals["prompt_tokens"], totals["response_tokens"]) == (2 + 5 + 9, 2 + 3 + 3 + 7)
+    (figures,) = await store.reader.figures(await store.queue.query_attempts([begun.rollout_id]))
+    assert figures.prompt_tokens == totals["prompt_tokens"]
 
 
 async def scored(store: LightningStore, tasks: int, **named: Any) -> list[str]:

@@ -75,6 +75,7 @@ def test_a_run_has_counts_a_curve_and_verdicts(web: Web, begun: dict[str, Any]) 
     verdicts = web.rest("GET", "/runs/verdicts", {"run": RUN}).json
     assert (verdicts["of"], verdicts["counts"]) == (1, {"incomplete": 1}) and "sent no seal" in next(iter(verdicts["reasons"]))
     assert web.rest("GET", "/runs/curve", {"run": "none"}).status == 404
+    assert web.rest("GET", "/runs/steps", {"run": RUN}).json == [], "it trained nothing"
     assert web.rest("GET", "/rollouts", {"run": RUN, "mode_in": ["train"]}).json["total"] == 1
     assert web.rest("GET", "/rollouts", {"run": RUN, "mode_in": ["val"]}).json["total"] == 0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.algorithms.prompts.beam import best_of, parents_of, score_of
+from agl_otel.algorithms.prompts.beam import best_of, parents_of
 from agl_otel.algorithms.prompts.pareto import ancestors, best, choose, common_ancestor, front, merged, pairs_to_merge
 
 TABLES = st.integers(1, 5).flatmap(
@@ -31,11 +31,6 @@ def test_a_small_beam_is_repeated_and_a_large_one_is_sampled() -> None:
 def test_the_beam_keeps_the_best_and_among_equals_the_first() -> None:
     assert best_of("abcde", [0.5, 0.9, 0.5, 0.9, 0.1], 3) == [("b", 0.9), ("d", 0.9), ("a", 0.5)]
     assert best_of("ab", [0.0, 0.0], 5) == [("a", 0.0), ("b", 0.0)]
-
-
-@pytest.mark.parametrize(("rewards", "score"), [([1.0, None, 0.5, 0.0], 0.375), ([None, None], 0.0), ([], 0.0), ([-1.0, 1.0], 0.0)])
-def test_a_missing_reward_counts_as_zero_and_so_does_no_rollout(rewards: list[float | None], score: float) -> None:
-    assert score_of(rewards) == score
 
 
 # --- the front

@@ -35,7 +35,7 @@ def test_a_reward_that_is_not_finite_counts_as_none_and_is_logged(value: float, 
     assert "the reward of rollout a is" in caplog.text
 
 
-def test_unfinished_rollouts_are_left_out_and_missing_rewards_count_as_zero() -> None:
-    evaluation = Evaluation(["a", "b", "c"], ["succeeded", "failed", None], [1.0, None, None])
-    assert evaluation.score == 0.5 and evaluation.per_task == [1.0, 0.0, 0.0]
+def test_unfinished_rollouts_and_missing_rewards_count_as_zero() -> None:
+    evaluation = Evaluation(["a", "b", "c", "d"], ["succeeded", "failed", None, "succeeded"], [1.0, None, None, None])
+    assert evaluation.score == 0.25 and evaluation.per_task == [1.0, 0.0, 0.0, 0.0]
     assert Evaluation(["a"], [None], [None]).score == 0.0

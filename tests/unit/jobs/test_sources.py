@@ -38,7 +38,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def job(folder: Path, algorithm: str = "baseline", **agent: Any) -> Job:
-    return Job(agent=AgentSpec(**agent), data=DataSpec(train="tasks.jsonl"), algorithm={"name": algorithm}, folder=folder)
+    made = Job(agent=AgentSpec(**agent), data=DataSpec(train="tasks.jsonl"), algorithm={"name": algorithm})
+    made._folder = folder  # pyright: ignore[reportPrivateUsage]  # as Job.load does
+    return made
 
 
 WITH_IMPORTS = ["agent.py", "helper.py", "later.py", "pkg/__init__.py", "pkg/beside.py", "pkg/inner.py"]

@@ -12,6 +12,10 @@ export type CurvePoint = {
   reward_min: number | null; reward_max: number | null; spans: number; errors: number; prompt_tokens: number; response_tokens: number;
 };
 export type Curve = { run: Run; by: "step" | "order"; points: CurvePoint[]; seconds_old: number };
+export type StepLosses = {
+  step: number; rollouts: number; samples: number; rollouts_without_sample: number; groups_gone: number; replies_cut: number;
+  refused: Record<string, number>; lost: string;
+};
 export type Verdicts = { of: number; counts: Record<string, number>; alarms: number; missing: number; reasons: Record<string, number> };
 export type Attempt = {
   rollout_id: string; attempt_id: string; sequence_id: number; start_time: number; end_time: number | null; status: string;

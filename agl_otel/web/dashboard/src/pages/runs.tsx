@@ -2,7 +2,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useNavigate, useSearchParams } from "react-router";
-import { get, type Curve, type CurvePoint, type Run as RunType, type Verdicts } from "../api";
+import { get, type Curve, type CurvePoint, type Run as RunType, type StepLosses, type Verdicts } from "../api";
 import { Badge, Bars, Empty, Head, Problem, Stat, STATUS_ORDER, Tabs, useNow } from "../parts/common";
 import { Chart, type Series } from "../parts/chart";
 import { Table, type Column } from "../parts/table";
@@ -62,6 +62,7 @@ export function Run() {
   const [band, setBand] = useState<"std" | "range">("std");
   const curve = useQuery({ queryKey: ["curve", run], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run }, signal), refetchInterval: refreshMs || false });
   const verdicts = useQuery({ queryKey: ["verdicts", run], queryFn: ({ signal }) => get<Verdicts>("/runs/verdicts", { run }, signal), refetchInterval: refreshMs ? refreshMs * 2 : false });
+  const steps = useQuery({ queryKey: ["steps", run], queryFn: ({ signal }) => get<StepLosses[]>("/runs/steps", { run }, signal), refetchInterval: refreshMs ? refreshMs * 4 : false });
   const points = curve.data?.points ?? [];
   const about = curve.data?.run;
   const sum = (read: (point: CurvePoint) => number) => points.reduce((total, point) => total + read(point), 0);
@@ -80,7 +81,7 @@ export function Run() {
       <Head trail={<Link to="/runs">Runs</Link>} title={<span> / {run ? visible(run) : "without a run"}</span>}>
         <Link className="button" to={`/rollouts?run=${encodeURIComponent(run)}`}>Rollouts of this run</Link>
       </Head>
-      <Problem error={curve.error ?? verdicts.error} />
+      <Problem error={curve.error ?? verdicts.error ?? steps.error} />
       <div className="scroll">
         {about && (
           <div className="stats">
@@ -105,12 +106,29 @@ export function Run() {
             <h2>Verdicts <small>of the {verdicts.data ? number(verdicts.data.of) : ""} rollouts that ended last</small></h2>
             {verdicts.data && verdicts.data.of > 0 ? <VerdictCard found={verdicts.data} /> : verdicts.isPending ? <div className="wait" /> : <Empty>No rollout has ended.</Empty>}
           </section>
+          {steps.data && steps.data.length > 0 && <LossCard steps={steps.data} />}
           <section className="card">{curve.isPending ? <div className="wait" /> : <Chart title={`Tokens a ${xName}`} series={cost} xName={xName} zero />}</section>
           <section className="card">{curve.isPending ? <div className="wait" /> : <Chart title="Written tokens a rollout" series={length} xName={xName} zero />}</section>
           <section className="card">{curve.isPending ? <div className="wait" /> : <Chart title="Spans with errors a rollout" series={failed} xName={xName} zero />}</section>
         </div>
       </div>
     </>
+  );
+}
+
+const SHOWN_STEPS = 20;
+
+function LossCard({ steps }: { steps: StepLosses[] }) {
+  const lost = steps.filter((step) => step.lost);
+  return (
+    <section className="card">
+      <h2>What steps lost <small>in {number(lost.length)} of {number(steps.length)} steps</small></h2>
+      {lost.length ? <table className="plain"><tbody>
+        {lost.slice(-SHOWN_STEPS).reverse().map((step) => (
+          <tr key={step.step}><td className="right">{number(step.step)}</td><td className={step.rollouts_without_sample > step.rollouts / 5 ? "bad" : "dim"}>{visible(step.lost)}</td></tr>
+        ))}
+      </tbody></table> : <Empty>Every rollout gave a sample, and no reply was cut.</Empty>}
+    </section>
   );
 }
 

@@ -1,0 +1,51 @@
+"""The score of rollouts: the one place that decides what a missing reward counts as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+SCORED_MODES: Final = frozenset({"train", "val", "test"})
+"""Modes of rollouts that an algorithm asks for, whose scores are means over all of them. Rollouts of other modes, such as `production`, may
+rightly have no reward: their mean is over those that have one."""
+
+
+def asked_of(mode: str, *, ended: int, rewarded: int) -> int:
+    """Return over how many rollouts of a mode the score is taken, of which so many have ended and so many have a reward."""
+    return ended if mode in SCORED_MODES else rewarded
+
+
+class Score(NamedTuple):
+    """The mean reward of some rollouts, in which a missing reward counts as 0.
+
+    The reward of a rollout that did not succeed counts as missing.
+    """
+
+    total: float
+    """Sum of the rewards."""
+    asked: int
+    """Number of rollouts, with and without a reward."""
+    missing: int
+    """Number of rollouts without a reward."""
+
+    @classmethod
+    def of(cls, rewards: Iterable[float | None]) -> Score:
+        """Compute the score of rollouts with these rewards; None: it has none."""
+        values = list(rewards)
+        return cls(sum(value for value in values if value is not None), len(values), values.count(None))
+
+    @classmethod
+    def joined(cls, scores: Iterable[Score]) -> Score:
+        """Compute the score of the rollouts of several scores together."""
+        found = list(scores)
+        return cls(sum(each.total for each in found), sum(each.asked for each in found), sum(each.missing for each in found))
+
+    @property
+    def mean(self) -> float:
+        """The score; 0 where there are no rollouts."""
+        return self.total / self.asked if self.asked else 0.0
+
+    def described(self) -> str:
+        """Return the score, and how many rollouts it counts as 0 because they have no reward."""
+        without = f" ({self.missing} without a reward count{'' if self.missing > 1 else 's'} as 0)" if self.missing else ""
+        return f"{self.mean:.3f} on {self.asked} tasks{without}"

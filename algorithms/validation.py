@@ -1,0 +1,65 @@
+"""The validations of a run: scores by step, and the weights with the best one, in validation.json of the run's folder.
+
+The file is replaced as a whole, and weights that it names as the best are not removed with older ones, so it always names some that exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
+from agl_otel.types.scores import Score
+
+VALIDATION: Final = "validation.json"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The score of a run's weights after a step."""
+
+    step: int
+    """0: before the training."""
+    name: str
+    """Of the evaluation in the run; its rollouts' ids contain it."""
+    score: float
+    tasks: int
+    without_reward: int
+    """Tasks without a reward, which count as 0."""
+    weights: str | None
+    """Where the weights are kept, relative to the run's folder; None: they are those that the run began with."""
+
+    @property
+    def scored(self) -> Score:
+        """The score with its numbers of tasks."""
+        return Score(self.score * self.tasks, self.tasks, self.without_reward)
+
+    def described(self) -> str:
+        """Return score, step and weights."""
+        return f"{self.score:.3f} after step {self.step}" + (f" ({self.weights})" if self.weights else "")
+
+
+def validations(folder: Path) -> list[Validation]:
+    """Read the validations of the run in `folder`, by step. Raises DataError where the file is damaged."""
+    path = folder / VALIDATION
+    return [Validation(**row) for row in read_checked(path)["validations"]] if path.exists() else []
+
+
+def note_validation(folder: Path, done: Validation) -> None:
+    """Record a validation, in place of an earlier one of the same step."""
+    others = [each for each in validations(folder) if each.step != done.step]
+    found = sorted([*others, done], key=lambda each: each.step)
+    write_json(folder / VALIDATION, with_checksum({"validations": [asdict(each) for each in found]}))
+
+
+def best_of(found: Sequence[Validation]) -> Validation | None:
+    """Return the best validation of weights that the run made, the earliest of equal ones; None where there is none."""
+    return max((each for each in found if each.weights is not None), key=lambda each: (each.score, -each.step), default=None)
+
+
+def best_weights(folder: Path) -> Path | None:
+    """Return where the run keeps its best weights; None where none were validated."""
+    best = best_of(validations(folder))
+    return folder / best.weights if best is not None and best.weights is not None else None
