@@ -229,3 +229,4 @@ StepTimeout = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="a step
 TargetScore = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the mean reward")]
 Threads = Annotated[int, Field(ge=1, le=256, description="torch computes in at least one thread, and more than the cores slow it down")]
 Temperature = Annotated[float, Field(ge=0, le=5, description="the logits are divided by it, and above 5 the replies are noise")]
+ValEvery = Annotated[int, Field(ge=0, le=1_000_000, description="it counts steps")]

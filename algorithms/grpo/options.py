@@ -29,6 +29,7 @@ from agl_otel.algorithms.options import (
     StepTimeout,
     TargetScore,
     Threads,
+    ValEvery,
     checked,
 )
 from agl_otel.errors import UsageError
@@ -168,7 +169,7 @@ class Schedule:
     target_score: TargetScore | None = None
     """Stop when the mean reward of the last `score_window` steps has reached this."""
     score_window: Annotated[int, Field(ge=1, le=100_000, description="a mean is of at least one step")] = 5
-    val_every: Annotated[int | None, Field(ge=0, le=1_000_000, description="it counts steps")] = None
+    val_every: ValEvery | None = None
     """In a job: validate after every so many steps, and keep the checkpoint with the best score. None or 0: only before and after it."""
     seed: Seed = 0
     checkpoint_every_steps: Annotated[int, Field(ge=1, le=1_000_000, description="it counts steps")] = 1

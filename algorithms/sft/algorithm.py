@@ -49,6 +49,7 @@ from agl_otel.algorithms.options import (
     TargetScore,
     Temperature,
     Threads,
+    ValEvery,
     checked,
 )
 from agl_otel.algorithms.report import Clock, mean_reward
@@ -122,8 +123,8 @@ class SFT(Algorithm):
     threads: Threads = 1
     """Of torch on the CPU."""
     on_step: Callable[[RoundReport], object] | None = None
-    val_every: int | None = None
-    """In a job: validate after every so many rounds, and keep the weights with the best score. None: only before and after the run."""
+    val_every: ValEvery | None = None
+    """In a job: validate after every so many rounds, and keep the weights with the best score. None or 0: only before and after it."""
     validate: Callable[[int, Path], Awaitable[object]] | None = None
     """Called with the number and weights of each round that `val_every` names, before the next one; again when the run is resumed."""
     shuffle_rewards: bool = False

@@ -181,6 +181,8 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "target_score = inf", r"target_score = Infinity: it must be a finite number"),
     ("grpo", "algorithm", "score_window = 0", r"score_window = 0: it must be at least 1 .*leave it out for 5"),
     ("grpo", "algorithm", "seed = -1", r"seed = -1: it must be at least 0"),
+    ("grpo", "algorithm", "val_every = -1", r"val_every = -1: it must be at least 0"),
+    ("sft", "algorithm", "val_every = 2.5", r"val_every = 2\.5: it must be an integer"),
     ("grpo", "algorithm", "checkpoint_every_steps = 0", r"checkpoint_every_steps = 0: it must be at least 1"),
     ("grpo", "algorithm", "keep_checkpoints = 0", r"keep_checkpoints = 0: it must be at least 1 .*leave it out for 2"),
     ("grpo", "algorithm", 'metrics = ["paper"]', r"metrics has 'paper': it must be one of tensorboard, wandb, plots"),
