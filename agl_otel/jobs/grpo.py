@@ -19,7 +19,7 @@ from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
 _SET_BY_JOB: Final = frozenset(
-    {"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "validate", "rollout_config", *OPTION_GROUPS}
+    {"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "validator", "rollout_config", *OPTION_GROUPS}
 )
 
 
@@ -80,6 +80,6 @@ class GRPORun(ServedRun):
             rollout_config=self.job.agent.rollout_config,
             run_dir=run,
             on_step=on_step,
-            validate=self.validate,
+            validator=self.validate,
             **self.options,
         )

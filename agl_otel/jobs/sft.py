@@ -17,7 +17,7 @@ from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, witho
 from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
-_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "validate", "run_dir", "rollout_config"})
+_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "validator", "run_dir", "rollout_config"})
 
 
 def options_model(name: str) -> type[BaseModel]:
@@ -74,6 +74,6 @@ class SFTRun(ServedRun):
             rollout_config=self.job.agent.rollout_config,
             run_dir=run,
             on_step=on_step,
-            validate=self.validate,
+            validator=self.validate,
             **self.options,
         )

@@ -94,7 +94,7 @@ class GRPO(Algorithm):
     updates: Updates = field(default_factory=Updates)
     schedule: Schedule = field(default_factory=Schedule)
     on_step: Callable[[StepReport], object] | None = None
-    validate: Callable[[int, Path], Awaitable[object]] | None = None
+    validator: Callable[[int, Path], Awaitable[object]] | None = None
     """Called with the number and checkpoint of each step that `val_every` names, before the next step; again when the run is resumed."""
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in `model_dir`."""
@@ -472,12 +472,12 @@ class GRPO(Algorithm):
             await self._save(order)
 
     def _validates(self, step: int) -> bool:
-        return self.validate is not None and bool(self.schedule.val_every) and step % (self.schedule.val_every or 1) == 0
+        return self.validator is not None and bool(self.schedule.val_every) and step % (self.schedule.val_every or 1) == 0
 
     async def _validate(self) -> None:
         """Have the weights of the last step validated where that is due."""
-        if self._run is not None and self.validate is not None and self.reports and self._validates(len(self.reports)):
-            await self.validate(len(self.reports), self._checkpoints.of_step(len(self.reports)))
+        if self._run is not None and self.validator is not None and self.reports and self._validates(len(self.reports)):
+            await self.validator(len(self.reports), self._checkpoints.of_step(len(self.reports)))
 
     async def _save(self, order: TaskOrder) -> None:
         """Write the checkpoint of the last step."""

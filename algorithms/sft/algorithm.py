@@ -76,7 +76,7 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "device", "threads", "on_step", "seed"),
-        *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports", "val_every", "validate"),
+        *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports", "val_every", "validator"),
     }
 )
 """Fields that may change when a run is resumed: where things are, and when it ends."""
@@ -125,7 +125,7 @@ class SFT(Algorithm):
     on_step: Callable[[RoundReport], object] | None = None
     val_every: ValEvery | None = None
     """In a job: validate after every so many rounds, and keep the weights with the best score. None or 0: only before and after it."""
-    validate: Callable[[int, Path], Awaitable[object]] | None = None
+    validator: Callable[[int, Path], Awaitable[object]] | None = None
     """Called with the number and weights of each round that `val_every` names, before the next one; again when the run is resumed."""
     shuffle_rewards: bool = False
     """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
@@ -231,8 +231,8 @@ class SFT(Algorithm):
 
     async def _validate(self) -> None:
         """Have the weights of the last round validated where that is due."""
-        if self.validate is not None and self.val_every and self.reports and len(self.reports) % self.val_every == 0:
-            await self.validate(len(self.reports), self._weights)
+        if self.validator is not None and self.val_every and self.reports and len(self.reports) % self.val_every == 0:
+            await self.validator(len(self.reports), self._weights)
 
     # --- the run's folder
 
