@@ -31,5 +31,7 @@ def test_log_records_are_identified_by_the_same_expression_everywhere() -> None:
 
 def test_the_columns_read_for_facts_are_those_they_use() -> None:
     [column] = re.findall(r"^  Facts .*?CODEC", named_query("schema"), re.M | re.S)
-    asked = re.findall(r"Facts\[\{(\w+):String\}\]|mapContains\(Facts, \{(\w+):String\}\)", named_query("traces"))
-    assert {f"'{NAMES[one or other]}'" for one, other in asked} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{NAMES['prefix']}'"}
+    queries = "".join(named_query(name) for name in ("traces", "figures", "run_figures"))
+    asked = re.findall(r"Facts\[\{(\w+):String\}\]|mapContains\(Facts, \{(\w+):String\}\)", queries)
+    names = {one or other for one, other in asked} - {"reward", "given"}  # of a run's figures: the caller's, which begin with the prefix
+    assert {f"'{NAMES[name]}'" for name in names} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{NAMES['prefix']}'"}
