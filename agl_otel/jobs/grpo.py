@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from pydantic import BaseModel
 
@@ -12,10 +11,8 @@ from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.validation import Validation
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
-from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
 _SET_BY_JOB: Final = frozenset(
@@ -43,35 +40,12 @@ def _check_options(job: Job) -> None:
         GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank"))
 
 
-@dataclass
-class Report:
-    """The results of a training run."""
-
-    steps: list[StepReport] = field(default_factory=list[StepReport])
-    stopped_because: str = ""
-    """GRPO.stopped_because."""
-
-
 class GRPORun(ServedRun):
     """The processes of one GRPO run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "grpo"
 
-    async def fit(
-        self,
-        tasks: Sequence[Any],
-        *,
-        on_step: Callable[[StepReport], None] | None = None,
-        on_validation: Callable[[Validation], object] | None = None,
-    ) -> Report:
-        """Train until the algorithm is done. `on_step` receives every step done now; the report includes earlier ones, too."""
-        self.on_validation = on_validation
-        algorithm = self.algorithm(run=self.run, on_step=on_step)
-        self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
-        steps = await unless_failed(self.failed, algorithm.train(self.store, tasks))
-        return Report(steps, algorithm.stopped_because)
-
-    def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
+    def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], object] | None = None) -> GRPO:
         """Create the job's algorithm over this run's policy and model server."""
         return GRPO.from_options(
             model_dir=self.model_dir,

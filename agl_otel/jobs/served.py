@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_args
 
@@ -22,7 +23,7 @@ from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsErro
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.options import Need
-from agl_otel.jobs.run import Evaluation, JobRun
+from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
 from agl_otel.net.http_server import is_healthy
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
@@ -82,6 +83,15 @@ def check_policy(job: Job) -> ModelFacts:
     return facts
 
 
+@dataclass(frozen=True)
+class Report:
+    """The results of a run."""
+
+    steps: Sequence[Any]
+    """StepReports of GRPO or RoundReports of SFT, earlier ones of a resumed run included."""
+    stopped_because: str
+
+
 class ServedRun(JobRun):
     """Base of runs with a model server; a subclass defines `name` and `algorithm`. A folder that already holds the run resumes it.
 
@@ -116,7 +126,7 @@ class ServedRun(JobRun):
         """Receives each validation during the training."""
 
     async def _start(self) -> None:
-        await self._make_policy()
+        self.model_dir = await prepare_policy(self.job, self.folder)
         algorithm, self.val_tasks = self.algorithm(), self.job.tasks("val")
         options = {
             **algorithm.run_fingerprint(self.job.tasks("train")),
@@ -153,6 +163,22 @@ class ServedRun(JobRun):
             await asyncio.sleep(HEALTH_POLL_SECONDS)
         return port
 
+    async def fit(
+        self,
+        tasks: Sequence[Any],
+        *,
+        on_step: Callable[[Any], object] | None = None,
+        on_validation: Callable[[Validation], object] | None = None,
+    ) -> Report:
+        """Train until the algorithm is done. Raises what its `train` raises.
+
+        `on_step` receives the report of every step done now, `on_validation` each validation; the result includes earlier steps, too.
+        """
+        self.on_validation = on_validation
+        self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
+        algorithm = self.algorithm(run=self.run, on_step=on_step)
+        return Report(await unless_failed(self.failed, algorithm.train(self.store, tasks)), algorithm.stopped_because)
+
     async def evaluate_once(self, tasks: Sequence[Any], *, name: str, step: int | None = None, retry: bool = True) -> Evaluation:
         """Evaluate under a name of this run; an earlier evaluation under that name is read again."""
         return await self.evaluate(tasks, run_id=self.run.run_id, name=name, seed=self.run.seed, step=step, retry=retry)
@@ -185,14 +211,6 @@ class ServedRun(JobRun):
     def best(self) -> Validation | None:
         """The best validation of weights that the run made; None where there is none."""
         return best_of(validations(self.folder))
-
-    async def _make_policy(self) -> None:
-        """Find the job's policy, or create the tiny one. Raises SettingsError."""
-        transformers_logging.disable_progress_bar()
-        spec = self.job.policy
-        self.model_dir = policy_of(self.job) or self.folder / "policy"
-        if spec.model == "tiny" and not (self.model_dir / WEIGHTS_FILE).exists():  # its weights are written last
-            await asyncio.to_thread(_make_tiny, self.model_dir, spec.seed)
 
     async def _serve(self, port: int, weights: Path | None, version: int) -> None:
         """Start the model server on this port with these weights, and wait until it is healthy."""
@@ -229,9 +247,18 @@ class ServedRun(JobRun):
         served = {"probe_tolerance": VLLM_TOLERANCE} if self.job.policy.server == "vllm" else {}
         return {"seed": self.job.policy.seed, **served, **self.job.options}
 
-    def algorithm(self) -> Any:
+    def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[Any], object] | None = None) -> Any:
         """Create the job's algorithm over this run's policy and model server."""
         raise NotImplementedError
+
+
+async def prepare_policy(job: Job, folder: Path) -> Path:
+    """Return the folder of the job's policy; the tiny one is created in the run's `folder`, once. Raises SettingsError."""
+    transformers_logging.disable_progress_bar()
+    place = policy_of(job) or folder / "policy"
+    if job.policy.model == "tiny" and not (place / WEIGHTS_FILE).exists():  # its weights are written last
+        await asyncio.to_thread(_make_tiny, place, job.policy.seed)
+    return place
 
 
 def _make_tiny(folder: Path, seed: int) -> None:

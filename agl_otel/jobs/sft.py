@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from pydantic import BaseModel
 
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
-from agl_otel.algorithms.validation import Validation
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
-from agl_otel.jobs.run import unless_failed
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "validator", "run_dir", "rollout_config"})
@@ -39,32 +36,10 @@ def _check_options(job: Job) -> None:
         SFT(model_dir="", model_server_url="", **without(job.options, "metrics"))
 
 
-@dataclass
-class Report:
-    """The results of a run."""
-
-    steps: list[RoundReport]
-    stopped_because: str
-    """SFT.stopped_because."""
-
-
 class SFTRun(ServedRun):
     """The processes of one SFT run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "sft"
-
-    async def fit(
-        self,
-        tasks: Sequence[Any],
-        *,
-        on_step: Callable[[RoundReport], object] | None = None,
-        on_validation: Callable[[Validation], object] | None = None,
-    ) -> Report:
-        """Train until the algorithm is done; `on_step` receives every round done now. Raises what SFT.train raises."""
-        self.on_validation = on_validation
-        self.resources_id = self.run.run_id  # later evaluations use what the algorithm publishes
-        algorithm = self.algorithm(run=self.run, on_step=on_step)
-        return Report(await unless_failed(self.failed, algorithm.train(self.store, tasks)), algorithm.stopped_because)
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
         """Create the job's algorithm over this run's policy and model server."""

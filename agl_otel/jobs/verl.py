@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -14,8 +15,8 @@ from agl_otel.algorithms.verl.keys import get, has, translate
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, of_table, options_of
-from agl_otel.jobs.run import unless_failed
-from agl_otel.jobs.served import ServedRun, check_policy
+from agl_otel.jobs.run import JobRun, unless_failed
+from agl_otel.jobs.served import check_policy, prepare_policy
 
 MODEL: Final = "actor_rollout_ref.model.path"
 _SET_BY_JOB: Final = frozenset({"trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
@@ -52,19 +53,21 @@ def _check_model(job: Job) -> None:
         raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
 
 
-class VerlRun(ServedRun):
+class VerlRun(JobRun):
     """The processes of one verl run over a store. Use `async with`; a folder that already holds the run resumes it."""
+
+    _model_dir: Path | None = None
 
     async def _start(self) -> None:
         require_extra()
         _check_model(self.job)
         if not has(translate(self.job.options["config"]).config, MODEL):
-            await self._make_policy()
+            self._model_dir = await prepare_policy(self.job, self.folder)
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any], *, on_step: Callable[[dict[str, Any]], object] | None = None) -> VERL:
         """Train; return the algorithm with its metrics. Raises what VERL.run raises."""
         algorithm = VERL(
-            model_dir=getattr(self, "model_dir", None),
+            model_dir=self._model_dir,
             rollout_config=retry_lost_runner(self.job.agent.timeout_seconds),
             on_step=on_step,
             **self.job.options,

@@ -54,15 +54,8 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("max_steps", "target_score", "score_window", "device", "threads", "seed", "step_timeout_seconds"),
-        *(
-            "probe_tolerance",
-            "ratio_error_limit",
-            "checkpoint_every_steps",
-            "keep_checkpoints",
-            "micro_batch_tokens",
-            "gradient_checkpointing",
-            "val_every",
-        ),
+        *("probe_tolerance", "ratio_error_limit", "checkpoint_every_steps", "keep_checkpoints", "val_every"),
+        *("micro_batch_tokens", "gradient_checkpointing"),
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""

@@ -90,15 +90,15 @@ def checkpoint_activations(model: Any) -> None:
 
     Layers do so in training mode only, so dropout, which no policy is trained with, is set to 0.
     """
-    with warnings.catch_warnings():  # renamed in transformers 5.20; [train] allows 5.0
+    with warnings.catch_warnings():  # the name is deprecated in transformers 5.23, and [train] allows older ones, which lack the new name
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    modules: Any = model.modules()
-    for module in modules:
-        for name in (
-            ("p",) if isinstance(module, torch.nn.Dropout) else ("attention_dropout",) if hasattr(module, "attention_dropout") else ()
-        ):
-            setattr(module, name, 0.0)
+    dropouts: list[Any] = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    for module in dropouts:
+        module.p = 0.0
+    attentions: list[Any] = [module for module in model.modules() if hasattr(module, "attention_dropout")]
+    for module in attentions:
+        module.attention_dropout = 0.0
     model.config.use_cache = False
     model.train()
 
