@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -33,6 +34,13 @@ __all__ = ["pytest_runtest_makereport"]  # a hook
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 read_one_certificate()
 tune_for_startup()
+
+_ROOT = Path(__file__).parents[1]
+_NOT_USERS = [
+    sysconfig.get_path("stdlib"),
+    sys.prefix,
+    *(_ROOT / room for room in ("agl_otel", "adapters", "algorithms", "bench", "collector", "hook", "tests")),
+]
 
 # A busy machine is no fault of a test: nothing here depends on time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -76,6 +84,18 @@ def own_tracer_provider() -> Iterator[None]:
     process._telemetry = None  # pyright: ignore[reportPrivateUsage] - nothing public forgets it, nor the two below
     trace._TRACER_PROVIDER = None  # pyright: ignore[reportPrivateUsage]
     trace._TRACER_PROVIDER_SET_ONCE = Once()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_user_modules() -> Iterator[None]:
+    """Unload the agents, graders and tasks that a file's tests loaded: another file's job may have an `agent.py` of its own."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - before:
+        file = Path(getattr(sys.modules[name], "__file__", None) or sys.prefix)
+        if not any(file.is_relative_to(place) for place in _NOT_USERS):
+            del sys.modules[name]
+    sys.path[:] = path
 
 
 @pytest.fixture(scope="session")
