@@ -1,4 +1,4 @@
-"""Log-probs computed in chunks, against those of whole logits."""
+"""Log-probs of rows end to end and in chunks, against those of whole logits of each row."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def some_rows(seed: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, t
     return ids, trained, 0.3 + torch.rand(int(trained.sum()), generator=source)
 
 
+def scored(scorer: Scorer, ids: torch.Tensor, trained: torch.Tensor, temperature: torch.Tensor | float = 1.0) -> torch.Tensor:
+    return scorer(ids.flatten(), [ids.shape[1]] * len(ids), trained.flatten(), temperature)
+
+
 def whole(model: Any, ids: torch.Tensor, trained: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
     where = trained[:, 1:]
     return token_logprobs(model(input_ids=ids).logits[:, :-1][where], ids[:, 1:][where], temperature=temperature)
@@ -53,7 +57,7 @@ def test_chunks_give_the_log_probs_and_gradients_of_whole_logits(tied: bool, chu
     ids, trained, temperature = some_rows(1, 211)
     scorer = Scorer(ours, chunk_logits=chunk)
     assert not scorer.whole_logits
-    found, expected = scorer(ids, trained, temperature), whole(plain, ids, trained, temperature)
+    found, expected = scored(scorer, ids, trained, temperature), whole(plain, ids, trained, temperature)
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
     weights = torch.linspace(-1, 1, len(found))
     (found * weights).sum().backward()
@@ -68,7 +72,7 @@ def test_only_the_adapter_gets_gradients(policy: Policy) -> None:
     scorer = Scorer(model)
     assert not scorer.whole_logits
     ids, trained, temperature = some_rows(2, policy.vocabulary)
-    found, expected = scorer(ids, trained, temperature), whole(model, ids, trained, temperature)
+    found, expected = scored(scorer, ids, trained, temperature), whole(model, ids, trained, temperature)
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
     found.sum().backward()
     parameters: dict[str, Any] = dict(model.named_parameters())
@@ -78,7 +82,7 @@ def test_only_the_adapter_gets_gradients(policy: Policy) -> None:
 def test_bfloat16_is_as_exact_as_whole_logits_in_bfloat16() -> None:
     model = qwen(tied=True).bfloat16()
     ids, trained, temperature = some_rows(3, 211)
-    found = Scorer(model, chunk_logits=500)(ids, trained, temperature)
+    found = scored(Scorer(model, chunk_logits=500), ids, trained, temperature)
     assert found.dtype is torch.float32
     assert torch.allclose(found, whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
 
@@ -89,12 +93,12 @@ def test_a_head_that_is_not_linear_is_scored_from_its_logits() -> None:
     scorer = Scorer(model)
     assert scorer.whole_logits
     ids, trained, temperature = some_rows(4, 211)
-    assert torch.allclose(scorer(ids, trained, temperature), whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
+    assert torch.allclose(scored(scorer, ids, trained, temperature), whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
 
 
 def test_no_trained_token_gives_no_log_prob() -> None:
     ids, trained, _ = some_rows(random.Random(5).randrange(100), 211)
-    assert Scorer(qwen(tied=False))(ids, torch.zeros_like(trained)).shape == (0,)
+    assert scored(Scorer(qwen(tied=False)), ids, torch.zeros_like(trained)).shape == (0,)
 
 
 def test_the_logits_of_all_tokens_are_never_held_at_once() -> None:
@@ -113,5 +117,5 @@ def test_the_logits_of_all_tokens_are_never_held_at_once() -> None:
 
     scorer = Scorer(model, chunk_logits=2 * 211)
     with Watch():
-        scorer(ids, trained).sum().backward()
+        scored(scorer, ids, trained).sum().backward()
     assert largest == 2 * 211
