@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import token_logprobs
-from agl_otel.algorithms.grpo.policy import Policy
+from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations
 
 pytestmark = pytest.mark.full
 SIZES: dict[str, Any] = {
@@ -94,6 +104,113 @@ def test_a_head_that_is_not_linear_is_scored_from_its_logits() -> None:
     assert scorer.whole_logits
     ids, trained, temperature = some_rows(4, 211)
     assert torch.allclose(scored(scorer, ids, trained, temperature), whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
+
+
+def ragged(seed: int, vocabulary: int = 211) -> tuple[torch.Tensor, list[int], torch.Tensor, torch.Tensor]:
+    """Make token ids of rows end to end, the lengths of the rows, trained tokens, and a temperature for each of these."""
+    source, lengths = torch.Generator().manual_seed(seed), [7, 2, 11, 1, 7]
+    ids = torch.randint(0, vocabulary, (sum(lengths),), generator=source)
+    trained = torch.rand(sum(lengths), generator=source) < 0.6
+    trained[[0, 7, 9, 20, 21]] = False
+    return ids, lengths, trained, 0.3 + torch.rand(int(trained.sum()), generator=source)
+
+
+def row_by_row(model: Any, ids: torch.Tensor, lengths: list[int], trained: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    counts = [int(part.sum()) for part in trained.split(lengths)]
+    parts = zip(ids.split(lengths), trained.split(lengths), temperature.split(counts), strict=True)
+    return torch.cat([whole(model, row[None], where[None], scale) for row, where, scale in parts])
+
+
+def mistral() -> Any:
+    """Make a model whose tokens see themselves and the three before."""
+    torch.manual_seed(0)
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)).eval()
+
+
+def checkpointed() -> Any:
+    model = qwen(tied=False)
+    checkpoint_activations(model)
+    return model
+
+
+def adapted() -> Any:
+    pytest.importorskip("peft", reason="needs the [lora] extra")
+    model = with_lora(qwen(tied=True), 2)
+    for name, weight in model.named_parameters():
+        if ".lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def eager() -> Any:
+    model = qwen(tied=False)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def recurrent() -> Any:
+    torch.manual_seed(0)
+    return MambaForCausalLM(MambaConfig(vocab_size=211, hidden_size=32, state_size=4, num_hidden_layers=2)).eval()
+
+
+PACKED: dict[str, Any] = {
+    "untied": lambda: qwen(tied=False), "tied": lambda: qwen(tied=True), "sliding": mistral, "checkpointed": checkpointed, "lora": adapted,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_rows_end_to_end_have_the_log_probs_and_gradients_of_padded_rows_and_of_rows_alone(name: str) -> None:
+    """All in float64, but for norms, rotations and the log-probs themselves, which are float32 in any case: 1e-6."""
+    models = [PACKED[name]().double() for _ in range(3)]
+    inputs = ragged(7)
+    packed, padded = Scorer(models[0]), Scorer(models[1], pack=False)
+    assert packed.packs and not padded.packs
+    found = [packed(*inputs), padded(*inputs), row_by_row(models[2], *inputs)]
+    weights = torch.linspace(-1, 1, len(found[0]))
+    for each in found:
+        (each * weights / len(weights)).sum().backward()
+    for each, model in zip(found[1:], models[1:], strict=True):
+        assert torch.allclose(found[0], each.float(), rtol=0, atol=1e-6)
+        for (weight, one), (_, other) in zip(models[0].named_parameters(), model.named_parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None)
+            assert one.grad is None or torch.allclose(one.grad, other.grad, rtol=0, atol=1e-6), weight
+
+
+def test_a_row_end_to_end_with_others_does_not_see_them() -> None:
+    scorer, (ids, lengths, trained, temperature) = Scorer(qwen(tied=False)), ragged(8)
+    other = torch.cat([(ids[:9] + 1) % 211, ids[9:]])
+    before = int(trained[:9].sum())
+    found = [scorer(each, lengths, trained, temperature) for each in (ids, other)]
+    assert torch.equal(found[0][before:], found[1][before:])
+    assert not torch.isclose(found[0][:before], found[1][:before]).any()
+
+
+def test_mixed_precision_scores_rows_end_to_end_as_padded_ones() -> None:
+    """bfloat16 has 8 bits, and matrix products round by their shapes: log-probs differ by less than 0.02."""
+    inputs = ragged(9)
+    packed, padded = (Scorer(qwen(tied=False), compute_dtype=torch.bfloat16, pack=pack) for pack in (True, False))
+    assert packed.packs
+    assert torch.allclose(packed(*inputs), padded(*inputs), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(("make", "words"), [(eager, "its eager attention"), (recurrent, "MambaForCausalLM has rows padded")])
+def test_a_model_that_cannot_keep_rows_apart_gets_padded_ones(make: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "agl_otel"):
+        model = make()
+        scorer = Scorer(model)
+    assert not scorer.packs and words in caplog.text
+    inputs = ragged(10)
+    assert torch.allclose(scorer(*inputs), row_by_row(model, *inputs), rtol=0, atol=1e-6)
+
+
+def test_others_calls_of_a_packed_model_are_as_before() -> None:
+    """A server's or a test's: with padding on the left and a mask."""
+    plain, packed = mistral(), mistral()
+    assert Scorer(packed).packs
+    ids, mask = torch.arange(24).reshape(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[1, :5] = 0
+    assert torch.equal(plain(input_ids=ids, attention_mask=mask).logits, packed(input_ids=ids, attention_mask=mask).logits)
+    assert torch.equal(plain(input_ids=ids).logits, packed(input_ids=ids).logits)
 
 
 def test_no_trained_token_gives_no_log_prob() -> None:
