@@ -12,6 +12,8 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -193,7 +195,18 @@ def test_mixed_precision_scores_rows_end_to_end_as_padded_ones() -> None:
     assert torch.allclose(packed(*inputs), padded(*inputs), rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize(("make", "words"), [(eager, "its eager attention"), (recurrent, "MambaForCausalLM has rows padded")])
+def hybrid() -> Any:
+    """Make a model with both attention and recurrent layers, which its config does not list as layer_types."""
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    config = JambaConfig(**sizes, num_experts=1, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False, mamba_d_state=4)
+    return JambaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(hybrid, "JambaForCausalLM has rows padded"), (eager, "its eager attention"), (recurrent, "MambaForCausalLM has rows padded")],
+)
 def test_a_model_that_cannot_keep_rows_apart_gets_padded_ones(make: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "agl_otel"):
         model = make()
