@@ -1,7 +1,7 @@
 """Log-probs of a model's own tokens, without padding and without the logits of a whole batch.
 
-Rows are laid end to end in one row of the model. Attention alone works row by row, since a mask over all pairs of tokens costs more than
-the padding that it saves; all other layers see one long row.
+Rows are laid end to end in one row of the model. Attention alone works row by row, since a mask over all pairs of tokens, by which
+transformers keeps rows apart under sdpa, costs more than the padding that it saves; all other layers see one long row.
 
 The head is applied to the hidden states that predict a trained token, a chunk at a time; the backward pass computes each chunk's logits
 again: [tokens, vocabulary] in float32 is 5 GB for 8,192 tokens of Qwen. The idea is that of fused linear cross-entropy (Liger Kernel,
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -97,15 +98,16 @@ class Scorer:
             return self._model(**inputs).logits if self.whole_logits else self._decoder(**inputs).last_hidden_state
 
         places = torch.cat([torch.arange(length) for length in lengths]).to(token_ids.device)
+        row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(token_ids.device)
         if self.packs and self._causal.config._attn_implementation == BY_ROW:
             # without this mask, transformers finds rows by their positions and makes a mask of all pairs of tokens
             every = torch.ones((1, len(token_ids)), dtype=torch.bool, device=token_ids.device)
-            rows = {"attention_mask": every, "row_lengths": tuple(lengths)}
-            return take(input_ids=token_ids[None], position_ids=places[None], use_cache=False, **rows)[0]
+            layout = _Layout(tuple(lengths), row, places, together=token_ids.is_cuda)
+            packed = {"input_ids": token_ids[None], "position_ids": places[None], "attention_mask": every}
+            return take(**packed, row_layout=layout, use_cache=False)[0]
         if self.packs:
             return take(input_ids=token_ids[None], position_ids=places[None], use_cache=False)[0]
-        row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(token_ids.device)
-        return take(input_ids=pad_sequence(token_ids.split(tuple(lengths)), batch_first=True), use_cache=False)[row, places]
+        return take(input_ids=pad_sequence([*token_ids.split(tuple(lengths))], batch_first=True), use_cache=False)[row, places]
 
     @torch.no_grad()
     def _can_pack(self) -> bool:
@@ -143,6 +145,19 @@ class Scorer:
             return torch.equal(self._head(hidden), self._model(input_ids=ids, use_cache=False).logits)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where the tokens of rows lie that are laid end to end."""
+
+    lengths: tuple[int, ...]
+    row: Tensor
+    """int64 [tokens]."""
+    place: Tensor
+    """int64 [tokens]: in its row, from 0."""
+    together: bool
+    """Attention pads the rows for itself, and does all in one call: on a GPU, where a call for each short row takes longer than padding."""
+
+
 def _attend_by_row(
     module: Any,
     query: Tensor,
@@ -150,24 +165,34 @@ def _attend_by_row(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    row_lengths: Sequence[int] = (),
+    row_layout: _Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each row of [1, heads, tokens, size] by itself, causally; without `row_lengths` it is transformers' sdpa."""
-    if not row_lengths:
+    """Attend within each row of [1, heads, tokens, size] by itself, causally; without a layout it is transformers' sdpa."""
+    if row_layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    window = options.get("sliding_window")
-    found: list[Tensor] = []
-    for rows in zip(*(tensor.split(row_lengths, dim=2) for tensor in (query, key, value)), strict=True):
-        length = rows[0].shape[2]
+
+    def attend(*of_rows: Tensor) -> Tensor:
+        length, window = of_rows[0].shape[2], options.get("sliding_window")
         mask = None
         if window is not None and length > window:  # a token sees itself and the window - 1 before it, as in transformers' masks
             mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
-        found.append(sdpa_attention_forward(module, *rows, mask, **options)[0])
-    return torch.cat(found, dim=1), None
+        states: Any = of_rows
+        return sdpa_attention_forward(module, *states, mask, **options)[0]
+
+    if not row_layout.together:
+        parts = zip(*(tensor.split(row_layout.lengths, dim=2) for tensor in (query, key, value)), strict=True)
+        return torch.cat([attend(*rows) for rows in parts], dim=1), None
+    shape, where = (len(row_layout.lengths), max(row_layout.lengths)), (row_layout.row, row_layout.place)
+    padded = [
+        tensor.new_zeros(*shape, tensor.shape[1], tensor.shape[3]).index_put(where, tensor[0].transpose(0, 1)).transpose(1, 2)
+        for tensor in (query, key, value)
+    ]
+    return attend(*padded)[where][None], None
 
 
-AttentionInterface.register(BY_ROW, _attend_by_row)
+attentions: Any = AttentionInterface
+attentions.register(BY_ROW, _attend_by_row)
 AttentionMaskInterface.register(BY_ROW, sdpa_mask)
 
 

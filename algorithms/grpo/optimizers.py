@@ -37,7 +37,7 @@ def make_optimizer(name: OptimizerName, weights: Iterable[torch.nn.Parameter], l
     if name == PLAIN:
         return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     require_optimizer(name, "cuda")
-    from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+    from bitsandbytes.optim.adamw import AdamW8bit, PagedAdamW8bit
 
     kind = AdamW8bit if name == "adamw_8bit" else PagedAdamW8bit
     return kind(weights, lr=learning_rate, weight_decay=0.0)

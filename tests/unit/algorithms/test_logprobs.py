@@ -22,7 +22,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from agl_otel.algorithms.grpo.logprobs import Scorer
+from agl_otel.algorithms.grpo.logprobs import Scorer, _attend_by_row, _Layout  # pyright: ignore[reportPrivateUsage]  # the GPU's way is taken on the CPU
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations
@@ -185,6 +185,23 @@ def test_a_row_end_to_end_with_others_does_not_see_them() -> None:
     found = [scorer(each, lengths, trained, temperature) for each in (ids, other)]
     assert torch.equal(found[0][before:], found[1][before:])
     assert not torch.isclose(found[0][:before], found[1][:before]).any()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_attention_that_pads_rows_for_itself_is_attention_to_each_row(window: int | None) -> None:
+    """The first is for GPUs, where calls for short rows are slow."""
+    lengths, found = (7, 2, 11, 1), list[list[torch.Tensor]]()
+    row = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    place = torch.cat([torch.arange(length) for length in lengths])
+    module = mistral().model.layers[0].self_attn
+    for together in (True, False):
+        torch.manual_seed(0)
+        states: Any = [torch.randn(1, heads, sum(lengths), 16, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
+        layout = _Layout(lengths, row, place, together)
+        attended, _ = _attend_by_row(module, *states, None, row_layout=layout, sliding_window=window, scaling=0.25)
+        attended.square().sum().backward()
+        found.append([attended, *(state.grad for state in states)])
+    assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(*found, strict=True))
 
 
 def test_mixed_precision_scores_rows_end_to_end_as_padded_ones() -> None:
