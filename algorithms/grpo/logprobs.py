@@ -32,6 +32,7 @@ BY_ROW: Final = "sdpa_by_row"
 """The name of `_attend_by_row` in transformers."""
 _PROBED_IDS: Final = 4  # token ids of the forward pass by which a head is recognised
 _PROBED_ROWS: Final = (3, 5, 1)  # lengths of the rows by which it is found out whether a model can be packed
+_SHORT_ROW: Final = 800  # tokens; on an H100, padding is faster at 100 and 300 tokens a row, and a call for each row at 1500
 _LAYERS: Final = frozenset({"full_attention", "sliding_attention"})  # what `_attend_by_row` computes
 _TOLERANCE: Final = 1e-4  # of hidden states, relative to their norm; where rows see each other they differ by far more
 _LOW_TOLERANCE: Final = 3e-2  # with weights in bfloat16, which has 8 bits
@@ -102,7 +103,7 @@ class Scorer:
         if self.packs and self._causal.config._attn_implementation == BY_ROW:
             # without this mask, transformers finds rows by their positions and makes a mask of all pairs of tokens
             every = torch.ones((1, len(token_ids)), dtype=torch.bool, device=token_ids.device)
-            layout = _Layout(tuple(lengths), row, places, together=token_ids.is_cuda)
+            layout = _Layout(tuple(lengths), row, places, together=token_ids.is_cuda and len(token_ids) < _SHORT_ROW * len(lengths))
             packed = {"input_ids": token_ids[None], "position_ids": places[None], "attention_mask": every}
             return take(**packed, row_layout=layout, use_cache=False)[0]
         if self.packs:
@@ -178,7 +179,8 @@ def _attend_by_row(
         if window is not None and length > window:  # a token sees itself and the window - 1 before it, as in transformers' masks
             mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
         states: Any = of_rows
-        return sdpa_attention_forward(module, *states, mask, **options)[0]
+        attended: Any = sdpa_attention_forward
+        return attended(module, *states, mask, **options)[0]
 
     if not row_layout.together:
         parts = zip(*(tensor.split(row_layout.lengths, dim=2) for tensor in (query, key, value)), strict=True)

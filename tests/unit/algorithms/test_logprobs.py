@@ -198,7 +198,8 @@ def test_attention_that_pads_rows_for_itself_is_attention_to_each_row(window: in
         torch.manual_seed(0)
         states: Any = [torch.randn(1, heads, sum(lengths), 16, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
         layout = _Layout(lengths, row, place, together)
-        attended, _ = _attend_by_row(module, *states, None, row_layout=layout, sliding_window=window, scaling=0.25)
+        attend: Any = _attend_by_row
+        attended, _ = attend(module, *states, None, row_layout=layout, sliding_window=window, scaling=0.25)
         attended.square().sum().backward()
         found.append([attended, *(state.grad for state in states)])
     assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(*found, strict=True))
