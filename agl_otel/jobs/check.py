@@ -34,7 +34,7 @@ class CheckReport:
     problems: list[str] = field(default_factory=list[str])
     """Why the job cannot be run; empty: it can."""
     notes: list[str] = field(default_factory=list[str])
-    """What could not be checked."""
+    """What could not be checked, and how the policy is served."""
     algorithm: str = ""
     train: int = 0
     """Number of tasks."""
@@ -77,9 +77,12 @@ def checked_job(path: Path) -> Job:
 def _check(job: Job, found: CheckReport) -> list[Any]:
     """Check everything that needs no store, and return the tasks."""
     found.algorithm = job.algorithm.get("name", "grpo")
-    for need in import_module(job.run_by).needs(job):
+    module = import_module(job.run_by)
+    for need in module.needs(job):
         with _collecting(found):
             need()
+    with _collecting(found):
+        found.notes += module.notes(job) if hasattr(module, "notes") else []
     train, val = list[Any](), list[Any]()
     scores = job.run_by != own.__name__
     with _collecting(found):
