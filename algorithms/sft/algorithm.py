@@ -31,7 +31,6 @@ from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
-from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -81,7 +80,6 @@ _NOT_COMPARED: Final = frozenset(
     }
 )
 """Fields that may change when a run is resumed: where things are, and when it ends."""
-_OF_SPEC: Final = ("optimizer", "learning_rate", "epochs", "batch_rows", "max_grad_norm", "device", "threads")
 KEPT_WEIGHTS: Final = 2  # the newest, which the server reads during a push, and the previous one
 STOP_SECONDS: Final = 5.0
 _logger = logging.getLogger(__name__)
@@ -108,8 +106,6 @@ class SFT(Algorithm):
     epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
     """Passes over the selected attempts."""
     batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16
-    optimizer: OptimizerName = "adamw"
-    """As in grpo/options.py (extra [bitsandbytes] for those with 8-bit states)."""
     learning_rate: LearningRate = 1e-3
     max_grad_norm: MaxGradNorm = 1.0
     from_start: bool = False
@@ -158,7 +154,6 @@ class SFT(Algorithm):
     reports: list[RoundReport] = field(default_factory=list[RoundReport], init=False)
 
     def __post_init__(self) -> None:
-        require_optimizer(self.optimizer, self.device)
         if (self.top_fraction, self.min_reward, self.best_of_group) == (None, None, None):
             raise UsageError("SFT would train on all that its own model wrote: give top_fraction, min_reward or best_of_group")
         if self.offline_mode is None and self.best_of_group is not None and self.best_of_group > self.group_size:
@@ -277,7 +272,8 @@ class SFT(Algorithm):
         chosen = self._select(traces, batch) if finished or self.offline_mode is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
-        trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
+        async with self._serving.asleep(partial(asyncio.sleep, 0)):  # the training process has freed its memory by its end
+            trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
         if trained.updates:
             await self._publish()
         clock.lap("update")
@@ -395,13 +391,14 @@ class SFT(Algorithm):
             temperature=self.temperature if self.offline_mode is None and begun_with == self._weights else None,
             out=str(self._folder / "weights" / str(self._number)),
             seed=self.seed + self._number,
-            **{name: getattr(self, name) for name in _OF_SPEC},
+            **{name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_rows", "max_grad_norm", "device", "threads")},
         )
 
     async def _publish(self) -> None:
         """Publish a new version of the resources and push its weights to the server, for the next rollouts."""
         await self._serving.next_version()
-        await self._serving.push(self._weights)
+        if self._weights != self._first or not await self._serving.push_origin(Path(self.model_dir)):
+            await self._serving.push(self._weights)
         if self.probe_tolerance is not None:
             await self._serving.probe(partial(asyncio.to_thread, self._drift), self.probe_tolerance)
 
