@@ -23,7 +23,9 @@ from tests.unit.algorithms.test_learner import make_batch
 
 pytest.importorskip("peft", reason="needs the [lora] extra")
 
-from agl_otel.algorithms.grpo.lora import adapter, merged, with_lora
+from peft import PeftModel
+
+from agl_otel.algorithms.grpo.lora import ADAPTER_CONFIG, ADAPTER_FILE, adapter, merged, save_adapter, with_lora
 
 pytestmark = pytest.mark.full
 
@@ -92,6 +94,20 @@ def test_an_adapter_has_the_alpha_and_the_layers_it_is_given(policy: Policy) -> 
     assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 1.5}
     with pytest.raises(UsageError, match=r"lora_targets = \['nothing'\]: .*not found"):
         with_lora(copy.deepcopy(policy.model), 2, targets=["nothing"])
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft uses a deprecated attribute of transformers
+def test_a_saved_adapter_opens_with_peft_and_gives_the_same_log_probs(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    trained.update(make_batch(policy), ADVANTAGES)
+    folder = save_adapter(trained.model, tmp_path / "adapter")
+    assert {path.name for path in folder.iterdir()} == {ADAPTER_CONFIG, ADAPTER_FILE}
+    opened = PeftModel.from_pretrained(copy.deepcopy(policy.model), folder).eval()
+    assert torch.equal(logprobs(opened), logprobs(trained.model))
+    assert not torch.equal(logprobs(opened), logprobs(policy.model))
+    once = {path.name: path.read_bytes() for path in folder.iterdir()}
+    save_adapter(opened, tmp_path / "again")
+    assert (tmp_path / "again" / ADAPTER_FILE).read_bytes() == once[ADAPTER_FILE]
 
 
 def test_an_invalid_rank_is_refused() -> None:
