@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -54,8 +55,8 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("max_steps", "target_score", "score_window", "device", "threads", "seed", "step_timeout_seconds"),
-        *("probe_tolerance", "ratio_error_limit", "checkpoint_every_steps", "keep_checkpoints", "val_every"),
-        *("micro_batch_tokens", "gradient_checkpointing"),
+        *("probe_tolerance", "ratio_error_limit", "val_every", "micro_batch_tokens", "gradient_checkpointing"),
+        *("checkpoint_every_minutes", "checkpoint_every_steps", "keep_checkpoints"),
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
@@ -163,6 +164,7 @@ class GRPO(Algorithm):
         order = TaskOrder(len(tasks), random.Random(self.schedule.seed))
         with (
             open_run(self.run_dir, algorithm="grpo", options=lambda: self.run_fingerprint(tasks), seed=self.schedule.seed) as self._run,
+            ThreadPoolExecutor(1, "checkpoints") as self._writer,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):
             async with aiohttp.ClientSession() as session, open_log(store, "grpo", self._run, self.metrics) as self._log:
@@ -184,10 +186,9 @@ class GRPO(Algorithm):
                     await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
-                    self._check_finite()
+                    await self._check_finite(order)
                     await self._validate()
-                if self._run is not None and self.reports and not self._checkpoints.of_step(len(self.reports)).exists():
-                    await self._save(order)
+                await self._save_last(order)
                 await self._in_flight.cancel()
         return self.reports
 
@@ -332,10 +333,11 @@ class GRPO(Algorithm):
             _logger.warning("step %d: %s; optimizer steps: %d of %d", self._number, update.not_finite, update.made, self._learner.updates)
         return update
 
-    def _check_finite(self) -> None:
-        """Raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
+    async def _check_finite(self, order: TaskOrder) -> None:
+        """Save the weights and raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
         last = [report.not_finite for report in self.reports[-NOT_FINITE_STEPS:]]
         if len(last) == NOT_FINITE_STEPS and all(last):
+            await self._save_last(order)
             good = self._checkpoints.latest() if self._run is not None else None
             raise DataError(
                 f"{NOT_FINITE_STEPS} steps in a row were not finite (the last: {last[-1]}), so the run ends: lower learning_rate, and look "
@@ -357,11 +359,22 @@ class GRPO(Algorithm):
     async def _publish_weights(self) -> None:
         """Publish the next version of the resources and push its weights to the server."""
         version = await self._serving.next_version()
-        save = partial(save_weights, dtype=torch.bfloat16 if self.updates.in_bfloat16 else None)
+        save = partial(save_weights, dtype=self._pushed_dtype)
         await self._serving.push(await self._in_worker(save, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
         if self.updates.probe_tolerance is not None:
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
+
+    @property
+    def _pushed_dtype(self) -> torch.dtype | None:
+        """Of the weights' files for the server; None: the model's."""
+        return torch.bfloat16 if self.updates.in_bfloat16 else None
+
+    @property
+    def _pushes_in_full(self) -> bool:
+        """Whether these files hold the weights in the model's precision, as checkpoints do."""
+        kept = {tensor.dtype for name, tensor in self.policy.model.state_dict().items() if tensor.is_floating_point() and ".lora_" not in name}
+        return self._pushed_dtype is None or kept == {self._pushed_dtype}
 
     def _load(self) -> None:
         """Load the model and create the learner; runs in the worker thread."""
@@ -442,7 +455,9 @@ class GRPO(Algorithm):
         """Continue the run from its last checkpoint."""
         if self._run is None:
             return
-        self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints)
+        self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints, writer=self._writer)
+        self._checkpoints.remove_incomplete()
+        self._saved_at = time.monotonic()
         place = self._checkpoints.latest()
         if place is None:
             self._run.metrics(0)
@@ -460,9 +475,16 @@ class GRPO(Algorithm):
         if self._run is None:
             return
         self._run.metric(asdict(report))
+        self._checkpoints.raise_failed()
         is_last = report.step >= self.schedule.max_steps or self._reached_target()
-        if is_last or self._validates(report.step) or report.step % self.schedule.checkpoint_every_steps == 0:
+        if is_last or self._validates(report.step) or self._is_due(report.step):
             await self._save(order)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step, by the number of steps or by the time since the last one."""
+        if self.schedule.checkpoint_every_steps is not None:
+            return step % self.schedule.checkpoint_every_steps == 0
+        return time.monotonic() - self._saved_at >= 60.0 * self.schedule.checkpoint_every_minutes
 
     def _validates(self, step: int) -> bool:
         return self.validator is not None and bool(self.schedule.val_every) and step % (self.schedule.val_every or 1) == 0
@@ -470,10 +492,20 @@ class GRPO(Algorithm):
     async def _validate(self) -> None:
         """Have the weights of the last step validated where that is due."""
         if self._run is not None and self.validator is not None and self.reports and self._validates(len(self.reports)):
+            await self._in_worker(self._checkpoints.wait)  # the validation names it
             await self.validator(len(self.reports), self._checkpoints.of_step(len(self.reports)))
 
+    async def _save_last(self, order: TaskOrder) -> None:
+        """Have a complete checkpoint of the last step."""
+        if self._run is None or not self.reports:
+            return
+        await self._in_worker(self._checkpoints.wait)
+        if not self._checkpoints.of_step(len(self.reports)).exists():
+            await self._save(order)
+            await self._in_worker(self._checkpoints.wait)
+
     async def _save(self, order: TaskOrder) -> None:
-        """Write the checkpoint of the last step."""
+        """Begin to write the checkpoint of the last step."""
         assert self._run is not None
         groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._in_flight.groups]
         state = State(
@@ -486,7 +518,9 @@ class GRPO(Algorithm):
             shuffle=list(self._shuffle.getstate()),
             groups=groups,
         )
-        await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
+        pushed = self._weights_dir / str(state.version) if self._pushes_in_full else None
+        await self._in_worker(partial(self._checkpoints.save, state, self.policy.model, self._learner.optimizer, pushed=pushed))
+        self._saved_at = time.monotonic()
 
     def _training_step(self, report: StepReport) -> TrainingStep:
         return training_step(report, self._log, resources_id=self._serving.published.resources_id)

@@ -104,14 +104,27 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def save_weights(model: Any, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
-    """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path.
+    """Write `weights_of` the model to `folder`/model.safetensors, atomically; return the folder's absolute path."""
+    return write_weights(weights_of(model, dtype=dtype), folder)
 
-    Tied weights are written once, under the name that transformers reads. `dtype`: of the file; None: the model's.
+
+def weights_of(model: Any, *, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights on the CPU, with an adapter merged in; of a model on the CPU they may share its memory.
+
+    Tied weights are there once, under the name that transformers reads. `dtype`: of the floating-point ones; None: the model's.
     """
+
+    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+
+    return {name: on_cpu(tensor) for name, tensor in _once(merged(model), model).items()}
+
+
+def write_weights(weights: Mapping[str, torch.Tensor], folder: str | Path) -> Path:
+    """Write tensors to `folder`/model.safetensors, atomically; return the folder's absolute path."""
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in _once(merged(model), model).items()}
-    save_file(tensors, path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
+    save_file(dict(weights), path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
     (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
     return path
 
