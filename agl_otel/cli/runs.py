@@ -1,4 +1,4 @@
-"""`agl-otel runs`: list, show and compare runs: rewards, verdicts, tokens, cost and differences in configuration.
+"""`agl-otel runs`: list, show and compare runs, and export their models: rewards, verdicts, tokens, cost and differences in configuration.
 
 A run joins the rollouts of the queue (Run) with the recorded training steps (TrainingRun) of the same id. Figures are computed in
 run_figures.py.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +17,12 @@ import click
 from rich.text import Text
 
 from agl_otel.algorithms.validation import validations
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.training_steps import configuration_of, run_id_of
-from agl_otel.errors import NotFoundError
+from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import open_store
@@ -39,7 +40,7 @@ _points_option: Any = click.option("--points", type=Whole(2), default=20, show_d
 
 @click.group()
 def runs() -> None:
-    """List runs, show one, or compare several.
+    """List runs, show one, compare several, or export a run's model.
 
     RUN is a run's id (or that of the resources its rollouts use), or its folder.
     """
@@ -140,6 +141,37 @@ def compare(
             console.print(_by_step(reports, [name], points, title=name))
 
     run_async(main)
+
+
+@runs.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("target", type=Folder(), metavar="DIR")
+@click.option("--step", type=Whole(1), help="The weights after this step.  [default: those of the best validation, else the last ones]")
+@click.option("--last", is_flag=True, help="The last weights that the run keeps.")
+@click.option("--adapter", is_flag=True, help="Only the LoRA adapter, as peft and `vllm serve --lora-modules` load it.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Convert the weights.  [default: as the run has them]")
+@json_option
+def export(run: Path, target: Path, step: int | None, last: bool, adapter: bool, dtype: str | None, as_json: bool) -> None:
+    """Write the trained model of RUN, a run's folder, to the new folder DIR.
+
+    DIR then has weights, config, tokenizer, chat template and generation config, as `AutoModelForCausalLM.from_pretrained`, `vllm serve` and
+    [policy] model open them. A LoRA adapter is merged into the weights, unless --adapter asks for it alone. The run may go on meanwhile:
+    its last complete checkpoint is read. Weights are compared with their digests.
+
+    Runs of grpo, sft and verl have weights. Checkpoints of verl are merged by verl's own program, to bfloat16, in the environment of the run.
+    """
+    from agl_otel.algorithms.model_export import export_model
+
+    setup_logging()
+    if step is not None and last:
+        raise UsageError("--step and --last exclude each other: give one")
+    done = export_model(run, target, step=step, last=last, adapter=adapter, dtype=dtype)
+    if as_json:
+        print_json(asdict(done))
+        return
+    kind = "LoRA adapter" if done.adapter else "weights"
+    text = f"{done.folder}: the {done.which} {kind}, after step {done.step} ({done.dtype}, {done.bytes / 1e6:,.1f} MB)"
+    open_console().print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 async def read_run(store: Store, run: str) -> RunReport:

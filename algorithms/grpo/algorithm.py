@@ -37,6 +37,7 @@ from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy,
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.report import Clock, singleton_warning
 from agl_otel.algorithms.run_folder import RunFolder, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
@@ -457,6 +458,7 @@ class GRPO(Algorithm):
             return
         self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints, writer=self._writer)
         self._checkpoints.remove_incomplete()
+        await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
         self._saved_at = time.monotonic()
         place = self._checkpoints.latest()
         if place is None:

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agl_otel.algorithms.grpo.lora import has_lora, merged
+from agl_otel.algorithms.model_files import WEIGHTS_FILE
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
 
-WEIGHTS_FILE: Final = "model.safetensors"
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 
 

@@ -52,6 +52,7 @@ from agl_otel.algorithms.options import (
     ValEvery,
     checked,
 )
+from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.report import Clock, mean_reward
 from agl_otel.algorithms.run_folder import RunFolder, changed_files, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
@@ -243,6 +244,8 @@ class SFT(Algorithm):
     async def _begin(self, order: TaskOrder) -> None:
         """Publish and push the weights for the first round: the initial ones, or those of the last complete round."""
         rows = self._run.metrics(None) if self._run is not None else []
+        if self._run is not None:
+            await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
         self.reports += [RoundReport(**row) for row in rows]
         for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
             next(order)
