@@ -39,6 +39,8 @@ from agl_otel.types import Dataset, NamedResources
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
+BEST: Final = "best.json"
+"""Of a search for prompts: the best candidate so far."""
 DIGESTS: Final = "digests.json"
 """Holds {file name: SHA-256} for files too large to contain a checksum."""
 CHECKSUM: Final = "checksum"

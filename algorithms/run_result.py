@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agl_otel.algorithms.prompts.journal import BEST
-from agl_otel.algorithms.run_folder import DIGESTS, RUN, read_run
+from agl_otel.algorithms.run_folder import BEST, DIGESTS, RUN, read_run
 from agl_otel.algorithms.validation import best_of, validations
 from agl_otel.algorithms.verl.checkpoints import STEP
 from agl_otel.errors import UsageError

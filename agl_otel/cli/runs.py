@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
+from agl_otel.algorithms.run_result import result_if_any
 from agl_otel.algorithms.validation import validations
 from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, plain, table_of
@@ -89,6 +90,8 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
             return
         console = open_console()
         console.print(table_of(report.run_id, ("what", "how much"), _summary(report, price)))
+        for line in report.result.lines() if report.result is not None else ():
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
         for name, series in report.series().items():
             if name in ("reward", "val_reward"):
                 values = [series[step] for step in sorted(series)]
@@ -193,8 +196,9 @@ async def read_run(store: Store, run: str) -> RunReport:
         verdicts = Counter(each.verdict.kind for each in found)
         alarms = sum(each.verdict.alarm for each in found)
     return RunReport(
-        run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run))
-    )
+        run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run)),
+        result_if_any(Path(run)),
+    )  # fmt: skip
 
 
 def _begin(data_dir: Path | None, store: str | None) -> Settings:
@@ -241,7 +245,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
         ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
-        ("best validation", _best(best) if (best := report.best_validation()) else None),
+        ("best validation", best.described() if (best := report.best_validation()) else None),
         ("lost in training", report.lost() or None),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),
@@ -249,11 +253,6 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("began", clock(report.start_time)),
         ("took", f"{report.seconds:,.0f} s"),
     ]
-
-
-def _best(best: Mapping[str, Any]) -> str:
-    where = f" ({best['weights']})" if best["weights"] else ""
-    return f"{best['score']:.4g} after step {best['step']}{where}"
 
 
 def _counts(counts: Mapping[Any, int]) -> str:
