@@ -8,8 +8,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-from agl_otel.algorithms.run_folder import sync_folder
-
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
 CONFIG_FILE: Final = "config.json"
@@ -50,4 +48,3 @@ def keep_small_files(model: Path, run: Path) -> None:
     for path in small_files(model):
         shutil.copyfile(path, beside / path.name)
     beside.replace(place)
-    sync_folder(run)

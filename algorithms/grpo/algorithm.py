@@ -36,10 +36,11 @@ from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updat
 from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
+from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.report import Clock, singleton_warning
-from agl_otel.algorithms.run_folder import RunFolder, open_run, run_fingerprint
+from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
@@ -79,7 +80,7 @@ class GRPO(Algorithm):
     """Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300) of the model in `model_dir`, from traces."""
 
     model_dir: str | Path
-    """Model and tokenizer in transformers' format; the model server must be started with the same."""
+    """Model and tokenizer in transformers' format, or a model of the hub (hub.py); the model server must be started with the same."""
     model_server_url: str
     """http://host:port of a server with POST /weights (server.py); it must have access to this machine's files."""
     objective: Objective = field(default_factory=Objective)
@@ -92,7 +93,7 @@ class GRPO(Algorithm):
     validator: Callable[[int, Path], Awaitable[object]] | None = None
     """Called with the number and checkpoint of each step that `val_every` names, before the next step; again when the run is resumed."""
     weights_dir: str | Path | None = None
-    """Where weights are written for the server; default: `weights` in `model_dir`."""
+    """Where weights are written for the server; default: `weights` in `model_dir`, with a model of the hub in the run's folder."""
     run_dir: str | Path | RunFolder | None = None
     """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
     metrics: Sequence[Any] | None = None
@@ -102,7 +103,6 @@ class GRPO(Algorithm):
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
-        self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None
         self._offline: list[Group] = []
@@ -155,6 +155,7 @@ class GRPO(Algorithm):
 
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
+            UnavailableError: the model is one of the hub, which cannot be reached.
             InUseError: another process works on the run.
             SampledOtherwiseError: the tokens of a step were not sampled as the trainer assumes (ratio_error_limit).
             DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
@@ -163,8 +164,16 @@ class GRPO(Algorithm):
         if not tasks and self.rollouts.offline_mode is None:
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.schedule.seed))
+        self.model_dir = await asyncio.to_thread(model_folder, self.model_dir, run=folder_of(self.run_dir))
+        self._weights_dir = self._place_for_weights()
         with (
-            open_run(self.run_dir, algorithm="grpo", options=lambda: self.run_fingerprint(tasks), seed=self.schedule.seed) as self._run,
+            open_run(
+                self.run_dir,
+                algorithm="grpo",
+                options=lambda: self.run_fingerprint(tasks),
+                seed=self.schedule.seed,
+                model=origin_of(self.model_dir),
+            ) as self._run,
             ThreadPoolExecutor(1, "checkpoints") as self._writer,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):
@@ -201,6 +210,14 @@ class GRPO(Algorithm):
         return self._report(groups, read, update)
 
     # --- the parts, in the order of the loop
+
+    def _place_for_weights(self) -> Path:
+        """Return where weights are written for the server. Raises UsageError where a model of the hub leaves none."""
+        if self.weights_dir is not None or origin_of(self.model_dir) is None:
+            return Path(self.weights_dir or Path(self.model_dir) / WEIGHTS).absolute()
+        if (run := folder_of(self.run_dir)) is None:
+            raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir or weights_dir")
+        return run.absolute() / WEIGHTS
 
     @property
     def _number(self) -> int:

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agl_otel.algorithms.grpo.lora import has_lora, merged
+from agl_otel.algorithms.hub import model_folder
 from agl_otel.algorithms.model_files import WEIGHTS_FILE
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
@@ -66,7 +67,11 @@ class Policy:
 
 
 def load_policy(folder: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: str | None = None) -> Policy:
-    """Load model and tokenizer from `folder`. `attention`: transformers' attn_implementation. Raises UsageError where it has none."""
+    """Load model and tokenizer from `folder`, or from the hub by their id. Raises UsageError where there is none, UnavailableError.
+
+    `attention`: transformers' attn_implementation.
+    """
+    folder = model_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation=attention)
