@@ -52,7 +52,7 @@ class HubModel:
         from huggingface_hub import snapshot_download
         wanted = [*self.small, *(self.weights if weights else ())]
         try:
-            return Path(snapshot_download(self.id, revision=self.commit, allow_patterns=wanted))
+            return Path(snapshot_download(self.id, revision=self.commit, allow_patterns=wanted, local_files_only=self.is_cached))
         except _unreachable() as error:
             raise UnavailableError(
                 f"the model {self.id} could not be downloaded ({error_text(error)}): check the network and the disk's free space, then start "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import aiohttp
@@ -16,8 +19,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.lora import load_adapter, with_lora
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
+from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.run_folder import digest_of
 from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.cli import main
@@ -166,6 +171,37 @@ def test_a_folder_that_is_not_empty_and_a_run_without_weights_are_refused(tmp_pa
     (tmp_path / "run" / "run.json").write_text(json.dumps({**fields, "checksum": digest_of(fields)}))
     assert "keeps nothing yet: wait for its first checkpoint" in refused(capsys, tmp_path / "run", tmp_path / "out")
     assert "--step and --last exclude each other" in refused(capsys, tmp_path / "run", tmp_path / "out", "--step", 1, "--last")
+
+
+def test_a_run_that_removes_checkpoints_meanwhile_is_exported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder = tmp_path / "run", make_policy(tmp_path / "policy")
+    model = load_policy(folder).model
+    optimizer = torch.optim.AdamW(model.parameters())
+    fields = {"run_id": "grpo-1", "algorithm": "grpo", "seed": 0, "options": {}}
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({**fields, "checksum": digest_of(fields)}))
+    keep_small_files(folder, run)
+    checkpoints, ended = Checkpoints(run, keep=1), Event()
+
+    def save(step: int) -> None:
+        checkpoints.save(State("grpo-1", step, "r", step, {}, 0), model, optimizer)
+
+    def train() -> None:
+        for step in itertools.count(2):
+            if ended.is_set():
+                return
+            save(step)
+
+    save(1)
+    with ThreadPoolExecutor(1) as trainer:
+        training = trainer.submit(train)
+        try:
+            steps = [export(capsys, run, tmp_path / f"out-{number}")["step"] for number in range(12)]
+        finally:
+            ended.set()
+        training.result()
+    assert steps == sorted(steps) and steps[0] < steps[-1]
+    assert len({(tmp_path / f"out-{number}" / WEIGHTS_FILE).read_bytes() for number in range(12)}) == 1
 
 
 def test_the_help_of_export_does_not_import_torch() -> None:
