@@ -28,6 +28,8 @@ class HubModel:
 
     id: str
     commit: str
+    revision: str | None
+    """By which it was found; None: its branch main."""
     small: Mapping[str, int]
     """{name: bytes} of config, tokenizer and chat template."""
     weights: Mapping[str, int]
@@ -50,9 +52,12 @@ class HubModel:
     def fetch(self, *, weights: bool = True) -> Path:
         """Download what is not in huggingface_hub's cache; return the folder. Raises UnavailableError."""
         from huggingface_hub import snapshot_download
+
         wanted = [*self.small, *(self.weights if weights else ())]
         try:
-            return Path(snapshot_download(self.id, revision=self.commit, allow_patterns=wanted, local_files_only=self.is_cached))
+            if self.is_cached:
+                return Path(snapshot_download(self.id, revision=self.commit, allow_patterns=wanted, local_files_only=True))
+            return Path(snapshot_download(self.id, revision=self.revision, allow_patterns=wanted))  # the cache then knows the branch, too
         except _unreachable() as error:
             raise UnavailableError(
                 f"the model {self.id} could not be downloaded ({error_text(error)}): check the network and the disk's free space, then start "
@@ -107,7 +112,7 @@ def find_model(model: str, *, commit: str | None = None) -> HubModel | Path:
     weights = _weights_among(files)
     if not weights or CONFIG_FILE not in files:
         raise SettingsError(f"{name} at {where} holds no {CONFIG_FILE if weights else WEIGHTS_FILE}: name a model in transformers' format")
-    return HubModel(name, str(info.sha), {each: size for each, size in files.items() if is_small_file(each)}, weights)
+    return HubModel(name, str(info.sha), commit or revision, {each: size for each, size in files.items() if is_small_file(each)}, weights)
 
 
 def model_folder(model: str | Path, base: Path = Path(), *, run: Path | None = None) -> Path:
@@ -178,15 +183,11 @@ def _weights_among(files: Mapping[str, int]) -> dict[str, int]:
 
 def _cached(model: str, name: str, revision: str | None, error: Exception) -> Path:
     """Return the folder of a whole model in the cache. Raises UnavailableError, with the hub's `error`, where there is none."""
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import constants, try_to_load_from_cache
 
-    try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-        if (folder / CONFIG_FILE).exists() and (any(folder.glob("*.bin")) or _whole(folder)):
-            return folder
-    except LocalEntryNotFoundError:
-        pass
+    config = try_to_load_from_cache(name, CONFIG_FILE, revision=revision)
+    if isinstance(config, str) and (any((folder := Path(config).parent).glob("*.bin")) or _whole(folder)):
+        return folder
     raise UnavailableError(
         f"{model!r} is no folder, the hub {constants.ENDPOINT} cannot be reached ({error_text(error)}), and {constants.HF_HUB_CACHE} does not "
         f"hold the whole model: name a folder that exists, or, for a machine without network, call `hf download {name}` elsewhere and copy it"

@@ -73,7 +73,7 @@ def export_model(
         try:
             return _export(found, found.step, target, adapter=adapter, dtype=dtype)
         except FileNotFoundError as error:
-            if found.path.exists() or step is not None or left == 1:
+            if step is not None or left == 1 or result_of(run, last=last).path == found.path:
                 raise DataError(f"{error.filename} is missing: {_other(found)}") from error
     raise AssertionError
 
@@ -122,7 +122,7 @@ def _write_model(found: RunResult, folder: Path) -> None:
 
 
 def _write_adapter(found: RunResult, folder: Path) -> None:
-    if not (found.path / ADAPTER_FILES[0]).exists() and found.path.exists():
+    if ADAPTER_FILES[0] not in _digests(found):
         raise UsageError(f"the run in {found.run} trained all weights and has no adapter (lora_rank): leave out --adapter")
     for name in ADAPTER_FILES:
         _copy_verified(found, name, folder)
@@ -180,7 +180,18 @@ def _write_verl(found: RunResult, folder: Path, *, adapter: bool) -> None:
             "call this command in the environment of the run"
         )
     backend = "fsdp" if (actor / "fsdp_config.json").exists() else "megatron"
-    words = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", backend, "--local_dir", str(actor), "--target_dir", str(folder)]
+    words = [
+        sys.executable,
+        "-m",
+        "verl.model_merger",
+        "merge",
+        "--backend",
+        backend,
+        "--local_dir",
+        str(actor),
+        "--target_dir",
+        str(folder),
+    ]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise DataError(f"verl.model_merger could not merge {actor} (exit code {done.returncode}): {done.stdout[-2000:]}")

@@ -197,9 +197,7 @@ class RunFolder:
 
     # --- the folder
 
-    def _begin(
-        self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None, model: Mapping[str, str] | None
-    ) -> None:
+    def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None, model: Mapping[str, str] | None) -> None:
         options = without_secrets(given)  # only compared when the run is resumed, which uses the options given then
         code = SOURCES.get()
         recorded = {_MODEL_FIELD: dict(model)} if model is not None else {}

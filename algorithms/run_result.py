@@ -68,7 +68,9 @@ def result_of(run: Path, *, step: int | None = None, last: bool = False) -> RunR
     if step is not None:
         if step not in kept:
             has = f"it keeps those after {', '.join(map(str, kept))}" if kept else "it keeps none"
-            raise UsageError(f"the run in {run} has no weights after step {step}: {has}; keep_checkpoints sets how many a run of grpo keeps")
+            raise UsageError(
+                f"the run in {run} has no weights after step {step}: {has}; keep_checkpoints sets how many a run of grpo keeps"
+            )
         return RunResult(run, kept[step], "chosen", step)
     best = best_of(validations(run))
     if best is not None and best.weights is not None and (run / best.weights).is_dir() and not last:

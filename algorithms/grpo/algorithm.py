@@ -391,7 +391,9 @@ class GRPO(Algorithm):
     @property
     def _pushes_in_full(self) -> bool:
         """Whether these files hold the weights in the model's precision, as checkpoints do."""
-        kept = {tensor.dtype for name, tensor in self.policy.model.state_dict().items() if tensor.is_floating_point() and ".lora_" not in name}
+        kept = {
+            tensor.dtype for name, tensor in self.policy.model.state_dict().items() if tensor.is_floating_point() and ".lora_" not in name
+        }
         return self._pushed_dtype is None or kept == {self._pushed_dtype}
 
     def _load(self) -> None:

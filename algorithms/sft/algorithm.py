@@ -35,6 +35,7 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weig
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.options import (
     AgentMatch,
     Device,
@@ -53,7 +54,6 @@ from agl_otel.algorithms.options import (
     ValEvery,
     checked,
 )
-from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.report import Clock, mean_reward
 from agl_otel.algorithms.run_folder import RunFolder, changed_files, folder_of, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
@@ -214,9 +214,7 @@ class SFT(Algorithm):
         model = origin_of(self.model_dir)
         if model is not None and self.run_dir is None:
             raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir")
-        with open_run(
-            self.run_dir, algorithm="sft", options=lambda: self.run_fingerprint(tasks), seed=self.seed, model=model
-        ) as self._run:
+        with open_run(self.run_dir, algorithm="sft", options=lambda: self.run_fingerprint(tasks), seed=self.seed, model=model) as self._run:
             self._folder = self._run.folder if self._run is not None else self._own_folder
             async with aiohttp.ClientSession() as session, open_log(store, "sft", self._run, self.metrics) as self._log:
                 server, sampling = self.model_server_url, self.sampling_parameters

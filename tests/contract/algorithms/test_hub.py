@@ -145,7 +145,9 @@ def test_a_check_reads_the_headers_of_the_weights_and_says_what_a_run_downloads(
 @pytest.mark.full
 def test_a_run_trains_a_model_of_the_hub_and_records_its_commit(client: Client, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"question": f"digit {n}", "expected": str(n % 10)}) + "\n" for n in (431, 437)))
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(json.dumps({"question": f"digit {n}", "expected": str(n % 10)}) + "\n" for n in (431, 437))
+    )
     done = client("-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["model"] == {"id": MODEL, "commit": "a" * 40}

@@ -127,7 +127,10 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     assert (merged - logprobs(load_policy(folder).model)).abs().max() > 100 * LORA_TOLERANCE
 
     done = export(capsys, tmp_path / "run", tmp_path / "adapter", "--adapter")
-    assert done["adapter"] and {path.name for path in (tmp_path / "adapter").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert done["adapter"] and {path.name for path in (tmp_path / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     opened = peft.PeftModel.from_pretrained(load_policy(folder).model, tmp_path / "adapter")
     assert torch.equal(logprobs(opened), logprobs(ours))
 

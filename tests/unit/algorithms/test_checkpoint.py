@@ -114,7 +114,9 @@ def test_a_checkpoint_that_cannot_be_written_beside_training_ends_the_run(policy
         shutil.rmtree(checkpoints.folder)
         checkpoints.folder.write_text("no folder")
         free.set()
-        with pytest.raises(SettingsError, match=r"step-000001 cannot be written \(.*\): check the disk's free space .* start the run again"):
+        with pytest.raises(
+            SettingsError, match=r"step-000001 cannot be written \(.*\): check the disk's free space .* start the run again"
+        ):
             checkpoints.save(state(2), trained.model, trained.optimizer)
 
 
