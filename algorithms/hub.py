@@ -57,11 +57,12 @@ class HubModel:
         try:
             if self.is_cached:
                 return Path(snapshot_download(self.id, revision=self.commit, allow_patterns=wanted, local_files_only=True))
-            return Path(snapshot_download(self.id, revision=self.revision, allow_patterns=wanted))  # the cache then knows the branch, too
+            # by its revision, so that the cache knows the branch, too
+            return Path(snapshot_download(self.id, revision=self.revision, allow_patterns=wanted))
         except _unreachable() as error:
             raise UnavailableError(
-                f"the model {self.id} could not be downloaded ({error_text(error)}): check the network and the disk's free space, then start "
-                "again; files that are there already are not downloaded again"
+                f"the model {self.id} could not be downloaded ({error_text(error)}): check the network and the disk's free space, then "
+                "start again; files that are there already are not downloaded again"
             ) from error
 
     def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -189,8 +190,9 @@ def _cached(model: str, name: str, revision: str | None, error: Exception) -> Pa
     if isinstance(config, str) and (any((folder := Path(config).parent).glob("*.bin")) or _whole(folder)):
         return folder
     raise UnavailableError(
-        f"{model!r} is no folder, the hub {constants.ENDPOINT} cannot be reached ({error_text(error)}), and {constants.HF_HUB_CACHE} does not "
-        f"hold the whole model: name a folder that exists, or, for a machine without network, call `hf download {name}` elsewhere and copy it"
+        f"{model!r} is no folder, the hub {constants.ENDPOINT} cannot be reached ({error_text(error)}), and {constants.HF_HUB_CACHE} does "
+        f"not hold the whole model: name a folder that exists, or, for a machine without network, call `hf download {name}` elsewhere and "
+        "copy it"
     ) from error
 
 

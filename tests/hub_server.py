@@ -97,9 +97,10 @@ def serving(hub: Hub) -> Generator[Hub]:
             self.end_headers()
             self.wfile.write(sends)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # http.server's name
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

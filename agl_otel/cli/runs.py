@@ -152,16 +152,17 @@ def compare(
 @click.option("--step", type=Whole(1), help="The weights after this step.  [default: those of the best validation, else the last ones]")
 @click.option("--last", is_flag=True, help="The last weights that the run keeps.")
 @click.option("--adapter", is_flag=True, help="Only the LoRA adapter, as peft and `vllm serve --lora-modules` load it.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Convert the weights.  [default: as the run has them]")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights.  [default: as the run has them]")
 @json_option
 def export(run: Path, target: Path, step: int | None, last: bool, adapter: bool, dtype: str | None, as_json: bool) -> None:
     """Write the trained model of RUN, a run's folder, to the new folder DIR.
 
-    DIR then has weights, config, tokenizer, chat template and generation config, as `AutoModelForCausalLM.from_pretrained`, `vllm serve` and
-    [policy] model open them. A LoRA adapter is merged into the weights, unless --adapter asks for it alone. The run may go on meanwhile:
+    DIR then has weights, config, tokenizer, chat template and generation config, as `AutoModelForCausalLM.from_pretrained`, `vllm serve`
+    and [policy] model open them. A LoRA adapter is merged into the weights, unless --adapter asks for it alone. The run may go on:
     its last complete checkpoint is read. Weights are compared with their digests.
 
-    Runs of grpo, sft and verl have weights. Checkpoints of verl are merged by verl's own program, to bfloat16, in the environment of the run.
+    Runs of grpo, sft and verl have weights. Checkpoints of verl are merged by verl's own program, to bfloat16, in the environment of the
+    run.
     """
     from agl_otel.algorithms.model_export import export_model
 

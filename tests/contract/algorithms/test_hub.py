@@ -60,7 +60,7 @@ def client(hub: Hub, tmp_path: Path) -> Client:
     def run(*words: object, offline: bool = False) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": str(int(offline))}
         command = [sys.executable, *map(str, words)]
-        return subprocess.run(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     return run
 

@@ -56,6 +56,10 @@ def export(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
     return json.loads(captured.out)
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["runs", "export", *map(str, arguments)])
@@ -81,7 +85,7 @@ async def test_an_exported_model_is_the_runs_own_to_the_bit(
     texts = [AutoTokenizer.from_pretrained(each).apply_chat_template(chat, tokenize=False) for each in (out, tmp_path / "elsewhere")]
     assert texts[0] == texts[1] == "<|bos|><|user|>digit 437<|end|>"
     assert GenerationConfig.from_pretrained(out).temperature == 0.6
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out"], "nothing is left of its writing"
+    assert names_in(out.parent) == ["out"], "nothing is left of its writing"
 
     earlier = export(capsys, tmp_path / "run", tmp_path / "first", "--step", 1)
     assert (earlier["which"], earlier["step"]) == ("chosen", 1)
@@ -160,7 +164,7 @@ async def test_the_best_validation_is_exported_unless_others_are_asked_for(
     assert f"{place} is damaged (it has changed since it was written): export others with --step 3" in refused(
         capsys, run, tmp_path / "out", "--last"
     )
-    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*")), "nothing is left"
+    assert not any("out" in name for name in names_in(tmp_path)), "nothing is left"
 
 
 def test_a_folder_that_is_not_empty_and_a_run_without_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,6 +212,13 @@ def test_a_run_that_removes_checkpoints_meanwhile_is_exported_whole(tmp_path: Pa
 
 
 def test_the_help_of_export_does_not_import_torch() -> None:
-    code = "import sys; from agl_otel.cli import main\ntry: main(['runs', 'export', '--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    code = """
+import sys
+from agl_otel.cli import main
+try:
+    main(["runs", "export", "--help"])
+except SystemExit:
+    print("torch" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout.rstrip().endswith("False") and "--adapter" in done.stdout
