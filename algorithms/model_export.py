@@ -169,7 +169,7 @@ def _write_verl(found: RunResult, folder: Path, *, adapter: bool) -> None:
     if adapter:
         raise UsageError("--adapter is for runs of grpo: verl's own program merges its checkpoints; leave it out")
     if not actor.is_dir():
-        raise UsageError(f"{found.path} holds no model: let actor.checkpoint.save_contents of verl's config have \"model\"")
+        raise UsageError(f'{found.path} holds no model: let actor.checkpoint.save_contents of verl\'s config have "model"')
     whole = actor / "huggingface"
     if (whole / CONFIG_FILE).exists() and (files := weights_files(whole)):
         index = [whole / INDEX_FILE] if (whole / INDEX_FILE).exists() and len(files) > 1 else []

@@ -109,7 +109,8 @@ async def test_an_exported_model_is_served_and_trained_further(
         body = {"messages": [{"role": "user", "content": "digit 437"}], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
         async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
             reply = await answer.json()
-    model, prompt = AutoModelForCausalLM.from_pretrained(out), torch.tensor([reply["prompt_token_ids"]])
+    model: Any = AutoModelForCausalLM.from_pretrained(out)
+    prompt = torch.tensor([reply["prompt_token_ids"]])
     best = model.generate(prompt, max_new_tokens=4, do_sample=False)[0, prompt.shape[1] :].tolist()
     assert reply["choices"][0]["token_ids"] == best[: len(reply["choices"][0]["token_ids"])]
 
