@@ -125,8 +125,7 @@ async def _scored_after(run: ServedRun, report: Any, before: Evaluation, console
         after = await run.validate_after(steps)
     console.print(f"score after: {after.scored.described()}  ({steps} steps: {report.stopped_because})")
     if (best := run.best) is not None:
-        console.print(f"best score: {best.described()}", soft_wrap=True)
-    console.print(f"kept in {run.folder}", soft_wrap=True)
+        console.print(f"best score: {best.scored_weights.described()}", soft_wrap=True)
     return {
         "score_before": before.score,
         "score_after": after.score,
@@ -134,8 +133,18 @@ async def _scored_after(run: ServedRun, report: Any, before: Evaluation, console
         "steps": steps,
         "stopped_because": report.stopped_because,
         "trajectories": sum(step.trajectories for step in report.steps),
-        "folder": str(run.folder),
+        **_kept(run.folder, console),
     }
+
+
+def _kept(folder: Path, console: Console) -> dict[str, Any]:
+    """Print where the run's result is and how to use it, and return the same."""
+    from agl_otel.algorithms.run_result import result_if_any
+
+    found = result_if_any(folder)
+    for line in [*(found.lines() if found is not None else ()), f"kept in {folder}"]:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    return {"result": found.as_json() if found is not None else None, "folder": str(folder)}
 
 
 def _counted(run: ServedRun, when: str, step: int) -> AbstractAsyncContextManager[None]:
@@ -155,14 +164,13 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console, 
         CustomRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as run,
     ):
         algorithm = await run.fit(train_tasks, val_tasks)
-    result: dict[str, Any] = {"folder": str(folder)}
+    result: dict[str, Any] = {}
     if isinstance(algorithm, Baseline):
         ended = algorithm.ended
         result |= {"rollouts": len(ended), "succeeded": sum(each.status == "succeeded" for each in ended), "score": algorithm.scores()}
         for mode, score in result["score"].items():
             console.print(f"score: {score:.3f} on {sum(each.mode == mode for each in ended)} rollouts in mode {mode}")
-    console.print(f"kept in {folder}", soft_wrap=True)
-    return result
+    return result | _kept(folder, console)
 
 
 async def _search(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
@@ -178,13 +186,12 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console, 
     console.print(f"best score: {found.best_score:.3f} on {len(val_tasks)} tasks  ({found.stopped_because})", soft_wrap=True)
     for name, template in best.items():
         console.print(f"{name}: {printable_lines(str(template))}", soft_wrap=True, markup=False)
-    console.print(f"kept in {folder}", soft_wrap=True)
     return {
         "best_score": found.best_score,
         "best": best,
         "stopped_because": found.stopped_because,
         **found.spend.described(),
-        "folder": str(folder),
+        **_kept(folder, console),
     }
 
 
@@ -223,8 +230,7 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console,
         run.runners(),
     ):
         algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
-    console.print(f"kept in {folder}", soft_wrap=True)
-    return {**outcome(algorithm.metrics), "folder": str(folder)}
+    return {**outcome(algorithm.metrics), **_kept(folder, console)}
 
 
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:

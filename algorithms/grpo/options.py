@@ -172,6 +172,9 @@ class Schedule:
     val_every: ValEvery | None = None
     """In a job: validate after every so many steps, and keep the checkpoint with the best score. None or 0: only before and after it."""
     seed: Seed = 0
-    checkpoint_every_steps: Annotated[int, Field(ge=1, le=1_000_000, description="it counts steps")] = 1
-    """Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""
+    checkpoint_every_minutes: Annotated[float, Field(ge=0, le=10_000, description="it is a time, and 0 means after each step")] = 10.0
+    """A checkpoint is written after the step in which so much time has passed since the last one, beside the next steps; also after the
+    last step and after validated ones. Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""
+    checkpoint_every_steps: Annotated[int | None, Field(ge=1, le=1_000_000, description="it counts steps")] = None
+    """Write them after every so many steps instead. None: by time."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=10_000, description="a run resumes from its last checkpoint")] = 2
