@@ -36,7 +36,7 @@ from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy,
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
-from agl_otel.algorithms.report import Clock, singleton_warning
+from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
 from agl_otel.algorithms.run_folder import RunFolder, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
@@ -59,8 +59,6 @@ _NOT_COMPARED: Final = frozenset(
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
-NOT_FINITE_STEPS: Final = 3
-"""A run ends after so many steps in a row whose loss or gradient is not finite."""
 _logger = logging.getLogger(__name__)
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "objective": Objective,
