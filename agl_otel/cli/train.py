@@ -216,20 +216,25 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console, fo
 
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
-    from agl_otel.algorithms.verl.algorithm import outcome, scores
+    from agl_otel.algorithms.verl.algorithm import outcome
+    from agl_otel.algorithms.verl.report import ShownStep, is_step, validation_of
     from agl_otel.jobs.verl import VerlRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
 
     def show(line: dict[str, Any]) -> None:
-        console.print("  ".join([f"step {line['step']}:", *(f"{name} {value:.3f}" for name, value in scores(line).items())]))
+        if is_step(line):
+            live.add(ShownStep.of(line))
+        if (scored := validation_of(line)) is not None:
+            console.print(f"   validation: {scored.described()}, after step {line['step']}", soft_wrap=True)
 
     async with (
         _stack(settings) as (store, failed),
         VerlRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as run,
         run.runners(),
     ):
-        algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
+        with LiveSteps(console) as live:
+            algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
     return {**outcome(algorithm.metrics), **_kept(folder, console)}
 
 

@@ -39,7 +39,7 @@ from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_roll
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.model_files import ADAPTER, keep_small_files
-from agl_otel.algorithms.report import Clock, singleton_warning
+from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
 from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
@@ -62,8 +62,6 @@ _NOT_COMPARED: Final = frozenset(
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
-NOT_FINITE_STEPS: Final = 3
-"""A run ends after so many steps in a row whose loss or gradient is not finite."""
 _logger = logging.getLogger(__name__)
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "objective": Objective,

@@ -25,6 +25,7 @@ from agl_otel.algorithms.options import (
     MaxTokens,
     ProbeTolerance,
     PromptsPerStep,
+    RatioErrorLimit,
     Seed,
     StepTimeout,
     TargetScore,
@@ -137,7 +138,7 @@ class Updates:
     probe_tolerance: ProbeTolerance | None = None
     """After each push the server samples a few tokens, and their log-probs are compared with the trainer's: a probability ratio that
     differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no check."""
-    ratio_error_limit: Annotated[float | None, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1")] = 0.1
+    ratio_error_limit: RatioErrorLimit | None = 0.1
     """Before a step's first update, the trainer's probability of each token is compared with the one captured during sampling. The run
     ends, and changes nothing, where the ratio of the worst hundredth of the tokens differs from 1 by more than this on average: sampling,
     weights or tokenizer differ. Tokens of earlier weights are left out. None: no limit."""
