@@ -21,6 +21,7 @@ from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, w
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.options import Need
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
@@ -59,9 +60,9 @@ def policy_of(job: Job) -> Path | None:
     return folder
 
 
-def needs_of_policy(job: Job) -> list[Need]:
-    """Return the checks for the job's model and the program that serves it."""
-    return [lambda: check_policy(job), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
+def needs_of_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> list[Need]:
+    """Return the checks for the job's model, with what `look_at` finds about it, and for the program that serves it."""
+    return [lambda: look_at(check_policy(job)), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
 
 
 def check_policy(job: Job) -> ModelFacts:
