@@ -1,7 +1,7 @@
 """How much memory GRPO's trainer needs: an estimate in bytes, by part, from a model's widths and a job's options. Pure.
 
-What is held all the time (weights, gradients, the optimizer's state) is exact. What is needed for a while is one of three phases, of which
-the greatest counts: a forward and backward pass, the optimizer's step, and writing the weights. The formulas are for decoders of Llama's
+What is held all the time (weights, gradients, the optimizer's state) is exact. What is needed for a while comes in phases, of
+which the greatest counts: three moments of a forward and backward pass, the optimizer's step, and writing the weights. The formulas are for decoders of Llama's
 kind (RMSNorm, gated MLP; the experts that a token uses, where there are experts). They are held to measured peaks by
 tests/system/test_trainer_memory.py. Not counted: the process itself, and what an allocator keeps or cannot use (fragmentation).
 """
@@ -21,8 +21,9 @@ OPTIMIZER_BYTES: Final[Mapping[str, float]] = {"adamw": 8.0, "adamw_8bit": 2 + 8
 """{optimizer: bytes of its state on the device, for each trained parameter}: two moments in float32 (arXiv:1412.6980, algorithm 1), or in
 8 bits with a float32 scale of each block of 256 (arXiv:2110.02861); pages move to the host where the device is full."""
 VLLM: Final = "vLLM's share"
-PASS, STEP, SAVE = "forward and backward pass", "optimizer's step", "weights written"
-PHASES: Final = (PASS, STEP, SAVE)
+HEAD, LAYER, END = "log-probs", "backward pass of a layer", "end of the backward pass"
+STEP, SAVE = "optimizer's step", "weights written"
+PHASES: Final = (HEAD, LAYER, END, STEP, SAVE)
 HELD: Final = ("weights", "gradients", "optimizer")
 """The parts without which nothing is trained, whatever the length of a row."""
 SERVER_ROWS: Final = 16
@@ -88,11 +89,6 @@ class Estimate:
         """The most bytes that are needed at one time."""
         return sum(part.bytes for part in self.parts if part.phase is None) + self.of_phase(self.phase)
 
-    @property
-    def held(self) -> int:
-        """Bytes of weights, gradients and optimizer."""
-        return sum(part.bytes for part in self.parts if part.name in HELD)
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -127,20 +123,19 @@ def gigabytes(size: int) -> str:
 
 
 def lines_of(memory: Memory) -> list[str]:
-    """Return the table of the estimate; parts of a phase that does not count are in parentheses."""
-    width = max(len(part.name) for part in memory.parts)
-    found = [f"memory on {memory.device}, estimated:"]
-    for part in memory.parts:
-        size = f"{part.bytes / 1e9:>9,.2f} GB"
-        found.append(
-            f"  {part.name:<{width}} {size}"
-            if part.phase in (None, memory.phase)
-            else f"  {part.name:<{width}} ({size.strip()}, at another time)"
-        )
-    verdict = {True: "fits", False: "does not fit", None: "what the device has is unknown"}[memory.fits]
+    """Return the table of the estimate: what is always held and the phase that counts by part, the other phases in a line each."""
+    shown = [part for part in memory.parts if part.phase in (None, memory.phase)]
+    width = max(len(part.name) for part in shown)
+    found = [f"memory on {memory.device}, estimated, at its most ({memory.phase}):"]
+    found += [f"  {part.name:<{width}} {part.bytes / 1e9:>9,.2f} GB" for part in shown]
     has = f" of {gigabytes(memory.available_bytes)}" if memory.available_bytes is not None else ""
     row = "one row as long as the context" if memory.row_alone else "micro_batch_tokens"
-    found.append(f"  {'at most':<{width}} {memory.peak_bytes / 1e9:>9,.2f} GB{has}: {verdict} (a pass of {memory.tokens:,} tokens: {row})")
+    verdict = {True: "fits", False: "does not fit", None: "what the device has is unknown"}[memory.fits]
+    found.append(f"  {'together':<{width}} {memory.peak_bytes / 1e9:>9,.2f} GB{has}: {verdict} (a pass of {memory.tokens:,} tokens: {row})")
+    for phase in (phase for phase in PHASES if phase != memory.phase):
+        if parts := [part for part in memory.parts if part.phase == phase]:
+            listed = ", ".join(f"{part.name} {gigabytes(part.bytes)}" for part in parts)
+            found.append(f"  at another time, {phase}: {listed}")
     return found
 
 
@@ -171,24 +166,30 @@ def our_server(facts: ModelFacts, *, row_tokens: int, pushed_bytes: int) -> int:
 
 
 def _pass(facts: ModelFacts, plan: Plan) -> list[Part]:
-    """Return the parts of a forward and backward pass. Its peak is when the head's gradient is computed, or in the last layer's
-    backward pass, or at the end, where the gradient of the embedding is as large as itself."""
+    """Return the parts of the three moments of a forward and backward pass that may need the most.
+
+    These are the head's backward pass, where all activations are kept; that of the last layer, where with gradient checkpointing its
+    activations are there again; and the end, where the gradient of the embedding is as large as itself, twice where it is the head, too.
+    """
     embedding = facts.vocabulary * facts.hidden
     trains_head, mixed = plan.lora_rank is None, plan.bfloat16 and plan.lora_rank is None
-    layer = plan.tokens * _layer_bytes(facts, plan)
     kept = plan.tokens * facts.hidden * (BFLOAT16 if plan.bfloat16 and not mixed else FLOAT32)
-    activations = facts.layers * kept + layer if plan.gradient_checkpointing else facts.layers * layer
+    layer = plan.tokens * _layer_bytes(facts, plan)
     if mixed:  # autocast casts each weight once, and the graph keeps the cast until it is used
-        cast = facts.linear_parameters * BFLOAT16
-        activations += cast // facts.layers if plan.gradient_checkpointing else cast
-    activations += 3 * kept  # the last norm: its input, the normalised and the scaled states
-    logits = _logit_bytes(facts, plan)
+        layer += facts.linear_parameters // facts.layers * BFLOAT16
+    at_head = 3 * kept + facts.layers * (kept if plan.gradient_checkpointing else layer)  # the last norm keeps three states
+    in_layer = facts.layers * kept + layer if plan.gradient_checkpointing else facts.layers * layer
     head = embedding * FLOAT32 if trains_head else 0
-    at_head = logits + head + (embedding * BFLOAT16 if mixed else 0)
-    in_layer = (head if facts.tied else 0) + plan.tokens * 2 * facts.intermediate * (BFLOAT16 if plan.bfloat16 else FLOAT32)
-    at_end = (2 if facts.tied else 1) * embedding * FLOAT32 - activations if trains_head else 0
-    rest = max(at_head, in_layer, at_end)
-    return [Part("activations", activations, PASS), Part("logits", logits, PASS), Part("gradients being made", max(0, rest - logits), PASS)]
+    mlp = plan.tokens * 2 * facts.intermediate * (BFLOAT16 if plan.bfloat16 else FLOAT32)
+    return [
+        Part("activations", at_head, HEAD),
+        Part("logits", _logit_bytes(facts, plan), HEAD),
+        Part("head's gradient", head + (embedding * BFLOAT16 if mixed else 0), HEAD),
+        Part("activations", in_layer, LAYER),
+        Part("gradients of activations", mlp, LAYER),
+        Part("head's gradient", head if facts.tied else 0, LAYER),
+        Part("embedding's gradient", head * (2 if facts.tied else 1), END),
+    ]
 
 
 def _layer_bytes(facts: ModelFacts, plan: Plan) -> int:
