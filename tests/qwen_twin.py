@@ -1,22 +1,26 @@
 """A random model with the architecture of Qwen2.5-0.5B-Instruct, its vocabulary of 151,936 ids and tied head, but two layers.
 
-Its tokenizer is made on the spot: byte-level BPE without merges, Qwen's special tokens, and a chat template that writes tools and tool
+Its tokenizer is made on the spot: byte-level BPE, Qwen's special tokens, and a chat template that writes tools and tool
 calls as Qwen2.5's does. The tokenizer uses the first ids; the others exist in the embedding alone, as in a padded vocabulary.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from agl_otel.algorithms.grpo.policy import save_weights
 
 VOCABULARY: Final = 151_936
 END: Final = "<|im_end|>"
+MOST_MERGED: Final = 640
+"""Ids of bytes, merges and special tokens."""
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", END)
 TOOL_TOKENS: Final = ("<tool_call>", "</tool_call>")
 """Single ids, as in Qwen2.5's tokenizer, but text: they are kept where special tokens are left out."""
@@ -49,13 +53,14 @@ CHAT_TEMPLATE: Final = r"""
 """
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Create the tokenizer: 256 bytes, the special tokens and the tool tokens."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+def make_tokenizer(lines: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Create the tokenizer: special and tool tokens, the 256 bytes, and merges learnt from `lines`."""
+    tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([*SPECIAL])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=MOST_MERGED, initial_alphabet=alphabet, special_tokens=[*SPECIAL], show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
     tokenizer.add_tokens([AddedToken(each, normalized=False) for each in TOOL_TOKENS])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=SPECIAL[0], clean_up_tokenization_spaces=False, model_max_length=1 << 15
@@ -76,7 +81,7 @@ def make_model(*, seed: int = 0, **widths: Any) -> Qwen2ForCausalLM:
         "num_key_value_heads": 2,
         "max_position_embeddings": 1 << 15,
         "tie_word_embeddings": True,
-        "eos_token_id": len(make_tokenizer()) - len(TOOL_TOKENS) - 1,
+        "eos_token_id": SPECIAL.index(END),
         "bos_token_id": None,
         "architectures": [Qwen2ForCausalLM.__name__],
     }
@@ -85,7 +90,63 @@ def make_model(*, seed: int = 0, **widths: Any) -> Qwen2ForCausalLM:
 
 def make_twin(folder: Path, *, seed: int = 0, **widths: Any) -> Path:
     """Save the model and its tokenizer to `folder` in transformers' format; return its absolute path."""
-    make_tokenizer().save_pretrained(folder)
-    model = make_model(seed=seed, **widths)
+    return _save(folder, make_model(seed=seed, **widths), make_tokenizer())
+
+
+def make_caller(
+    folder: Path, conversations: Sequence[Sequence[dict[str, Any]]], tools: list[dict[str, Any]], *, steps: int, **widths: Any
+) -> Path:
+    """Save a twin that replies as the assistant of these conversations does, where these are equal in it; return its absolute path.
+
+    It is trained with an embedding of the ids that the tokenizer uses, which then becomes that of the whole vocabulary. The first hidden
+    dimension separates the others: it is 1 for ids that are used and -1 for those that are not, which are therefore not sampled.
+    """
+    texts = [str(_rendered(make_tokenizer(), conversation, tools)) for conversation in conversations]
+    tokenizer = make_tokenizer(texts)
+    used = len(tokenizer)
+    small, twin = make_model(vocab_size=used, **widths), make_model(**widths)
+    with torch.no_grad():
+        small.get_input_embeddings().weight[:, 0] = 1.0
+    samples = [_sample(tokenizer, conversation, tools) for conversation in conversations]
+    optimizer, source = torch.optim.AdamW(small.parameters(), lr=2e-3, weight_decay=0.0), random.Random(0)
+    for _ in range(steps):
+        batch = source.sample(samples, min(8, len(samples)))
+        width = max(len(ids) for ids, _ in batch)
+        ids = torch.tensor([row + [0] * (width - len(row)) for row, _ in batch])
+        labels = torch.tensor([row + [-100] * (width - len(row)) for _, row in batch])
+        optimizer.zero_grad()
+        small(input_ids=ids, labels=labels, use_cache=False).loss.backward()
+        optimizer.step()
+    weights = small.state_dict()
+    with torch.no_grad():
+        for name, tensor in twin.state_dict().items():
+            if tensor.shape == weights[name].shape:
+                tensor.copy_(weights[name])
+        embedding = twin.get_input_embeddings().weight
+        embedding[:, 0] = -1.0
+        embedding[:used] = small.get_input_embeddings().weight
+    return _save(folder, twin, tokenizer)
+
+
+def _rendered(tokenizer: Any, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], *, prompt: bool = False) -> str:
+    return tokenizer.apply_chat_template([*messages], tools=tools, add_generation_prompt=prompt, tokenize=False)
+
+
+def _sample(tokenizer: Any, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """Return the token ids of a conversation, and as labels those that the assistant wrote."""
+    ids: list[int] = []
+    labels: list[int] = []
+    done = ""
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = _rendered(tokenizer, messages[:place], tools, prompt=True)
+            after = _rendered(tokenizer, messages[: place + 1], tools).removesuffix("\n")
+            told, written = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before[len(done) :], after[len(before) :]))
+            ids, labels, done = ids + told + written, labels + [-100] * len(told) + written, after
+    return ids, labels
+
+
+def _save(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Path:
+    tokenizer.save_pretrained(folder)
     model.config.save_pretrained(folder)
     return save_weights(model, folder)

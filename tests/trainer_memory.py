@@ -100,7 +100,7 @@ def main(folder: Path, options: dict[str, Any], tokens: int, rows: int) -> None:
     )
     small.update(_batch(64, 2, 1000, 1), np.array([1.0, -1.0], np.float32))  # loads the code of kernels
     del small
-    grpo = GRPO.from_options(model_dir=folder, model_server_url="", micro_batch_tokens=tokens, **options)
+    grpo: Any = GRPO.from_options(model_dir=folder, model_server_url="", micro_batch_tokens=tokens, **options)
     base = _status("VmRSS")
     grpo._load()
     learner = grpo._learner

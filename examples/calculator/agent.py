@@ -50,8 +50,7 @@ def solve(question: str) -> str:
         if not reply.tool_calls:
             return reply.content or ""
         messages.append(reply.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}))
-        for call in reply.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": calculate(call.function.arguments)})
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": calculate(call.function.arguments)} for call in reply.tool_calls]
     return ""
 
 
