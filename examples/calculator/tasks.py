@@ -16,11 +16,11 @@ STORIES = (
 )
 
 
-def train(seed: int = 0, count: int = TRAIN_TASKS, largest: int = 99) -> list[dict[str, str]]:
-    return _tasks(seed, count, largest)
+def train(seed: int = 0, count: int = TRAIN_TASKS, scored: int = VAL_TASKS, largest: int = 99) -> list[dict[str, str]]:
+    return _tasks(seed, count + scored, largest)[:count]
 
 
-def val(seed: int = 0, count: int = TRAIN_TASKS, largest: int = 99, scored: int = VAL_TASKS) -> list[dict[str, str]]:
+def val(seed: int = 0, count: int = TRAIN_TASKS, scored: int = VAL_TASKS, largest: int = 99) -> list[dict[str, str]]:
     return _tasks(seed, count + scored, largest)[count:]
 
 

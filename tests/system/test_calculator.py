@@ -26,7 +26,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 WIDTHS = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
 SAMPLED = ("6", "7", "8", "9")
 DATA = "options = { seed = 0, count = 4, largest = 3, scored = 2 }"
-"""In val's tasks too; problems of numbers up to 3, of which some have one of these answers."""
+"""Problems of numbers up to 3, of which some have one of these answers."""
 ALGORITHM = """
 [algorithm]
 name = "grpo"
@@ -73,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     folder = tmp_path_factory.mktemp("calculator")
     shutil.copytree(EXAMPLE, folder / "calculator", ignore=shutil.ignore_patterns("__pycache__"))
     agent, tasks = loaded("agent"), loaded("tasks")
-    wanted = tasks.train(largest=3, count=6)
+    wanted = tasks.train(largest=3, count=6, scored=0)
     make_caller(folder / "calculator/models/Qwen2.5-0.5B-Instruct", [*conversations(agent, wanted)], agent.TOOLS, steps=120, **WIDTHS)
     ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
     with Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=folder, env=ports):
