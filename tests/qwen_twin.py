@@ -6,12 +6,14 @@ calls as Qwen2.5's does. The tokenizer uses the first ids; the others exist in t
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -19,6 +21,7 @@ from agl_otel.algorithms.grpo.policy import save_weights
 
 VOCABULARY: Final = 151_936
 END: Final = "<|im_end|>"
+NO_LOSS: Final = -100
 MOST_MERGED: Final = 640
 """Ids of bytes, merges and special tokens."""
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", END)
@@ -98,33 +101,31 @@ def make_caller(
 ) -> Path:
     """Save a twin that replies as the assistant of these conversations does, where these are equal in it; return its absolute path.
 
-    It is trained with an embedding of the ids that the tokenizer uses, which then becomes that of the whole vocabulary. The first hidden
-    dimension separates the others: it is 1 for ids that are used and -1 for those that are not, which are therefore not sampled.
+    It is trained with an embedding of the ids that the tokenizer uses and of one more, whose copies all others become.
     """
-    texts = [str(_rendered(make_tokenizer(), conversation, tools)) for conversation in conversations]
-    tokenizer = make_tokenizer(texts)
+    tokenizer = make_tokenizer([_rendered(make_tokenizer(), conversation, tools) for conversation in conversations])
     used = len(tokenizer)
-    small, twin = make_model(vocab_size=used, **widths), make_model(**widths)
-    with torch.no_grad():
-        small.get_input_embeddings().weight[:, 0] = 1.0
+    small, twin = make_model(vocab_size=used + 1, **widths), make_model(**widths)
+    others = torch.zeros(used + 1).index_fill_(0, torch.tensor(used), math.log(VOCABULARY - used))
     samples = [_sample(tokenizer, conversation, tools) for conversation in conversations]
     optimizer, source = torch.optim.AdamW(small.parameters(), lr=2e-3, weight_decay=0.0), random.Random(0)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     for _ in range(steps):
-        batch = source.sample(samples, min(8, len(samples)))
+        batch = source.sample(samples, min(4, len(samples)))
         width = max(len(ids) for ids, _ in batch)
         ids = torch.tensor([row + [0] * (width - len(row)) for row, _ in batch])
-        labels = torch.tensor([row + [-100] * (width - len(row)) for _, row in batch])
+        labels = torch.tensor([row + [NO_LOSS] * (width - len(row)) for _, row in batch])
+        logits = small(input_ids=ids, use_cache=False).logits[:, :-1] + others
         optimizer.zero_grad()
-        small(input_ids=ids, labels=labels, use_cache=False).loss.backward()
+        F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=NO_LOSS).backward()
+        torch.nn.utils.clip_grad_norm_(small.parameters(), 1.0)
         optimizer.step()
+        decay.step()
     weights = small.state_dict()
     with torch.no_grad():
         for name, tensor in twin.state_dict().items():
-            if tensor.shape == weights[name].shape:
-                tensor.copy_(weights[name])
-        embedding = twin.get_input_embeddings().weight
-        embedding[:, 0] = -1.0
-        embedding[:used] = small.get_input_embeddings().weight
+            rows = torch.arange(len(tensor)).clamp(max=len(weights[name]) - 1)
+            tensor.copy_(weights[name][rows])
     return _save(folder, twin, tokenizer)
 
 
@@ -142,7 +143,7 @@ def _sample(tokenizer: Any, messages: Sequence[dict[str, Any]], tools: list[dict
             before = _rendered(tokenizer, messages[:place], tools, prompt=True)
             after = _rendered(tokenizer, messages[: place + 1], tools).removesuffix("\n")
             told, written = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before[len(done) :], after[len(before) :]))
-            ids, labels, done = ids + told + written, labels + [-100] * len(told) + written, after
+            ids, labels, done = ids + told + written, labels + [NO_LOSS] * len(told) + written, after
     return ids, labels
 
 
