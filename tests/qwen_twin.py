@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from agl_otel.algorithms.grpo.policy import save_weights
 
@@ -59,7 +60,8 @@ CHAT_TEMPLATE: Final = r"""
 def make_tokenizer(lines: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Create the tokenizer: special and tool tokens, the 256 bytes, and merges learnt from `lines`."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")  # as transformers does when it loads a tokenizer of Qwen2
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=MOST_MERGED, initial_alphabet=alphabet, special_tokens=[*SPECIAL], show_progress=False)

@@ -1,6 +1,6 @@
 """examples/calculator on a CPU: its agent, tasks, grader and job with a twin of its model, which has two layers and random weights.
 
-The twin has the real vocabulary and a tied head. It was taught to call the calculator and to answer with one of four numbers.
+The twin has the real vocabulary and a tied head. It was taught to call the calculator and to answer with the number of any task.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from tests.system.stack_process import Command, until
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 WIDTHS = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
-SAMPLED = ("6", "7", "8", "9")
-DATA = "options = { seed = 0, count = 4, largest = 3, scored = 2 }"
-"""Problems of numbers up to 3, of which some have one of these answers."""
+SIZES = {"count": 4, "largest": 3, "scored": 2}
+DATA = "options = { count = 4, largest = 3, scored = 2 }"
 ALGORITHM = """
 [algorithm]
 name = "grpo"
@@ -63,7 +62,7 @@ def conversations(agent: Any, tasks: list[dict[str, str]]) -> Iterator[list[dict
             {"role": "user", "content": tasks[place % len(tasks)]["question"]},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "a", "content": agent.calculate(json.dumps(arguments))},
-            {"role": "assistant", "content": f"Answer: {source.choice(SAMPLED)}"},
+            {"role": "assistant", "content": f"Answer: {source.choice(tasks)['expected']}"},
         ]
 
 
@@ -73,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     folder = tmp_path_factory.mktemp("calculator")
     shutil.copytree(EXAMPLE, folder / "calculator", ignore=shutil.ignore_patterns("__pycache__"))
     agent, tasks = loaded("agent"), loaded("tasks")
-    wanted = tasks.train(largest=3, count=6, scored=0)
+    wanted = tasks.train(**SIZES) + tasks.val(**SIZES)
     make_caller(folder / "calculator/models/Qwen2.5-0.5B-Instruct", [*conversations(agent, wanted)], agent.TOOLS, steps=300, **WIDTHS)
     ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
     with Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=folder, env=ports):

@@ -464,7 +464,8 @@ async def test_limits_are_those_of_the_jobs_model(tmp_path: Path) -> None:
 def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
     attention = Linear(widths=3 * 2 * 64, parameters=3 * 64 * 64)
     mlp = Linear(widths=3 * (64 + 256), parameters=3 * 64 * 256)
-    projections = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), attention)
+    linear: dict[str, Linear] = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), attention)
+    linear |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), mlp)
     facts = ModelFacts(
         parameters=210368,
         layers=3,
@@ -477,7 +478,7 @@ def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
         kv_heads=2,
         head_size=32,
         intermediate=256,
-        linear=projections | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), mlp),
+        linear=linear,
         whole_logits=False,
     )
     assert model_facts(MODEL) == facts == tiny_facts()
