@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -205,6 +205,7 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console, fo
         _stack(settings) as (store, failed),
         SFTRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as tuning,
     ):
+        _echo(tuning.described)
         await tuning.publish_policy()
         async with tuning.runners():
             before = await _scored_before(tuning, console)
@@ -239,6 +240,7 @@ async def _fit(job: Job, settings: Settings, folder: Path, console: Console, for
         _stack(settings) as (store, failed),
         GRPORun(job, store, folder, stack_failed=failed, settings=settings, force=force) as training,
     ):
+        _echo(training.described)
         await training.publish_policy()
         async with training.runners():
             before = await _scored_before(training, console)
@@ -246,6 +248,11 @@ async def _fit(job: Job, settings: Settings, folder: Path, console: Console, for
                 with LiveSteps(console) as live:
                     report = await training.fit(job.tasks("train"), on_step=live.add, on_validation=_shown(console))
             return await _scored_after(training, report, before, console)
+
+
+def _echo(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line, err=True)
 
 
 def _shown(console: Console) -> Callable[[Validation], None]:

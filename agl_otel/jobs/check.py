@@ -35,7 +35,7 @@ class CheckReport:
     problems: list[str] = field(default_factory=list[str])
     """Why the job cannot be run; empty: it can."""
     notes: list[str] = field(default_factory=list[str])
-    """What could not be checked."""
+    """What could not be checked, and how the policy is served."""
     warnings: list[str] = field(default_factory=list[str])
     """What can be run, but probably should not be."""
     memory: Memory | None = None
@@ -82,12 +82,15 @@ def checked_job(path: Path) -> Job:
 def _check(job: Job, found: CheckReport) -> list[Any]:
     """Check everything that needs no store, and return the tasks."""
     found.algorithm = job.algorithm.get("name", "grpo")
-    for need in import_module(job.run_by).needs(job):
+    module = import_module(job.run_by)
+    for need in module.needs(job):
         with _collecting(found):
             if isinstance(outcome := need(), Findings):
                 found.problems += outcome.problems
                 found.warnings += outcome.warnings
                 found.memory = outcome.memory or found.memory
+    with _collecting(found):
+        found.notes += module.notes(job) if hasattr(module, "notes") else []
     train, val = list[Any](), list[Any]()
     scores = job.run_by != own.__name__
     with _collecting(found):

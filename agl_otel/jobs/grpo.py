@@ -14,8 +14,9 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
-from agl_otel.jobs.served import ServedRun, needs_of_policy
+from agl_otel.jobs.served import ServedRun, needs_of_policy, notes_of_policy
 
+notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset(
     {"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "validator", "rollout_config", *OPTION_GROUPS}
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 from urllib.parse import urlsplit
@@ -85,8 +86,14 @@ class DataSpec(_Strict):
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-SET_BY_RUN: Final = ("--model", "--host", "--port", "--served-model-name", "--seed", "--logprobs-mode", "--generation-config")
+SET_BY_RUN: Final = (
+    *("--model", "--host", "--port", "--served-model-name", "--seed", "--logprobs-mode", "--generation-config"),
+    *("--gpu-memory-utilization", "--enable-sleep-mode", "--enable-lora", "--max-lora-rank", "--max-loras"),
+)
 """Arguments of `vllm serve` that a run sets itself."""
+
+
+_KEYS_OF_POLICY: Final = "model, seed, gpu_memory_utilization, sleep and adapters"
 
 
 class PolicySpec(_Strict):
@@ -100,18 +107,45 @@ class PolicySpec(_Strict):
     """vLLM's program, if it is not in this environment or on the PATH."""
     vllm_options: list[str] = Field(default_factory=list[str])
     """Further arguments of `vllm serve`, such as ["--dtype", "float32"]."""
+    devices: Annotated[list[int] | None, Field(min_length=1, description="these are GPUs, by their numbers: [0]")] = None
+    """The GPUs of the model server, numbered as in `device` of [algorithm], which is the trainer's ("cuda:1" is 1). vLLM shards the model
+    over several. None: vLLM takes the first one, and ours samples on the CPU."""
+    gpu_memory_utilization: Annotated[float | None, Field(gt=0, le=1, description="it is the share of a GPU's memory that vLLM takes")] = (
+        None
+    )
+    """None: SHARED_UTILIZATION beside a trainer on the same GPU, else vLLM's default (0.9)."""
+    sleep: bool = False
+    """Have vLLM free its GPU memory while weights are updated, for a trainer on the same GPU; its weights move to the machine's memory."""
+    adapters: bool = True
+    """With `lora_rank` and vLLM: load the adapter alone after each step, without waiting for calls in flight. False: merged weights."""
 
     @model_validator(mode="after")
     def _options_of_vllm(self) -> PolicySpec:
-        for name, given in (("vllm", self.vllm), ("vllm_options", self.vllm_options)):
-            if given and self.server != "vllm":
+        of_vllm = {name: getattr(self, name) for name in ("vllm", "vllm_options", "gpu_memory_utilization", "sleep")}
+        of_vllm |= {"adapters": self.adapters} if not self.adapters else {}
+        for name, given in of_vllm.items():
+            if (given or name == "adapters") and self.server != "vllm":
                 raise ValueError(f'{name} = {shown(given)} has no effect with server = "ours": give server = "vllm", or leave it out')
+        if self.server == "ours" and len(self.devices or ()) > 1:
+            raise ValueError(f'devices = {shown(self.devices)}: server = "ours" samples on one GPU; name one, or give server = "vllm"')
+        if min(self.devices or [0]) < 0:
+            raise ValueError(f"devices = {shown(self.devices)}: GPUs are numbered from 0; name them so")
+        if len(set(self.devices or ())) < len(self.devices or ()):
+            raise ValueError(f"devices = {shown(self.devices)} names a GPU twice: name each once")
         if self.vllm_options and not self.vllm_options[0].startswith("-"):
             raise ValueError(f'vllm_options = {shown(self.vllm_options)}: the first must begin with "--", as in ["--dtype", "float32"]')
         for option in self.vllm_options:
             if (name := option.partition("=")[0]) in SET_BY_RUN:
-                raise ValueError(f"vllm_options has {name}, which the run sets itself: leave it out (seed and model are keys of [policy])")
+                raise ValueError(
+                    f"vllm_options has {name}, which the run sets itself: leave it out ({_KEYS_OF_POLICY} are keys of [policy])"
+                )
         return self
+
+    def max_model_len(self) -> int | None:
+        """Return the context that `vllm_options` set; None where they set none, or vLLM computes it."""
+        words = [word for option in self.vllm_options for word in option.split("=", 1)]
+        given = [value for name, value in pairwise(words) if name == "--max-model-len"]
+        return int(given[-1]) if given and given[-1].isdecimal() else None
 
 
 def _address(given: str) -> str:

@@ -22,8 +22,8 @@ OPTIMIZER_BYTES: Final[Mapping[str, float]] = {"adamw": 8.0, "adamw_8bit": 2 + 8
 8 bits with a float32 scale of each block of 256 (arXiv:2110.02861); pages move to the host where the device is full."""
 VLLM: Final = "vLLM's share"
 HEAD, LAYER, END = "log-probs", "backward pass of a layer", "end of the backward pass"
-STEP, SAVE = "optimizer's step", "weights written"
-PHASES: Final = (HEAD, LAYER, END, STEP, SAVE)
+STEP, SAVE, SAMPLING = "optimizer's step", "weights written", "sampling"
+PHASES: Final = (HEAD, LAYER, END, STEP, SAVE, SAMPLING)
 HELD: Final = ("weights", "gradients", "optimizer")
 """The parts without which nothing is trained, whatever the length of a row."""
 SERVER_ROWS: Final = 16

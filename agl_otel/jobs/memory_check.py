@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -13,15 +12,28 @@ from agl_otel.algorithms.grpo.logprobs import CHUNK_LOGITS
 from agl_otel.algorithms.grpo.objective import Objective
 from agl_otel.algorithms.grpo.options import Updates
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.memory import BFLOAT16, FLOAT32, HELD, VLLM, Estimate, Findings, Memory, Part, Plan, gigabytes, our_server, trainer
+from agl_otel.jobs.memory import (
+    BFLOAT16,
+    FLOAT32,
+    HELD,
+    SAMPLING,
+    VLLM,
+    Estimate,
+    Findings,
+    Memory,
+    Part,
+    Plan,
+    gigabytes,
+    our_server,
+    trainer,
+)
 from agl_otel.jobs.model_check import ModelFacts
+from agl_otel.jobs.served import gpu_share, is_shared
 
 SMALL_PARAMETERS: Final = 10_000_000
 """Up to this size a model counts as a toy, for which the default learning rate is meant."""
 USUAL_LEARNING_RATE: Final = 1e-4
 """Greater ones, with LoRA greater than ten times this, are far beyond the published ones of real models (docs/real-models.md)."""
-VLLM_UTILIZATION: Final = 0.92
-"""vLLM's default of --gpu-memory-utilization (its vllm/config/cache.py); 0.9 in earlier releases."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
@@ -64,10 +76,9 @@ def learning_rate_warnings(job: Job, facts: ModelFacts) -> list[str]:
 def plan_of(job: Job, facts: ModelFacts) -> Plan:
     """Return what the memory of the job depends on."""
     given, device = job.options, job.options.get("device", Updates.device)
-    limit = _vllm_option(job, "--max-model-len") or ""
     return Plan(
         pass_tokens=given.get("micro_batch_tokens", Updates.micro_batch_tokens),
-        row_tokens=min(facts.context, int(limit)) if limit.isdecimal() else facts.context,
+        row_tokens=min(facts.context, job.policy.max_model_len() or facts.context),
         bfloat16=Updates(dtype=given.get("dtype", Updates.dtype), device=device).in_bfloat16,
         lora_rank=given.get("lora_rank"),
         lora_targets=given.get("lora_targets", Updates.lora_targets),
@@ -89,19 +100,13 @@ def memory_of(facts: ModelFacts, plan: Plan, server: tuple[Part, ...], device: s
 
 def server_parts(job: Job, facts: ModelFacts, plan: Plan, total: int | None) -> tuple[Part, ...]:
     """Return what the model server takes of the trainer's device, which has `total` bytes."""
-    if job.policy.server == "ours":
-        pushed = BFLOAT16 if plan.bfloat16 else FLOAT32
-        size = our_server(facts, row_tokens=min(plan.row_tokens, facts.context), pushed_bytes=pushed)
-        return () if plan.on_gpu else (Part("model server", size),)
-    index = torch.device(job.options.get("device", Updates.device)).index or 0
-    if not plan.on_gpu or total is None or index >= int(_vllm_option(job, "--tensor-parallel-size") or 1):
+    shared, asleep = is_shared(job), SAMPLING if job.policy.sleep else None
+    if job.policy.server == "vllm":
+        return (Part(VLLM, round(total * (gpu_share(job) or 0.0)), asleep),) if shared and total is not None else ()
+    if plan.on_gpu and not shared:
         return ()
-    return (Part(VLLM, round(total * float(_vllm_option(job, "--gpu-memory-utilization") or VLLM_UTILIZATION))),)
-
-
-def _vllm_option(job: Job, name: str) -> str | None:
-    words = [word for option in job.policy.vllm_options for word in option.split("=", 1)]
-    return next((value for key, value in pairwise(words) if key == name), None)
+    pushed = BFLOAT16 if plan.bfloat16 else FLOAT32
+    return (Part("model server", our_server(facts, row_tokens=plan.row_tokens, pushed_bytes=pushed)),)
 
 
 def remedies(facts: ModelFacts, plan: Plan, server: tuple[Part, ...]) -> list[str]:
@@ -120,7 +125,10 @@ def remedies(facts: ModelFacts, plan: Plan, server: tuple[Part, ...]) -> list[st
         'optimizer = "adamw_8bit"': peak(replace(plan, optimizer="adamw_8bit"))
         if "optimizer" in Updates.__dataclass_fields__
         else peak(plan),
-        "less for vLLM (--gpu-memory-utilization)": peak(plan, tuple(Part(VLLM, part.bytes // 2) for part in server if part.name == VLLM)),
+        "half of gpu_memory_utilization": peak(
+            plan, tuple(replace(part, bytes=part.bytes // 2) if part.name == VLLM else part for part in server)
+        ),
+        "sleep = true": peak(plan, tuple(replace(part, phase=SAMPLING) if part.name == VLLM else part for part in server)),
     }
     tries = {words: bytes_ for words, bytes_ in tries.items() if bytes_ < peak(plan)}
     return [f"{words} ({gigabytes(bytes_)})" for words, bytes_ in sorted(tries.items(), key=lambda each: each[1])]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_args
 
+import aiohttp
 import torch
 from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo.groups import cancel_all
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
-from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
+from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.tiny import make_policy
-from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_command
+from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
@@ -39,6 +41,8 @@ SERVER: Final = "model_server.json"
 _AGENT: Final = {"function", "command", "grader"}
 """The fields of [agent] that belong to a run's fingerprint; the numbers of processes and rollouts may change on resuming."""
 VLLM_TOLERANCE: Final = 0.1  # its weights are usually bfloat16
+SHARED_UTILIZATION: Final = 0.4  # of a GPU that vLLM shares with the trainer, whose weights, gradients and optimizer stay there
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 MODEL_SERVER_START_SECONDS: Final = 120.0  # mostly for importing torch on a busy machine
 
 
@@ -62,7 +66,72 @@ def policy_of(job: Job) -> Path | None:
 
 def needs_of_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> list[Need]:
     """Return the checks for the job's model, with what `look_at` finds about it, and for the program that serves it."""
-    return [lambda: look_at(check_policy(job)), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
+    return [
+        lambda: look_at(check_policy(job)),
+        lambda: check_devices(job),
+        lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None,
+    ]
+
+
+def notes_of_policy(job: Job) -> list[str]:
+    """Return what a user should know of how the job's policy is served."""
+    spec, trainer = job.policy, job.options.get("device", "cpu")
+    if spec.server == "ours":
+        where = "the CPU" if spec.devices is None else f"GPU {spec.devices[0]}"
+        hint = '; a model of more than some million parameters needs server = "vllm", or devices = [0]' if spec.devices is None else ""
+        return [f'the policy is sampled on {where}, and trained on {trainer} ([policy] server = "ours"{hint})']
+    share = gpu_share(job)
+    shared = f"; they share a GPU, of which vLLM takes {share:.0%}" if is_shared(job) and share is not None else ""
+    asleep = ", and none of it during updates" if shared and spec.sleep else ""
+    return [f"the policy is sampled by vLLM on {_gpus(spec.devices or [0])}, and trained on {trainer}{shared}{asleep}"]
+
+
+def _gpus(numbers: Sequence[int]) -> str:
+    return f"GPU{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def is_shared(job: Job) -> bool:
+    """Whether the model server and the trainer are on one GPU."""
+    trainer = torch.device(job.options.get("device", "cpu"))
+    if trainer.type == "cpu" or (job.policy.server == "ours" and job.policy.devices is None):
+        return False
+    return (trainer.index or 0) in (job.policy.devices or [0])
+
+
+def gpu_share(job: Job) -> float | None:
+    """Return the share of a GPU's memory that vLLM takes; None: its default."""
+    return job.policy.gpu_memory_utilization or (SHARED_UTILIZATION if is_shared(job) else None)
+
+
+def adapter_rank(job: Job) -> int:
+    """Return the rank of the LoRA adapters that the model server loads; 0: it loads merged weights."""
+    rank: int = job.options.get("lora_rank") or 0
+    return rank if job.policy.server == "vllm" and job.policy.adapters and rank <= LORA_RANKS[-1] else 0
+
+
+def vllm_arguments(job: Job) -> list[str]:
+    """Return the arguments of grpo/vllm.py that the job's keys set; those after "--" are of `vllm serve`."""
+    spec, share, rank = job.policy, gpu_share(job), adapter_rank(job)
+    arguments = [*(["--lora-rank", str(rank)] if rank else []), *(["--sleep"] if spec.sleep else []), "--"]
+    arguments += ["--gpu-memory-utilization", str(share)] if share is not None else []
+    arguments += ["--tensor-parallel-size", str(len(spec.devices))] if spec.devices and len(spec.devices) > 1 else []
+    return [*arguments, *spec.vllm_options]
+
+
+def check_devices(job: Job) -> None:
+    """Raise SettingsError for GPUs that this machine lacks, and for `sleep` where nothing is won by it."""
+    spec = job.policy
+    count = torch.cuda.device_count()
+    if lacking := [number for number in spec.devices or () if number >= count]:
+        raise SettingsError(
+            f"[policy] devices = {spec.devices}: this machine has {count or 'no'} GPU{'s' if count > 1 else ''}, so there is none with the "
+            f"number {lacking[0]}; name others, or leave it out"
+        )
+    if spec.sleep and job.options.get("groups_in_flight") is not None:
+        raise SettingsError(
+            "[policy] sleep = true: rollouts in flight would wait while vLLM sleeps, and groups_in_flight is there to keep them running; "
+            "leave out one of both"
+        )
 
 
 def check_policy(job: Job) -> ModelFacts:
@@ -71,9 +140,12 @@ def check_policy(job: Job) -> ModelFacts:
     given, name = job.options, job.policy.model
     attention: str | None = given.get("attention")
     facts = tiny_facts(attention=attention) if folder is None else model_facts(folder, attention=attention)
-    if (most := given.get("max_tokens", 0)) >= facts.context:
+    served = job.policy.max_model_len() or facts.context
+    if (most := given.get("max_tokens", 0)) >= min(served, facts.context):
+        whose = name if facts.context <= served else "the model server (--max-model-len)"
         raise SettingsError(
-            f"[algorithm] max_tokens = {most}: it must be less than {facts.context}, because the context of {name} holds the prompt, too; "
+            f"[algorithm] max_tokens = {most}: it must be less than {min(served, facts.context)}, because the context of {whose} holds the "
+            "prompt, too; "
             "give such a value, or leave it out"
         )
     if (rank := given.get("lora_rank") or 0) > facts.hidden:
@@ -123,6 +195,8 @@ class ServedRun(JobRun):
         """The model server's own record of its samples, one line per choice."""
         self._server: Process | None = None
         self.server_url = ""
+        self.context: int | None = None
+        """The greatest number of tokens of a prompt and its reply that the model server takes."""
         self.on_validation: Callable[[Validation], object] | None = None
         """Receives each validation during the training."""
 
@@ -137,7 +211,12 @@ class ServedRun(JobRun):
         self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"])
         self._exit.callback(self.run.close)
         await self._cancel_unfinished()
-        await self._serve(await self._port(), *algorithm.last_weights(self.run))
+        weights, version = algorithm.last_weights(self.run)
+        if adapter_rank(self.job):
+            weights = await asyncio.to_thread(algorithm.last_adapter, self.run)
+        await self._serve(await self._port(), weights, version)
+        async with aiohttp.ClientSession() as session:
+            self.context = await check_context(session, self.server_url, algorithm.sampling_parameters["max_tokens"])
 
     async def _cancel_unfinished(self) -> None:
         """Cancel the run's unfinished rollouts, evaluations included: they may belong to a later step than the weights now served.
@@ -222,12 +301,20 @@ class ServedRun(JobRun):
         module, seconds = OUR_SERVER, MODEL_SERVER_START_SECONDS
         if spec.server == "vllm":
             module, seconds = VLLM, START_SECONDS
-            arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), "--", *spec.vllm_options]
+            arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), *vllm_arguments(self.job)]
         else:
-            arguments += ["--record", str(self.record)]
-        self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log")
+            arguments += ["--record", str(self.record), *(["--device", "cuda"] if spec.devices else [])]
+        env = visible(spec.devices) if spec.devices else {}
+        self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log", env=env)
         await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
         await self._server.ready(self._server_is_healthy, timeout_seconds=seconds)
+
+    @property
+    def described(self) -> list[str]:
+        """What a user should know of how the policy is served, for the start of the run."""
+        most: int = self.algorithm().sampling_parameters["max_tokens"]
+        fits = f"the model server's context is {self.context} tokens: prompts of up to {(self.context or 0) - most} fit beside "
+        return [*notes_of_policy(self.job), *([f"{fits}replies of max_tokens = {most}"] if self.context is not None else [])]
 
     async def _server_is_healthy(self) -> bool:
         return await is_healthy(f"{self.server_url}/health")
@@ -251,6 +338,12 @@ class ServedRun(JobRun):
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[Any], object] | None = None) -> Any:
         """Create the job's algorithm over this run's policy and model server."""
         raise NotImplementedError
+
+
+def visible(devices: Sequence[int]) -> dict[str, str]:
+    """Return the environment of a process that sees these GPUs, of those that this process sees, only."""
+    seen = os.environ.get(VISIBLE, "").split(",") if os.environ.get(VISIBLE) else [str(number) for number in range(max(devices) + 1)]
+    return {VISIBLE: ",".join(seen[number].strip() for number in devices)}
 
 
 async def prepare_policy(job: Job, folder: Path) -> Path:

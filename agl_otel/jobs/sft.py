@@ -14,8 +14,9 @@ from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import learning_rate_warnings
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
-from agl_otel.jobs.served import ServedRun, needs_of_policy
+from agl_otel.jobs.served import ServedRun, needs_of_policy, notes_of_policy
 
+notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "validator", "run_dir", "rollout_config"})
 
 

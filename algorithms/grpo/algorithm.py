@@ -26,13 +26,13 @@ from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.own_sampling import token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
+from agl_otel.algorithms.grpo.checkpoint import TRAINER_FILE, Checkpoints, State, as_random_state
 from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
-from agl_otel.algorithms.grpo.lora import with_lora
+from agl_otel.algorithms.grpo.lora import adapter, save_adapter, with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
-from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, save_weights
+from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -79,7 +79,7 @@ class GRPO(Algorithm):
     model_dir: str | Path
     """Model and tokenizer in transformers' format; the model server must be started with the same."""
     model_server_url: str
-    """http://host:port of a server with POST /weights (server.py); it must have access to this machine's files."""
+    """http://host:port of a server with POST /weights (server.py, vllm.py); it must have access to this machine's files."""
     objective: Objective = field(default_factory=Objective)
     """The loss."""
     rollouts: Rollouts = field(default_factory=Rollouts)
@@ -144,6 +144,14 @@ class GRPO(Algorithm):
         place = checkpoints.latest()
         return (place, checkpoints.state(place, run.run_id).version) if place is not None else (None, 1)
 
+    def last_adapter(self, run: RunFolder) -> Path | None:
+        """Write the LoRA adapter of the last checkpoint to a folder and return it, for a server that takes adapters; None without one."""
+        place = Checkpoints(run.folder, keep=self.schedule.keep_checkpoints).latest()
+        if place is None or self.updates.lora_rank is None:
+            return None
+        held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)["adapter"]
+        return save_adapter(held, self._weights_dir / "resumed", rank=self.updates.lora_rank, alpha=self.updates.lora_alpha)
+
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train on the data; called by Trainer.fit. Raises what `train` raises."""
         await self.train(cast("RolloutStore", self.get_store()), items(train_dataset))
@@ -156,7 +164,7 @@ class GRPO(Algorithm):
             InUseError: another process works on the run.
             SampledOtherwiseError: the tokens of a step were not sampled as the trainer assumes (ratio_error_limit).
             DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
-            ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
+            ModelServerError: the model server can only be sampled, refused the weights, or does not sample with them (probe_tolerance).
         """
         if not tasks and self.rollouts.offline_mode is None:
             raise UsageError("GRPO needs at least one task to train on")
@@ -173,8 +181,7 @@ class GRPO(Algorithm):
                 )
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)
-                await self._resume(order)
-                await self._publish_weights()
+                await self._publish_weights(origin=await self._resume(order))
                 await self._log.begin([self._training_step(report) for report in self.reports])
                 await self._validate()
                 while len(self.reports) < self.schedule.max_steps and not self._reached_target() and await self._has_more(store):
@@ -318,16 +325,17 @@ class GRPO(Algorithm):
             return NO_UPDATE
         temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
         current = np.array([version in ("", read.sampled_by) and self.rollouts.offline_mode is None for version in batch.model_version])
-        update: Update = await self._in_worker(
-            partial(
-                self._learner.update,
-                batch,
-                advantages,
-                temperatures=temperatures,
-                current=current,
-                learning_rate=self.updates.learning_rate_at(self._number, self.schedule.max_steps),
+        async with self._serving.asleep(partial(self._in_worker, release_memory)):
+            update: Update = await self._in_worker(
+                partial(
+                    self._learner.update,
+                    batch,
+                    advantages,
+                    temperatures=temperatures,
+                    current=current,
+                    learning_rate=self.updates.learning_rate_at(self._number, self.schedule.max_steps),
+                )
             )
-        )
         if update.not_finite:
             _logger.warning("step %d: %s; optimizer steps: %d of %d", self._number, update.not_finite, update.made, self._learner.updates)
         return update
@@ -354,14 +362,22 @@ class GRPO(Algorithm):
         if update.made:
             await self._publish_weights()
 
-    async def _publish_weights(self) -> None:
-        """Publish the next version of the resources and push its weights to the server."""
+    async def _publish_weights(self, *, origin: Path | None = None) -> None:
+        """Publish the next version of the resources and push its weights to the server, unless it has read them from `origin`."""
         version = await self._serving.next_version()
-        save = partial(save_weights, dtype=torch.bfloat16 if self.updates.in_bfloat16 else None)
-        await self._serving.push(await self._in_worker(save, self.policy.model, self._weights_dir / str(version)))
-        await self._in_worker(self._forget_weights, version)
+        if origin is None or not await self._serving.push_origin(origin):
+            await self._serving.push(await self._in_worker(self._save_for_server, self._weights_dir / str(version)))
+            await self._in_worker(self._forget_weights, version)
         if self.updates.probe_tolerance is not None:
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
+
+    def _save_for_server(self, folder: Path) -> Path:
+        """Write what the server loads: the adapter alone, where it takes one of this rank, else all weights."""
+        shutil.rmtree(folder, ignore_errors=True)
+        rank, weights = self.updates.lora_rank, adapter(self.policy.model)
+        if rank is not None and weights is not None and rank <= self._serving.server.adapter_rank:
+            return save_adapter(weights, folder, rank=rank, alpha=self.updates.lora_alpha)
+        return save_weights(self.policy.model, folder, dtype=torch.bfloat16 if self.updates.in_bfloat16 else None)
 
     def _load(self) -> None:
         """Load the model and create the learner; runs in the worker thread."""
@@ -438,15 +454,15 @@ class GRPO(Algorithm):
 
     # --- a run with a folder
 
-    async def _resume(self, order: TaskOrder) -> None:
-        """Continue the run from its last checkpoint."""
+    async def _resume(self, order: TaskOrder) -> Path:
+        """Continue the run from its last checkpoint. Returns the folder of the weights that it goes on with."""
         if self._run is None:
-            return
+            return Path(self.model_dir)
         self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints)
         place = self._checkpoints.latest()
         if place is None:
             self._run.metrics(0)
-            return
+            return Path(self.model_dir)
         state: State = await self._in_worker(self._checkpoints.load, place, self._run.run_id, self.policy.model, self._learner.optimizer)
         self._serving.resume(state.version, self._run.folder)
         self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
@@ -454,6 +470,7 @@ class GRPO(Algorithm):
         self._shuffle.setstate(as_random_state(state.shuffle))
         await self._in_flight.restore(state.next_group, state.groups)
         _logger.info("run %s resumes after step %d", self._run.run_id, state.step)
+        return place
 
     async def _keep(self, report: StepReport, order: TaskOrder) -> None:
         """Save the step: its line, then its checkpoint. A line without its checkpoint is removed when the run is resumed."""

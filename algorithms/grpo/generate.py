@@ -72,7 +72,7 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
     """
     active, fixed = list(rows), rows[0].seeded
     fillers = [Row(rows[0].prompt, Sampling(1, 0.0), random.Random(0)) for _ in range(SHAPE_ROWS - len(rows))] if fixed else []
-    inputs, cache = torch.tensor([row.prompt for row in [*rows, *fillers]]), None
+    inputs, cache = torch.tensor([row.prompt for row in [*rows, *fillers]], device=model.device), None
     while any(row.finish_reason is None for row in rows):
         output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = output.past_key_values
@@ -82,7 +82,7 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
             on_tokens(got)
         keep = [place for place, row in enumerate(active) if fixed or row.finish_reason is None]
         if len(keep) < len(active) and keep:
-            cache.batch_select_indices(torch.tensor(keep))
+            cache.batch_select_indices(torch.tensor(keep, device=model.device))
             drawn = drawn[keep]
         active = [active[place] for place in keep]
         inputs = drawn[:, None]
@@ -109,16 +109,16 @@ def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distr
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     """Sample from `logits` [n, vocabulary]: (token ids [n], their log-probs [n], all log-probs [n, vocabulary])."""
-    temperature = torch.tensor([row.sampling.temperature for row in rows])
+    temperature = torch.tensor([row.sampling.temperature for row in rows], device=logits.device)
     greedy = temperature == 0
     logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
-    top_p = torch.tensor([row.sampling.top_p for row in rows])
+    top_p = torch.tensor([row.sampling.top_p for row in rows], device=logits.device)
     if bool((top_p < 1).any()):
         logprobs = torch.where((greedy | (top_p >= 1))[:, None], logprobs, _nucleus(logprobs, top_p))
     drawn = logprobs.argmax(dim=-1)
     if not bool(greedy.all()):
         cumulative = logprobs.double().exp().cumsum(dim=-1)
-        uniform = torch.tensor([row.random.random() for row in rows], dtype=torch.float64)[:, None] * cumulative[:, -1:]
+        uniform = torch.tensor([[row.random.random()] for row in rows], dtype=torch.float64, device=logits.device) * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, uniform, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
         drawn = torch.where(greedy, drawn, chosen)
     return drawn, logprobs.gather(1, drawn[:, None])[:, 0], logprobs

@@ -1,18 +1,23 @@
-"""LoRA: train low-rank adapters of the linear layers, and export weights with the adapters merged in.
+"""LoRA: train low-rank adapters of the linear layers, and export them, alone or merged into the weights.
 
-Low-rank adaptation (arXiv:2106.09685) by the library peft (extra [lora]). Model servers load `merged` weights, W + (alpha / r) B A in
-place of each W, so that any server can read them. The base weights are never changed, so no rounding errors accumulate.
+Low-rank adaptation (arXiv:2106.09685) by the library peft (extra [lora]). A model server that takes adapters loads the folder of
+`save_adapter`, in peft's format; any other one `merged` weights, W + (alpha / r) B A in place of each W. The base weights are never
+changed, so no rounding errors accumulate.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 
+from agl_otel.algorithms.grpo.model_port import ADAPTER_CONFIG, ADAPTER_FILE
 from agl_otel.errors import SettingsError, UsageError
 
 ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter
@@ -58,25 +63,55 @@ def has_lora(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
-def merged(model: Any) -> dict[str, torch.Tensor]:
-    """Return {name in the plain model: weight}, with an adapter's part added."""
-    if not has_lora(model):
-        return model.state_dict()
-    found: dict[str, torch.Tensor] = {}
-    layers: dict[str, Any] = dict(model.named_modules())
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if ".lora_" in name:
-                continue
+def merged(model: Any) -> dict[str, tuple[torch.Tensor, Callable[[], torch.Tensor]]]:
+    """Return {name in the plain model: (base weight, function that returns the weight with an adapter's part added)}.
+
+    Only a call of the function takes memory, so that callers can merge one weight at a time.
+    """
+    layers: dict[str, Any] = dict(model.named_modules()) if has_lora(model) else {}
+    found: dict[str, tuple[torch.Tensor, Callable[[], torch.Tensor]]] = {}
+    for name, tensor in model.state_dict().items():
+        if not layers:
+            found[name] = tensor, lambda tensor=tensor: tensor
+        elif ".lora_" not in name:
             layer = layers[name.rpartition(".base_layer.")[0]] if ".base_layer.weight" in name else None
-            plain = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
-            found[plain] = tensor + layer.get_delta_weight(_ADAPTER).to(tensor.dtype) if layer is not None else tensor
+            found[name.removeprefix(_PREFIX).replace(".base_layer.", ".")] = tensor, lambda tensor=tensor, layer=layer: _sum(tensor, layer)
     return found
+
+
+def _sum(tensor: torch.Tensor, layer: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor + layer.get_delta_weight(_ADAPTER).to(tensor.dtype) if layer is not None else tensor
 
 
 def adapter(model: Any) -> dict[str, torch.Tensor] | None:
     """Return the adapter's weights by name; None where there is none."""
     return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name} if has_lora(model) else None
+
+
+def save_adapter(weights: Mapping[str, torch.Tensor], folder: Path, *, rank: int, alpha: float | None = None) -> Path:
+    """Write an adapter's weights, as `adapter` returns them, to `folder` in peft's format; return the folder's absolute path.
+
+    `rank`, `alpha`: as in `with_lora`. The file of the weights is complete or absent.
+    """
+    path = folder.absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    plain = {name.replace(f".{_ADAPTER}.", "."): tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": rank,
+        "lora_alpha": ALPHA_OVER_RANK * rank if alpha is None else alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "target_modules": sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in plain}),
+    }
+    (path / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
+    save_file(plain, path / f".{ADAPTER_FILE}", metadata={"format": "pt"})
+    (path / f".{ADAPTER_FILE}").replace(path / ADAPTER_FILE)
+    return path
 
 
 def load_adapter(model: Any, weights: Mapping[str, torch.Tensor], source: str) -> None:

@@ -1,9 +1,15 @@
-"""Shared by both model servers (server.py, vllm.py): command line, access checks, and errors in OpenAI's format. Needs no torch."""
+"""Shared by both model servers (server.py, vllm.py): command line, access checks, POST and GET /weights, errors. Needs no torch.
+
+GET /weights says what a server samples with: {"version", "path": folder whose files these weights are of, or null where the files have
+changed since, "adapter_rank": greatest rank of a LoRA adapter that POST /weights takes, 0 for none, "sleeps": whether there are
+POST /sleep, which frees the GPU's memory, and POST /wake}.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
@@ -17,6 +23,9 @@ from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
 IN_FLIGHT_BYTES: Final = 1 << 30  # as of the proxy, which sends them
+WEIGHTS_FILE: Final = "model.safetensors"
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+ADAPTER_CONFIG: Final = "adapter_config.json"  # peft's; a folder with it holds an adapter
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -52,6 +61,39 @@ async def json_body(request: web.Request) -> Any:
         return await json_of(request)
     except ValueError as error:
         raise UsageError(f"the body is not JSON: {error}") from error
+
+
+async def weights_wanted(request: web.Request) -> tuple[Path, str]:
+    """Read the body of POST /weights: (folder, version). Raises UsageError."""
+    body = await json_body(request)
+    if not isinstance(body, dict) or not isinstance(body.get("path"), str) or not isinstance(body.get("version"), (str, int)):
+        raise UsageError(f'POST /weights takes {{"path": folder with {WEIGHTS_FILE}, "version": string or integer}}')
+    return Path(body["path"]), str(body["version"])
+
+
+class Origin:
+    """The folder that a server's weights were read from, and its files as they were then. Reads their names, sizes and times only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._files = _files_of(self._folder)
+
+    @property
+    def path(self) -> str | None:
+        """The folder; None where its files have changed since, or are gone."""
+        return str(self._folder) if self._files and _files_of(self._folder) == self._files else None
+
+    def is_still(self, folder: Path) -> bool:
+        """Return whether the weights are those that `folder` holds now."""
+        return self.path == str(folder.resolve())
+
+
+def _files_of(folder: Path) -> list[tuple[str, int, int]]:
+    try:
+        found = [(path.name, path.stat()) for path in folder.glob("*.safetensors")]
+    except OSError:
+        return []
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def require_key(host: str, key: str) -> None:

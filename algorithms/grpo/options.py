@@ -125,8 +125,8 @@ class Updates:
     max_grad_norm: MaxGradNorm = 1.0
     """Gradients of a greater norm are scaled down to it; 1e9 never clips."""
     lora_rank: Annotated[int | None, Field(ge=1, le=65_536, description="it is the inner dimension of the adapters")] = None
-    """Train LoRA adapters of this rank (arXiv:2106.09685, extra [lora]) instead of all weights. Servers get weights with the adapter merged
-    in. LoRA usually needs a higher learning rate. None: all weights are trained."""
+    """Train LoRA adapters of this rank (arXiv:2106.09685, extra [lora]) instead of all weights. vLLM loads the adapter alone, other servers
+    weights with it merged in. LoRA usually needs a higher learning rate. None: all weights are trained."""
     lora_alpha: Annotated[float | None, Field(gt=0, description="the adapter's output is multiplied by it: 0 trains nothing")] = None
     """The adapter's output is scaled by lora_alpha / lora_rank. None: twice the rank."""
     lora_targets: Annotated[Sequence[str] | str, Field(min_length=1, description="without a target nothing is trained")] = "all-linear"

@@ -6,6 +6,8 @@ path to the server, which must share the file system.
 
 from __future__ import annotations
 
+import gc
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +17,26 @@ from typing import Any, Final
 import aiohttp
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agl_otel.algorithms.grpo.lora import has_lora, merged
+from agl_otel.algorithms.grpo.model_port import WEIGHTS_FILE
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
 
-WEIGHTS_FILE: Final = "model.safetensors"
+_NAMES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""{dtype: its name in safetensors' format}."""
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 
 
@@ -103,6 +116,12 @@ def checkpoint_activations(model: Any) -> None:
     model.train()
 
 
+def release_memory() -> None:
+    """Give the GPU memory that torch caches back, for another process; without a GPU nothing happens."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def save_weights(model: Any, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
     """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path.
 
@@ -110,10 +129,32 @@ def save_weights(model: Any, folder: str | Path, *, dtype: torch.dtype | None = 
     """
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in _once(merged(model), model).items()}
-    save_file(tensors, path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
+    weights = merged(model)
+    names = _once({name: base for name, (base, _) in weights.items()}, model)
+    tensors = {name: (base, weights[name][1]) for name, base in names.items()}
+    _write(tensors, path / f".{WEIGHTS_FILE}", dtype)
     (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
     return path
+
+
+def _write(tensors: Mapping[str, tuple[torch.Tensor, Callable[[], torch.Tensor]]], file: Path, dtype: torch.dtype | None) -> None:
+    """Write a file of safetensors' format (https://github.com/huggingface/safetensors#format), with one tensor in memory at a time.
+
+    `tensors`: {name: (a tensor of its shape and dtype, function that returns it)}. The library's `save_file` takes all of them at once.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end, kinds = 0, {name: dtype or like.dtype for name, (like, _) in tensors.items()}
+    order = sorted(tensors, key=lambda name: (-kinds[name].itemsize, name))  # each starts at a multiple of its item's size
+    for name in order:
+        like, kind = tensors[name][0], kinds[name]
+        start, end = end, end + like.numel() * kind.itemsize
+        header[name] = {"dtype": _NAMES[kind], "shape": list(like.shape), "data_offsets": [start, end]}
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    with file.open("wb") as out:
+        out.write(len(head).to_bytes(8, "little") + head)
+        for name in order:
+            out.write(tensors[name][1]().detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _once(weights: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:

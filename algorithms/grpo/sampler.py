@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import torch
 
 from agl_otel.algorithms.grpo.generate import Row, by_prompt_length, generate
+from agl_otel.algorithms.grpo.model_port import Origin
 from agl_otel.algorithms.grpo.policy import Policy, copy_weights, load_weights
 
 GATHER_SECONDS = 0.002  # batching delay of the first request, which halves the number of forward passes
@@ -46,6 +47,8 @@ class Engine:
     record: TextIO | None = None
     """Receives one JSON line for each sampled choice, flushed before the response is sent."""
     seed: int = 0
+    origin: Origin | None = None
+    """Of the weights, where they were read from a folder."""
     _waiting: asyncio.Queue[Job] = field(default_factory=asyncio.Queue[Job])
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="model"))
     _loop: asyncio.Task[None] | None = None
@@ -73,20 +76,27 @@ class Engine:
         self._waiting.put_nowait(job)
         return await job.finished
 
-    async def set_weights(self, folder: str, version: str) -> None:
-        """Load `folder`'s weights between two batches. Raises UsageError where they do not fit; the old ones then stay active."""
+    async def set_weights(self, folder: Path, version: str) -> None:
+        """Load `folder`'s weights between two batches; where these are the active ones, only their version changes.
+
+        Raises UsageError where they do not fit; the old ones then stay active.
+        """
         await asyncio.get_running_loop().run_in_executor(self._worker, self._load, folder, version)
 
     async def take_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         """Set weights from memory, {name: tensor}, between two batches. Raises UsageError like `set_weights`."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._take, weights, version)
 
-    def _load(self, folder: str, version: str) -> None:
-        load_weights(self.policy.model, Path(folder))
+    def _load(self, folder: Path, version: str) -> None:
+        if self.origin is None or not self.origin.is_still(folder):
+            origin = Origin(folder)
+            load_weights(self.policy.model, folder)
+            self.origin = origin
         self.version = version
 
     def _take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         copy_weights(self.policy.model, weights, f"weights version {version}")
+        self.origin = None
         self.version = version
 
     async def _run(self) -> None:

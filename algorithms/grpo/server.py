@@ -2,7 +2,8 @@
 
     python -m agl_otel.algorithms.grpo.server --model DIR --port 8000
 
-POST /v1/chat/completions (plain and streamed), GET /v1/models, GET /health, and POST /weights {"path", "version"} for the trainer.
+POST /v1/chat/completions (plain and streamed), GET /v1/models, GET /health, and for the trainer POST /weights {"path", "version"} and
+GET /weights. It samples on the CPU; with --device cuda on a GPU, in float32.
 The header `agl-model-version` of a response is the version of the weights that sampled it. Any server with OpenAI's API that returns
 token ids and log-probs (vLLM) can be used instead.
 """
@@ -20,7 +21,7 @@ from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.generate import Row
-from agl_otel.algorithms.grpo.model_port import access_checks, counted, error_response, json_body, make_parser
+from agl_otel.algorithms.grpo.model_port import Origin, access_checks, counted, error_response, json_body, make_parser, weights_wanted
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.sampler import Engine, Job
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
@@ -46,7 +47,8 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
     if loads:
-        app.router.add_post("/weights", _weights)
+        app.router.add_post("/weights", _set_weights)
+        app.router.add_get("/weights", _weights)
     return app
 
 
@@ -66,16 +68,20 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> web.Response:
-    card = {"id": request.app[MODEL_NAME], "object": "model", "created": 0, "owned_by": "agl-otel"}
+    limit = request.app[ENGINE].policy.context_tokens
+    card = {"id": request.app[MODEL_NAME], "object": "model", "created": 0, "owned_by": "agl-otel", "max_model_len": limit}
     return web.json_response({"object": "list", "data": [card]})
 
 
 async def _weights(request: web.Request) -> web.Response:
-    body = await json_body(request)
-    if not isinstance(body, dict) or not isinstance(body.get("path"), str) or not isinstance(body.get("version"), (str, int)):
-        raise UsageError('POST /weights takes {"path": folder with model.safetensors, "version": string or integer}')
-    version = str(body["version"])
-    await request.app[ENGINE].set_weights(body["path"], version)
+    engine = request.app[ENGINE]
+    path = engine.origin.path if engine.origin is not None else None
+    return web.json_response({"version": engine.version, "path": path, "adapter_rank": 0, "sleeps": False})
+
+
+async def _set_weights(request: web.Request) -> web.Response:
+    folder, version = await weights_wanted(request)
+    await request.app[ENGINE].set_weights(folder, version)
     return web.json_response({"version": version})
 
 
@@ -138,13 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser("agl_otel.algorithms.grpo.server", "An OpenAI-compatible model server.")
     parser.add_argument("--record", help="append a JSON line for every choice sampled to this file")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests without one")
+    parser.add_argument("--device", default="cpu", help='of torch, as "cuda"; a GPU suits models of some size')
     options = parser.parse_args(arguments)
     disable_progress_bar()
-    policy = load_policy(options.model)
+    origin = Origin(Path(options.weights or options.model))
+    policy = load_policy(options.model, device=options.device)
     if options.weights is not None:
         load_weights(policy.model, Path(options.weights))
     with Path(options.record).open("a", encoding="utf-8") if options.record else nullcontext() as record:
-        engine = Engine(policy, options.version, record=record, seed=options.seed)
+        engine = Engine(policy, options.version, record=record, seed=options.seed, origin=origin)
         server = serving(engine, options.model, host=options.host, port=options.port, model_name=options.name)
         asyncio.run(until_stopped(server, partial(print, flush=True)))
 

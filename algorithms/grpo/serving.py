@@ -5,8 +5,11 @@ Shared by GRPO and SFT. Models do not belong here: callers write the weights to 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,6 +28,7 @@ RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
 PROBE_TOKENS: Final = 8
 PROBE_SECONDS: Final = 60.0
+SLEEP_SECONDS: Final = 600.0  # it waits for the calls in flight, and copies the weights
 
 
 class RolloutStore(GroupStore, StepStore, Protocol):
@@ -53,6 +57,67 @@ async def offline_rollouts(store: RolloutStore, mode: RolloutMode, taken: Collec
     return [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken]
 
 
+@dataclass(frozen=True)
+class ServerWeights:
+    """What a model server samples with, and takes: GET /weights of model_port.py."""
+
+    path: str | None = None
+    """The folder whose files these weights are of; None where it is not known."""
+    adapter_rank: int = 0
+    """The greatest rank of a LoRA adapter that it takes; 0: it takes merged weights only."""
+    sleeps: bool = False
+    """Whether it can free the GPU's memory between phases of sampling."""
+
+
+async def server_weights(session: aiohttp.ClientSession, url: str) -> ServerWeights:
+    """Ask the model server at `url` what it samples with.
+
+    Raises ModelServerError where it does not answer, or has no POST /weights, so that it can only be sampled.
+    """
+    address = f"{url.rstrip('/')}/weights"
+    status, text = await _get(session, address)
+    if status == 405:  # there is POST /weights only
+        return ServerWeights()
+    if status != 200:
+        raise ModelServerError(
+            f"{url} can be sampled, but not trained: GET {address} answers HTTP {status}, so it has no POST /weights to load new weights "
+            "by. Start, on this machine, `python -m agl_otel.algorithms.grpo.vllm --model DIR` (vLLM) or "
+            "`python -m agl_otel.algorithms.grpo.server --model DIR`, and give its address"
+        )
+    try:
+        found = json.loads(text)
+        return ServerWeights(found.get("path"), int(found.get("adapter_rank", 0)), bool(found.get("sleeps", False)))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelServerError(f"{address} does not say what the server samples with: {error_text(error)} in {text[:200]!r}") from error
+
+
+async def check_context(session: aiohttp.ClientSession, url: str, max_tokens: int) -> int | None:
+    """Return the greatest number of tokens of a prompt and its reply, as GET /v1/models says it; None where it does not.
+
+    Raises UsageError where `max_tokens` leave no room for a prompt, ModelServerError where the server does not answer.
+    """
+    _, text = await _get(session, f"{url.rstrip('/')}/v1/models")
+    try:
+        limit: int | None = json.loads(text)["data"][0].get("max_model_len")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    if limit is not None and max_tokens >= limit:
+        raise UsageError(
+            f"max_tokens = {max_tokens}: it must be less than {limit}, because the context of the model server {url} (max_model_len) holds "
+            "the prompt, too, and every call would be refused; give such a value, or serve a longer context"
+        )
+    return limit
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    """Return status and body. Raises ModelServerError."""
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as answer:
+            return answer.status, await answer.text()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise ModelServerError(f"cannot reach {url}: {error_text(error)}. Is the model server running?") from error
+
+
 class Serving:
     """Publishes the weights of a run.
 
@@ -71,6 +136,7 @@ class Serving:
         }
         self._current: ResourcesUpdate | None = None
         self._stored: ResourcesUpdate | None = None
+        self.server = ServerWeights()
 
     @property
     def published(self) -> ResourcesUpdate:
@@ -80,7 +146,12 @@ class Serving:
         return self._current
 
     async def begin(self, run: RunFolder | None) -> None:
-        """Look up what a run with a folder had published when it was stopped."""
+        """Check the model server, and look up what a run with a folder had published when it was stopped.
+
+        Raises what `server_weights` and `check_context` raise.
+        """
+        self.server = await server_weights(self._session, self._url)
+        await check_context(self._session, self._url, self._sampling["max_tokens"])
         self._stored = await self._store.resources(self._run_id) if run is not None else None
 
     def resume(self, version: int, folder: Path) -> None:
@@ -105,6 +176,46 @@ class Serving:
     async def push(self, folder: Path) -> None:
         """Load the weights in `folder` into the model server as the current version. Raises ModelServerError."""
         await push_weights(self._session, self._url, folder, str(self.published.version))
+
+    async def push_origin(self, folder: Path) -> bool:
+        """If the model server was started with the weights in `folder`, make these the current version, without reading them again.
+
+        Returns whether it was. Raises ModelServerError.
+        """
+        place = await asyncio.to_thread(folder.resolve)
+        if self.server.path != str(place):
+            return False
+        await self.push(place)
+        return True
+
+    @asynccontextmanager
+    async def asleep(self, release: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
+        """Have the model server free the GPU's memory during the block, if it can.
+
+        `release` frees the trainer's cached memory at its end, before the server takes its own again. Raises ModelServerError.
+        """
+        if not self.server.sleeps:
+            yield
+            return
+        await self._post("sleep")
+        try:
+            yield
+        except BaseException:
+            with suppress(ModelServerError):  # the block's error is the cause
+                await release()
+                await self._post("wake")
+            raise
+        await release()
+        await self._post("wake")
+
+    async def _post(self, what: str) -> None:
+        url = f"{self._url.rstrip('/')}/{what}"
+        try:
+            async with self._session.post(url, json={}, timeout=aiohttp.ClientTimeout(total=SLEEP_SECONDS)) as answer:
+                if answer.status != 200:
+                    raise ModelServerError(f"{url}: HTTP {answer.status} {(await answer.text())[:500]}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ModelServerError(f"cannot reach {url}: {error_text(error)}. Is the model server running?") from error
 
     async def probe(self, drift: Callable[[Sequence[int], Sequence[int], Sequence[float]], Awaitable[float]], tolerance: float) -> None:
         """Check that the model server samples with the pushed weights.

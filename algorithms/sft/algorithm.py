@@ -272,7 +272,8 @@ class SFT(Algorithm):
         chosen = self._select(traces, batch) if finished or self.offline_mode is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
-        trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
+        async with self._serving.asleep(partial(asyncio.sleep, 0)):  # the training process has freed its memory by its end
+            trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
         if trained.updates:
             await self._publish()
         clock.lap("update")
@@ -396,7 +397,8 @@ class SFT(Algorithm):
     async def _publish(self) -> None:
         """Publish a new version of the resources and push its weights to the server, for the next rollouts."""
         await self._serving.next_version()
-        await self._serving.push(self._weights)
+        if self._weights != self._first or not await self._serving.push_origin(Path(self.model_dir)):
+            await self._serving.push(self._weights)
         if self.probe_tolerance is not None:
             await self._serving.probe(partial(asyncio.to_thread, self._drift), self.probe_tolerance)
 

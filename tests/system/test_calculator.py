@@ -84,7 +84,7 @@ def job(folder: Path, options: str) -> Path:
     """Write the example's job for the CPU: its own agent, data and model, with another server and smaller sizes."""
     text = (EXAMPLE / "job.toml").read_text()
     before = text[: text.index("[algorithm]")].replace("options = { seed = 0 }", DATA).replace('server = "vllm"', 'server = "ours"')
-    lines = [line for line in before.splitlines() if not line.startswith("vllm_options")]
+    lines = [line for line in before.splitlines() if not line.startswith(("vllm_options", "gpu_memory"))]
     (folder / "cpu.toml").write_text("\n".join(lines) + ALGORITHM + options)
     return folder / "cpu.toml"
 

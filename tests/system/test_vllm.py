@@ -13,7 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,20 +57,28 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as running:
+        yield running
+
+
+@contextmanager
+def serving(tmp_path: Path, *more: str) -> Generator[Served]:
     if PROGRAM is None:
         pytest.skip("there is no program vllm on the PATH")
     torch.set_num_threads(1)
     folder = tiny.make_policy(tmp_path / "policy")
     command = [sys.executable, "-m", "agl_otel.algorithms.grpo.vllm", "--model", str(folder), "--port", "0", "--vllm", PROGRAM]
-    command += ["--log", str(tmp_path / "vllm.log"), "--", *OPTIONS]
+    command += ["--log", str(tmp_path / "vllm.log"), *more, "--", *OPTIONS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **ON_CPU}) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "serving" in line, line + (tmp_path / "vllm.log").read_text()[-2000:]
-        yield Served(line.split()[-1], folder, tmp_path / "vllm.log", process)
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait(120)
+        try:
+            yield Served(line.split()[-1], folder, tmp_path / "vllm.log", process)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(120)
 
 
 async def test_grpo_trains_on_vllms_samples_from_the_pushed_weights(served: Served, tmp_path: Path) -> None:
@@ -94,6 +103,25 @@ async def test_grpo_trains_on_vllms_samples_from_the_pushed_weights(served: Serv
     assert alive(vllm) == [], "and its engine, too"
     assert served.process.stdout is not None
     assert "error: vLLM ended with exit code" in served.process.stdout.read()
+
+
+async def test_grpo_trains_an_adapter_that_vllm_loads_without_waiting_for_calls_in_flight(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="needs the [lora] extra")
+    with serving(tmp_path, "--lora-rank", "2") as served:
+        async with aiohttp.ClientSession() as session:
+            grpo = GRPO.from_options(
+                model_dir=served.folder, model_server_url=served.url, weights_dir=tmp_path / "weights", max_steps=3, prompts_per_step=8,
+                lora_rank=2, learning_rate=1e-2, probe_tolerance=1e-3,
+            )  # fmt: skip
+            reports = await grpo.train(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
+            assert [(report.weights_version, report.off_policy) for report in reports] == [("1", 0), ("2", 0), ("3", 0)]
+            assert max(report.max_ratio_error for report in reports) < 1e-3
+            async with session.get(f"{served.url}/weights") as answer:
+                assert await answer.json() == {
+                    "version": "4", "path": str(tmp_path / "weights" / "4"), "adapter_rank": 8, "sleeps": False,
+                }  # fmt: skip
+        assert sorted(path.name for path in (tmp_path / "weights" / "4").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+        assert "Loaded new LoRA adapter: name 'policy-3'" in served.log.read_text(), "and none for version 1, of which vLLM has the weights"
 
 
 def test_a_sigterm_while_vllm_starts_ends_both(tmp_path: Path) -> None:

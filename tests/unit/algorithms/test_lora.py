@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
+import warnings
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
@@ -17,13 +22,15 @@ from agl_otel.algorithms.grpo.checkpoint import Checkpoints
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Objective
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
+from agl_otel.algorithms.run_folder import open_run
 from agl_otel.errors import SettingsError, UsageError
 from tests.unit.algorithms.test_checkpoint import ADVANTAGES, state
 from tests.unit.algorithms.test_learner import make_batch
 
 pytest.importorskip("peft", reason="needs the [lora] extra")
 
-from agl_otel.algorithms.grpo.lora import adapter, merged, with_lora
+from agl_otel.algorithms.grpo import lora
+from agl_otel.algorithms.grpo.lora import adapter, merged, save_adapter, with_lora
 
 pytestmark = pytest.mark.full
 
@@ -63,7 +70,7 @@ def test_the_kl_reference_is_the_model_without_its_adapter(policy: Policy) -> No
     assert first.update(batch, ADVANTAGES).kl > 0
     full = Learner(first.model, learning_rate=0.0, objective=Objective(kl=0.1))
     plain = Learner(copy.deepcopy(policy.model), learning_rate=0.0, objective=Objective(kl=0.1))
-    load_state = {name: tensor.clone() for name, tensor in merged(first.model).items()}
+    load_state = {name: weight().clone() for name, (_, weight) in merged(first.model).items()}
     plain.model.load_state_dict(load_state)
     assert full.update(batch, np.zeros_like(ADVANTAGES)).kl == pytest.approx(plain.update(batch, np.zeros_like(ADVANTAGES)).kl, abs=1e-5)
 
@@ -92,6 +99,48 @@ def test_an_adapter_has_the_alpha_and_the_layers_it_is_given(policy: Policy) -> 
     assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 1.5}
     with pytest.raises(UsageError, match=r"lora_targets = \['nothing'\]: .*not found"):
         with_lora(copy.deepcopy(policy.model), 2, targets=["nothing"])
+
+
+def test_weights_are_merged_one_at_a_time(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    real = vars(lora)["_sum"]
+
+    def counted(tensor: torch.Tensor, layer: Any) -> torch.Tensor:
+        assert all(each() is None for each in made), "an earlier merged weight is still in memory"
+        result = real(tensor, layer)
+        made.extend([weakref.ref(result)] if layer is not None else [])
+        return result
+
+    monkeypatch.setattr(lora, "_sum", counted)
+    save_weights(learner(policy).model, tmp_path)
+    assert len(made) == 21, "7 linear layers in each of 3 blocks"
+
+
+def test_a_saved_adapter_is_one_of_pefts_format(policy: Policy, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    trained = learner(policy)
+    trained.update(make_batch(policy), ADVANTAGES)
+    folder = save_adapter(adapter(trained.model) or {}, tmp_path / "adapter", rank=RANK)
+    with warnings.catch_warnings():  # peft uses a deprecated attribute of transformers
+        warnings.simplefilter("ignore", FutureWarning)
+        read = PeftModel.from_pretrained(copy.deepcopy(policy.model), str(folder)).eval()
+    assert torch.equal(logprobs(read), logprobs(trained.model))
+    assert not torch.equal(logprobs(read), logprobs(policy.model))
+
+
+def test_the_adapter_of_a_checkpoint_is_what_a_server_that_takes_adapters_resumes_with(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    trained.update(make_batch(policy), ADVANTAGES)
+    with open_run(tmp_path / "run", algorithm="grpo", options=dict, seed=0) as run:
+        assert run is not None
+        grpo = GRPO.from_options(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", lora_rank=RANK, lora_alpha=3.0, run_dir=run)
+        assert grpo.last_adapter(run) is None
+        Checkpoints(run.folder, keep=1).save(replace(state(1), run_id=run.run_id), trained.model, trained.optimizer)
+        folder = grpo.last_adapter(run)
+    assert folder is not None and json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 3.0
+    held = load_file(folder / "adapter_model.safetensors")
+    assert all(torch.equal(held[name.replace(".default.", ".")], tensor) for name, tensor in (adapter(trained.model) or {}).items())
 
 
 def test_an_invalid_rank_is_refused() -> None:

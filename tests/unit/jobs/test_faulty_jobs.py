@@ -41,6 +41,7 @@ GOOD: dict[str, dict[str, str]] = {
 }
 """{algorithm: [algorithm] of a good job}."""
 LAST_SEED = (1 << 32) - 1
+VLLM = 'server = "vllm"\nvllm = "/bin/true"\n'
 
 FAULTS: list[tuple[str, str, str, str]] = [
     # [agent]
@@ -99,6 +100,22 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "policy", 'server = "vllm"\nvllm = "/bin/true"\nvllm_options = ["dtype"]', r'vllm_options = .*the first must begin with "--"'),
     ("grpo", "policy", 'server = "vllm"\nvllm = "/bin/true"\nvllm_options = ["--port=1"]', r"vllm_options has --port, .* leave it out"),
     ("grpo", "policy", 'server = "vllm"\nvllm = "/bin/true"\nvllm_options = [1]', r"vllm_options = 1: it must be a text in quotes"),
+    (
+        "grpo",
+        "policy",
+        f'{VLLM}vllm_options = ["--enable-lora"]',
+        r"vllm_options has --enable-lora, which the run sets",
+    ),
+    ("grpo", "policy", "devices = [99]", r"devices = \[99\]: this machine has .*there is none with the number 99; name others"),
+    ("grpo", "policy", "devices = []", r"devices = \[\]: it must be non-empty, because these are GPUs, by their numbers"),
+    ("grpo", "policy", 'devices = "0"', r'devices = "0": it must be a list'),
+    ("grpo", "policy", "devices = [-1]", r"devices = \[-1\]: GPUs are numbered from 0"),
+    ("grpo", "policy", "devices = [0, 1]", r'devices = \[0, 1\]: server = "ours" samples on one GPU; name one'),
+    ("grpo", "policy", f"{VLLM}devices = [1, 1]", r"devices = \[1, 1\] names a GPU twice"),
+    ("grpo", "policy", "gpu_memory_utilization = 0.5", r'gpu_memory_utilization = 0\.5 has no effect with server = "ours"'),
+    ("grpo", "policy", f"{VLLM}gpu_memory_utilization = 1.5", r"gpu_memory_utilization = 1\.5: it must be greater than 0 and at most 1"),
+    ("grpo", "policy", "sleep = true", r'sleep = true has no effect with server = "ours"'),
+    ("grpo", "policy", "adapters = false", r'adapters = false has no effect with server = "ours"'),
     ("grpo", "policy", 'modle = "tiny"', r"unknown key modle: did you mean model\?"),
     # [editor], [resources]
     ("apo", "editor", 'base_url = "localhost:8000"', r"base_url = \"localhost:8000\": it must be an address such as https://"),

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 from agl_otel.jobs import memory_check
 from agl_otel.jobs.check import check_job
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.memory import HEAD, STEP, VLLM, Estimate, Plan, lines_of, trainer
+from agl_otel.jobs.memory import HEAD, SAMPLING, STEP, VLLM, Estimate, Part, Plan, lines_of, trainer
 from agl_otel.jobs.memory_check import learning_rate_warnings, look_at, machine_bytes, plan_of, remedies, server_parts
 from agl_otel.jobs.model_check import Linear, ModelFacts
 
@@ -92,7 +92,7 @@ def test_remedies_are_in_the_order_of_their_effect_and_none_is_without_one() -> 
     found = remedies(QWEN, replace(PLAN, bfloat16=False), ())
     peaks = [float(words.rsplit("(", 1)[1].removesuffix(" GB)")) for words in found]
     assert peaks == sorted(peaks) and peaks[-1] < trainer(QWEN, replace(PLAN, bfloat16=False)).peak / 1e9
-    assert not any(words.startswith(("rows of", "less for vLLM")) for words in found)
+    assert not any(words.startswith(("rows of", "half of", "sleep")) for words in found)
     small = replace(PLAN, pass_tokens=1024, gradient_checkpointing=True, lora_rank=4, row_tokens=1024)
     assert remedies(QWEN, small, ()) == []
 
@@ -115,13 +115,16 @@ def test_a_device_that_is_too_small_is_a_warning_and_for_the_weights_alone_a_pro
     assert ("does not fit" in table) is not fits
 
 
-def test_vllms_share_counts_on_its_own_gpu_only(tmp_path: Path) -> None:
-    options = 'server = "vllm"\nvllm_options = ["--gpu-memory-utilization=0.25", "--max-model-len", "2048"]'
-    served = job(tmp_path, policy=options)
+def test_vllms_share_counts_on_its_own_gpu_only_and_not_while_it_sleeps(tmp_path: Path) -> None:
+    options = 'server = "vllm"\ngpu_memory_utilization = 0.25\nvllm_options = ["--max-model-len", "2048"]\n'
+    served, sleeping = job(tmp_path, policy=options), job(tmp_path, policy=options + "sleep = true")
     plan = replace(plan_of(served, QWEN), on_gpu=True)
-    assert plan.row_tokens == 2048
-    [share] = server_parts(served, QWEN, plan, 80 * GIB)
-    assert (share.name, share.bytes) == (VLLM, 20 * GIB)
+    assert plan.row_tokens == 2048 and server_parts(served, QWEN, plan, 80 * GIB) == ()
+    for each in (served, sleeping):
+        each.algorithm["device"] = "cuda:0"
+    [share], [asleep] = (server_parts(each, QWEN, plan, 80 * GIB) for each in (served, sleeping))
+    assert (share, asleep) == (Part(VLLM, 20 * GIB), Part(VLLM, 20 * GIB, SAMPLING))
+    assert "sleep = true (" in "; ".join(remedies(QWEN, plan, (share,)))
     served.algorithm["device"] = "cuda:1"
     assert server_parts(served, QWEN, plan, 80 * GIB) == ()
 

@@ -1,0 +1,75 @@
+"""Files of weights: what `save_weights` writes, and how a server knows that it has read them already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from agl_otel.algorithms.grpo import sampler
+from agl_otel.algorithms.grpo.model_port import WEIGHTS_FILE, Origin
+from agl_otel.algorithms.grpo.policy import Policy, save_weights
+from agl_otel.algorithms.grpo.sampler import Engine
+
+
+class Mixed(torch.nn.Module):
+    """Parameters and buffers of many types, one of them of an odd length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = torch.nn.Parameter(torch.randn(3).to(torch.bfloat16))
+        self.wide = torch.nn.Parameter(torch.randn(5, 2).T)
+        self.register_buffer("flag", torch.tensor([True, False, True]))
+        self.register_buffer("steps", torch.tensor(7))
+        self.register_buffer("empty", torch.empty(0, 4))
+
+
+def test_a_written_file_is_read_by_the_library_as_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agl_otel.algorithms.grpo.policy._once", lambda weights, model: weights)  # it asks a model of transformers
+    model: Any = Mixed()
+    folder = save_weights(model, tmp_path / "ours")
+    plain = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(plain, tmp_path / "theirs", metadata={"format": "pt"})
+    ours, theirs = load_file(folder / WEIGHTS_FILE), load_file(tmp_path / "theirs")
+    assert ours.keys() == theirs.keys() == plain.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor), name
+    with safe_open(folder / WEIGHTS_FILE, framework="pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+    save_weights(model, tmp_path / "low", dtype=torch.bfloat16)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "low" / WEIGHTS_FILE).values()} == {torch.bfloat16}
+    assert sorted(path.name for path in folder.iterdir()) == [WEIGHTS_FILE], "nothing is left beside it"
+
+
+def test_an_origin_holds_only_while_its_files_are_the_same(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    assert Origin(folder).path is None, "there are no weights"
+    (folder / WEIGHTS_FILE).write_bytes(b"1")
+    origin = Origin(link)
+    assert origin.path == str(folder) and origin.is_still(folder) and not origin.is_still(tmp_path)
+    (folder / "more.safetensors").write_bytes(b"2")
+    assert origin.path is None and not origin.is_still(folder)
+
+
+async def test_weights_that_the_engine_has_read_are_not_read_again(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (save_weights(policy.model, tmp_path / name) for name in ("one", "two"))
+    read: list[Path] = []
+    monkeypatch.setattr(sampler, "load_weights", lambda model, folder: read.append(folder))
+    async with Engine(policy, origin=Origin(one)) as engine:
+        await engine.set_weights(one, "1")
+        assert (engine.version, read) == ("1", [])
+        for folder in (two, two, one):
+            await engine.set_weights(folder, "2")
+        assert read == [two, one]
+        await engine.take_weights(policy.model.state_dict(), "3")
+        await engine.set_weights(one, "4")
+        assert read == [two, one, one], "weights from memory are of no folder"
