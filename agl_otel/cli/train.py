@@ -52,7 +52,8 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     own folder or the job's) is refused, and what has changed is listed. With --force it goes on, and run.json records since which step.
 
     With --check nothing is started: the job file, the files, functions, packages and models that it names, its tasks, and the store, if
-    one is named or running, are checked, and all errors are listed at once.
+    one is named or running, are checked, and all errors are listed at once. For grpo a table shows the memory that the trainer may need,
+    against what its device has.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
@@ -75,12 +76,17 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
 
 def _check(job_file: Path, settings: Settings, console: Console, *, as_json: bool) -> None:
     from agl_otel.jobs.check import check_job
+    from agl_otel.jobs.memory import lines_of
     from agl_otel.stack.supervisor import running_address
 
     address = running_address(settings)
     found = run_async(lambda: check_job(job_file, store=address, token=settings.token.get_secret_value()))
     for problem in found.problems:
         console.print(f"wrong: {printable_lines(problem)}", soft_wrap=True, markup=False)
+    for warning in found.warnings:
+        console.print(f"warning: {printable_lines(warning)}", soft_wrap=True, markup=False)
+    for line in lines_of(found.memory) if found.memory is not None else ():
+        console.print(line, soft_wrap=True, markup=False)
     for note in found.notes:
         console.print(f"note: {printable_lines(note)}", soft_wrap=True, markup=False)
     if not found.problems:

@@ -20,6 +20,7 @@ from agl_otel.algorithms.run_folder import digest_of
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.jobs import custom as own
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory import Findings, Memory
 from agl_otel.runner.agents import CommandAgent, load_function
 from agl_otel.store import Store
 from agl_otel.types import RolloutQuery
@@ -36,6 +37,10 @@ class CheckReport:
     """Why the job cannot be run; empty: it can."""
     notes: list[str] = field(default_factory=list[str])
     """What could not be checked, how the policy is served, and what a run downloads."""
+    warnings: list[str] = field(default_factory=list[str])
+    """What can be run, but probably should not be."""
+    memory: Memory | None = None
+    """Of a GRPO job whose model could be read."""
     algorithm: str = ""
     train: int = 0
     """Number of tasks."""
@@ -83,7 +88,10 @@ def _check(job: Job, found: CheckReport) -> list[Any]:
     module = import_module(job.run_by)
     for need in module.needs(job):
         with _collecting(found):
-            need()
+            if isinstance(outcome := need(), Findings):
+                found.problems += outcome.problems
+                found.warnings += outcome.warnings
+                found.memory = outcome.memory or found.memory
     with _collecting(found):
         found.notes += module.notes(job) if hasattr(module, "notes") else []
     train, val = list[Any](), list[Any]()

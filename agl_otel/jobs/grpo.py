@@ -12,6 +12,7 @@ from agl_otel.algorithms.grpo.lora import require_lora
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.served import ServedRun, needs_of_policy, notes_of_policy
 
@@ -32,7 +33,7 @@ def needs(job: Job) -> list[Need]:
         lambda: check_sinks(job.options.get("metrics")),
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
         lambda: _check_options(job),
-        *needs_of_policy(job),
+        *needs_of_policy(job, lambda facts: look_at(job, facts)),
     ]
 
 

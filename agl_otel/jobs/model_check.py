@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +17,23 @@ from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.lora import ALL_LINEAR
 from agl_otel.algorithms.model_files import INDEX_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.options import shown
 from agl_otel.errors import SettingsError
 
 PROBE: Final = "hello"
 """The user's message of the conversation that the chat template must render."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The linear layers of one name, in all decoder layers."""
+
+    widths: int
+    """Sum of their input and output widths."""
+    parameters: int
+    """Sum of their weights."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,35 @@ class ModelFacts:
     """Whether the head's weights are those of the embedding."""
     dtype: str
     """Of most of the stored weights, as torch names it: "float32", "bfloat16"."""
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    """Width of the MLP; of a mixture of experts, of all experts that a token uses."""
+    linear: Mapping[str, Linear]
+    """{end of a name: the linear layers with it}, without the head."""
+    whole_logits: bool
+    """Whether logits are more than a linear head of the last hidden states (logprobs.Scorer)."""
+
+    @property
+    def linear_parameters(self) -> int:
+        """Number of weights of all linear layers but the head."""
+        return sum(each.parameters for each in self.linear.values())
+
+    def adapter_inputs(self, targets: Sequence[str] | str) -> int:
+        """Return the parameters of an adapter of rank 1 of these layers, as lora.with_lora selects them."""
+        wanted = [targets] if isinstance(targets, str) else targets
+        return sum(
+            layer.widths
+            for name, layer in self.linear.items()
+            if targets == ALL_LINEAR or any(name == each.split(".")[-1] for each in wanted)
+        )
 
 
 _DTYPES: Final[Mapping[str, str]] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
+
+_LOGIT_OPTIONS: Final = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Options of a config that change logits after the head; 1 and 0 do not."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +131,45 @@ def _facts(model: Any, stored: Mapping[str, _Tensor]) -> ModelFacts:
         sizes[tensor.dtype] += max(1, torch.Size(tensor.shape).numel())
     most = sizes.most_common(1)[0][0] if sizes else "F32"
     head = model.get_output_embeddings()
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     return ModelFacts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=int(config.num_hidden_layers),
-        hidden=int(config.hidden_size),
+        hidden=hidden,
         vocabulary=int(model.get_input_embeddings().num_embeddings),
         context=int(config.max_position_embeddings),
         tied=head is not None and head.weight is model.get_input_embeddings().weight,
         dtype=_DTYPES.get(most, most.lower()),
+        heads=heads,
+        kv_heads=int(_of(config, "num_key_value_heads") or heads),
+        head_size=int(_of(config, "head_dim") or hidden // heads),
+        intermediate=_intermediate(config),
+        linear=_linear(model, head),
+        whole_logits=any(_of(config, name) not in (None, 0, 1) for name in _LOGIT_OPTIONS),
     )
+
+
+def _of(config: Any, name: str) -> Any:
+    """Return an option that not every architecture has."""
+    return getattr(config, name, None)
+
+
+def _intermediate(config: Any) -> int:
+    experts, width = _of(config, "num_experts_per_tok"), _of(config, "moe_intermediate_size")
+    if experts and width:
+        return int(experts) * int(width)
+    return int(_of(config, "intermediate_size") or _of(config, "n_inner") or 4 * config.hidden_size)
+
+
+def _linear(model: Any, head: Any) -> dict[str, Linear]:
+    found: dict[str, Linear] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not head:
+            end = name.rpartition(".")[2]
+            had = found.get(end, Linear(0, 0))
+            widths, parameters = layer.in_features + layer.out_features, layer.in_features * layer.out_features
+            found[end] = Linear(had.widths + widths, had.parameters + parameters)
+    return found
 
 
 def _config(folder: Path) -> Any:

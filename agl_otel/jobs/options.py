@@ -13,7 +13,7 @@ from agl_otel.algorithms.options import STRICT, arguments_of
 from agl_otel.errors import UsageError
 
 Need = Callable[[], object]
-"""A check of something that a job needs; raises UsageError if it is missing, and starts nothing."""
+"""A check of something that a job needs; raises UsageError if it is missing, and starts nothing. It may return memory.Findings."""
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, w
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.options import Need, of_table
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
@@ -83,10 +84,10 @@ def _facts_of_policy(job: Job, attention: str | None) -> ModelFacts:
     return model_facts(found.fetch(weights=False), attention=attention, stored=found.tensors())
 
 
-def needs_of_policy(job: Job) -> list[Need]:
-    """Return the checks for the job's model and the program that serves it."""
+def needs_of_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> list[Need]:
+    """Return the checks for the job's model, with what `look_at` finds about it, and for the program that serves it."""
     return [
-        lambda: check_policy(job),
+        lambda: look_at(check_policy(job)),
         lambda: check_devices(job),
         lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None,
     ]

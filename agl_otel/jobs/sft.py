@@ -11,6 +11,8 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory import Findings
+from agl_otel.jobs.memory_check import learning_rate_warnings
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.served import ServedRun, needs_of_policy, notes_of_policy
 
@@ -28,7 +30,7 @@ def needs(job: Job) -> list[Need]:
     return [
         lambda: check_sinks(job.options.get("metrics")),
         lambda: _check_options(job),
-        *needs_of_policy(job),
+        *needs_of_policy(job, lambda facts: Findings(warnings=learning_rate_warnings(job, facts))),
     ]
 
 

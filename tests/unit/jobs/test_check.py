@@ -132,8 +132,10 @@ def test_the_command_prints_problems_and_fails(tmp_path: Path, capsys: pytest.Ca
 
 
 HAS_NO_MODEL = r"\[policy\] model = 'model': .* holds no config\.json"
+NO_GPU = r"\[algorithm\] device = \"cuda\": this machine has no device"
 LACKING = {
     "apo": ["OPENAI_API_KEY is not set"],
+    "calculator": [NO_GPU, HAS_NO_MODEL.replace("'model'", "'models/Qwen2.5-0.5B-Instruct'"), "there is no program 'vllm'"],
     "verl": [r"needs the \[verl\] extra"],
     **{name: [HAS_NO_MODEL] for name in ("calc_x", "rag", "search_r1", "spider")},
 }

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from agl_otel.cli import main
 from agl_otel.jobs.check import check_job
-from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
+from agl_otel.jobs.model_check import Linear, ModelFacts, model_facts, tiny_facts
 
 MODEL = Path(__file__).parents[2] / "tiny_policy"
 MINE = """
@@ -480,7 +480,25 @@ async def test_limits_are_those_of_the_jobs_model(tmp_path: Path) -> None:
 
 
 def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
-    facts = ModelFacts(parameters=210368, layers=3, hidden=64, vocabulary=104, context=1024, tied=False, dtype="float32")
+    attention = Linear(widths=3 * 2 * 64, parameters=3 * 64 * 64)
+    mlp = Linear(widths=3 * (64 + 256), parameters=3 * 64 * 256)
+    linear: dict[str, Linear] = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), attention)
+    linear |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), mlp)
+    facts = ModelFacts(
+        parameters=210368,
+        layers=3,
+        hidden=64,
+        vocabulary=104,
+        context=1024,
+        tied=False,
+        dtype="float32",
+        heads=2,
+        kv_heads=2,
+        head_size=32,
+        intermediate=256,
+        linear=linear,
+        whole_logits=False,
+    )
     assert model_facts(MODEL) == facts == tiny_facts()
     tied = shutil.copytree(MODEL, tmp_path / "tied")
     change_json("config.json", tie_word_embeddings=True)(tied)

@@ -1,0 +1,127 @@
+"""The peak memory of GRPO's trainer in a process of its own: `measured(folder, options)` runs `python -m tests.trainer_memory`.
+
+Resident memory (VmHWM, proc_pid_status(5)) beyond what the process has before the model is loaded. Linux only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+TRAINED_TOKENS: Final = 512  # of each pass: more than two chunks of logits of a vocabulary of 151,936
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes beyond the process's own, at the most."""
+
+    step: int
+    """Of the second optimizer step, made of two forward and backward passes."""
+    save: int
+    """While the weights are written for the server, and a checkpoint."""
+
+
+def measured(folder: Path, options: Mapping[str, Any], *, tokens: int, rows: int = 1) -> Peaks:
+    """Train the model in `folder` with these options of GRPO on passes of so many tokens; return the peaks."""
+    arguments = [str(folder), json.dumps(dict(options)), str(tokens), str(rows)]
+    command = [sys.executable, "-m", "tests.trainer_memory", *arguments]
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "2"}  # what is freed goes back at once: torch's own peak
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1], env=env).stdout
+    return Peaks(**json.loads(printed.splitlines()[-1]))
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def forget_peak() -> None:
+    """Reset VmHWM to what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _batch(tokens: int, rows: int, vocabulary: int, passes: int) -> Any:
+    """Return trajectories of `passes` passes of `rows` rows, `tokens` tokens together."""
+    import numpy as np
+
+    from agl_otel.adapters.trajectories import TrajectoryBatch
+    from agl_otel.types.columns import Ragged
+
+    count, width = rows * passes, tokens // rows
+    written = max(1, min(width // 2, TRAINED_TOKENS // rows))
+    source = np.random.default_rng(0)
+
+    def ragged(values: Any, length: int) -> Ragged:
+        return Ragged(values, np.arange(count + 1) * length)
+
+    return TrajectoryBatch(
+        prompt=ragged(source.integers(0, vocabulary, count * (width - written)), width - written),
+        response=ragged(source.integers(0, vocabulary, count * written), written),
+        response_mask=ragged(np.ones(count * written, np.int8), written),
+        logprobs=ragged(np.full(count * written, -11.9, np.float32), written),
+        reward=np.arange(count, dtype=np.float32),
+        rollout_id=[f"ro-{row}" for row in range(count)],
+        attempt_id=[""] * count,
+        agent=[""] * count,
+        calls=np.ones(count, np.int64),
+        model_version=[""] * count,
+        verdict=["complete"] * count,
+        images=[[] for _ in range(count)],
+        rows=ragged(np.arange(count), 1),
+        refused=Counter(),
+        breaks=Counter(),
+    )
+
+
+def main(folder: Path, options: dict[str, Any], tokens: int, rows: int) -> None:
+    import numpy as np
+    import torch
+
+    from agl_otel.algorithms.grpo.algorithm import GRPO
+    from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
+    from agl_otel.algorithms.grpo.learner import Learner
+    from agl_otel.algorithms.grpo.policy import save_weights
+    from tests.qwen_twin import make_model
+
+    torch.set_num_threads(options.pop("threads", 2))
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "vocab_size": 1000}
+    small = Learner(
+        make_model(**sizes), learning_rate=0.0, compute_dtype=torch.bfloat16 if options["dtype"] == "bfloat16" else torch.float32
+    )
+    small.update(_batch(64, 2, 1000, 1), np.array([1.0, -1.0], np.float32))  # loads the code of kernels
+    del small
+    grpo: Any = GRPO.from_options(model_dir=folder, model_server_url="", micro_batch_tokens=tokens, **options)
+    base = _status("VmRSS")
+    grpo._load()
+    learner = grpo._learner
+    vocabulary = grpo.policy.vocabulary
+    learner.ratio_error_limit = None
+    learner.updates = 1
+
+    def update(batch: Any) -> None:
+        count = len(batch)
+        learner.update(batch, np.where(np.arange(count) % 2, 1.0, -1.0).astype(np.float32))
+
+    update(_batch(64 * 2, 2, vocabulary, 1))
+    forget_peak()
+    update(_batch(tokens, rows, vocabulary, 2))
+    step = _status("VmHWM")
+    forget_peak()
+    with TemporaryDirectory(dir=folder) as place:
+        save_weights(grpo.policy.model, place, dtype=torch.bfloat16 if grpo.updates.in_bfloat16 else None)
+        Checkpoints(Path(place), keep=1).save(State("run", 1, "", 1, {}, 0), grpo.policy.model, learner.optimizer)
+    print(json.dumps({"step": step - base, "save": _status("VmHWM") - base}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
