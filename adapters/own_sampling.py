@@ -19,11 +19,11 @@ TOLERANCE: Final = 1e-6
 """Allowed difference between a requested number and the same number stored as text."""
 
 
-def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float = 1.0) -> NDArray[np.bool_]:
-    """Return for each call whether its temperature or top_p is known to differ from these."""
+def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float | None = 1.0) -> NDArray[np.bool_]:
+    """Return for each call whether its temperature or top_p (None: any) is known to differ from these."""
     other = np.zeros(len(calls), np.bool_)
     for column, asked in ((calls.temperature, temperature), (calls.top_p, top_p)):
-        if column is not None:
+        if column is not None and asked is not None:
             other |= np.abs(column - asked) > TOLERANCE  # false for NaN (unknown)
     return other
 

@@ -224,6 +224,7 @@ MaxTokens = Annotated[int, Field(ge=1, le=1_000_000, description="a reply has at
 MaxSteps = Annotated[int, Field(ge=1, le=10_000_000, description="a run does at least one step")]
 ProbeTolerance = Annotated[float, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1 by about 1e-6")]
 PromptsPerStep = Annotated[int, Field(ge=1, le=100_000, description="a step trains on the rollouts of at least one task")]
+RatioErrorLimit = Annotated[float, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1")]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32, description="model servers and numpy take seeds of 32 bits")]
 StepTimeout = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="a step waits for its rollouts, and not for ever")]
 TargetScore = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the mean reward")]

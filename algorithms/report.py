@@ -26,6 +26,9 @@ _log: Final = logging.getLogger(__name__)
 MANY_WITHOUT_SAMPLE: Final = 0.2
 """Share of a step's rollouts without a sample above which a warning is logged: what is trained on is then a selection by survival."""
 
+NOT_FINITE_STEPS: Final = 3
+"""A run of GRPO or verl ends after so many steps in a row whose loss or gradient is not finite."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
@@ -157,8 +160,13 @@ class TrainingReport:
             **more,
         )
         if report.rollouts_without_sample > MANY_WITHOUT_SAMPLE * report.rollouts:
-            _log.warning("%s", without_sample_warning(report))
+            _log.warning("%s", without_sample_warning(step, report.rollouts, report.rollouts_without_sample, report.losses))
         return report
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of work on the step."""
+        return self.rollout_seconds + self.read_seconds + self.update_seconds
 
     @property
     def losses(self) -> str:
@@ -223,11 +231,10 @@ def step_score(traces: Traces, rollout_ids: Collection[str], *, asked: bool = Tr
     return Score.of(found if asked else [value for value in found if value is not None])
 
 
-def without_sample_warning(report: TrainingReport) -> str:
-    """Return the warning for a step in which many rollouts gave no sample."""
-    share = 100 * report.rollouts_without_sample / report.rollouts
+def without_sample_warning(step: int, rollouts: int, without: int, losses: str) -> str:
+    """Return the warning for a step in which many of the `rollouts` gave no sample; `losses`: what the step lost, in words."""
     return (
-        f"step {report.step}: {share:.0f} % of the rollouts gave no sample, so that only survivors are trained on ({report.losses}): "
+        f"step {step}: {100 * without / rollouts:.0f} % of the rollouts gave no sample, so that only survivors are trained on ({losses}): "
         "`agl-otel doctor` and the pages of these rollouts say why"
     )
 

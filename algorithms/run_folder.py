@@ -1,7 +1,7 @@
 """The folder of one run: its identity, a lock, and a line for each step.
 
     run.json        the run's id, its algorithm, its options without secrets (text.py), its seed; of a job, digests of its code (`sources`),
-                    and where it was resumed with other code (`forced`)
+                    and where it was resumed with other code (`forced`); of a model of the hub, id and commit (`model`)
     lock            held while a process works on the run
     metrics.jsonl   a line for each step
 
@@ -29,6 +29,7 @@ from typing import IO, Any, Final, cast
 
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
+from agl_otel.algorithms.model_files import weights_files
 from agl_otel.algorithms.utils import items
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
 from agl_otel.service.framed import free_name
@@ -39,6 +40,10 @@ from agl_otel.types import Dataset, NamedResources
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
+WEIGHTS: Final = "weights"
+"""The folder with the weights that model servers read."""
+BEST: Final = "best.json"
+"""Of a search for prompts: the best candidate so far."""
 DIGESTS: Final = "digests.json"
 """Holds {file name: SHA-256} for files too large to contain a checksum."""
 CHECKSUM: Final = "checksum"
@@ -46,6 +51,7 @@ RUN_DIR: Final = "run_dir"
 """The argument and attribute of an algorithm that opens its own run folder."""
 _RUN_FIELDS: Final = ("run_id", "algorithm", "seed", "options")
 _CODE_FIELDS: Final = ("sources", "forced")
+_MODEL_FIELD: Final = "model"
 AGENT: Final = "agent"
 """The option that names a job's agent and grader, which count as its code."""
 SHOWN_DIGITS: Final = 12  # of a digest
@@ -113,12 +119,21 @@ class RunFolder:
         algorithm: its name.
         options: the run's fingerprint, as JSON. A run that was started with others is refused.
         seed: None: the existing run's, or a random one for a new run.
+        model: id and commit of a model of the hub (hub.origin_of); it is recorded, and not compared, since `options` has the fingerprint.
 
     Raises UsageError for a folder of another run, InUseError where another process works in it, DataError for a damaged run.json,
     SettingsError where the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, algorithm: str, options: Mapping[str, Any], seed: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        algorithm: str,
+        options: Mapping[str, Any],
+        seed: int | None = None,
+        model: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.run_id = new_run_id(algorithm)
         self.seed = seed if seed is not None else new_seed()
@@ -131,7 +146,7 @@ class RunFolder:
             other="choose another folder",
         )
         try:
-            self._begin(folder / RUN, algorithm, json.loads(json.dumps(options, default=str)), seed)
+            self._begin(folder / RUN, algorithm, json.loads(json.dumps(options, default=str)), seed, model)
         except OSError as error:
             self.close()
             raise SettingsError(f"the run's folder {folder} cannot be written: {error.strerror}") from error
@@ -182,12 +197,13 @@ class RunFolder:
 
     # --- the folder
 
-    def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None) -> None:
+    def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None, model: Mapping[str, str] | None) -> None:
         options = without_secrets(given)  # only compared when the run is resumed, which uses the options given then
         code = SOURCES.get()
+        recorded = {_MODEL_FIELD: dict(model)} if model is not None else {}
         if not path.exists():
             fields = {"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options}
-            write_json(path, with_checksum(fields | ({"sources": code.digests} if code is not None else {})))
+            write_json(path, with_checksum(fields | recorded | ({"sources": code.digests} if code is not None else {})))
             return
         stored = read_run(path)
         try:
@@ -206,7 +222,8 @@ class RunFolder:
             raise UsageError(
                 f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: use the value in run.json, or a new folder"
             )
-        content = {name: stored[name] for name in (*_RUN_FIELDS, *_CODE_FIELDS) if name in stored} | {"options": before}
+        content = {name: stored[name] for name in (*_RUN_FIELDS, *_CODE_FIELDS, _MODEL_FIELD) if name in stored}
+        content |= {"options": before, **recorded}
         content |= {"sources": dict(code.digests)} if code is not None else {}
         content |= {"forced": [*stored.get("forced", ()), {"step": self._steps_done(), "changed": changed}]} if changed else {}
         if content != {name: stored[name] for name in stored if name != CHECKSUM}:  # also what was written before it counted as a secret
@@ -218,9 +235,19 @@ class RunFolder:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def folder_of(where: str | Path | RunFolder | None) -> Path | None:
+    """Return the path of a run's folder."""
+    return where.folder if isinstance(where, RunFolder) else Path(where) if where is not None else None
+
+
 @contextmanager
 def open_run(
-    where: str | Path | RunFolder | None, *, algorithm: str, options: Callable[[], Mapping[str, Any]], seed: int | None
+    where: str | Path | RunFolder | None,
+    *,
+    algorithm: str,
+    options: Callable[[], Mapping[str, Any]],
+    seed: int | None,
+    model: Mapping[str, str] | None = None,
 ) -> Generator[RunFolder | None]:
     """Open the folder of a run for the block; a RunFolder is passed through and stays open. None: a run in memory.
 
@@ -229,7 +256,7 @@ def open_run(
     if where is None or isinstance(where, RunFolder):
         yield where
         return
-    with closing(RunFolder(Path(where).absolute(), algorithm=algorithm, options=options(), seed=seed)) as run:
+    with closing(RunFolder(Path(where).absolute(), algorithm=algorithm, options=options(), seed=seed, model=model)) as run:
         yield run
 
 
@@ -293,7 +320,7 @@ def model_fingerprint(folder: str | Path) -> str:
     found = hashlib.sha256()
     try:
         found.update((Path(folder) / "config.json").read_bytes())
-        for path in sorted(Path(folder).glob("*.safetensors")):
+        for path in weights_files(Path(folder)):
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - FINGERPRINT_BYTES))
@@ -308,7 +335,7 @@ def read_run(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
         fields = without_checksum(content)
-        if set(fields) - {*_CODE_FIELDS} != {*_RUN_FIELDS}:
+        if set(fields) - {*_CODE_FIELDS, _MODEL_FIELD} != {*_RUN_FIELDS}:
             raise ValueError(f"its fields are {', '.join(sorted(fields))}")
         return json.loads(content)
     except ValueError as error:

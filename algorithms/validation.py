@@ -36,6 +36,21 @@ class Validation:
         """The score with its numbers of tasks."""
         return Score(self.score * self.tasks, self.tasks, self.without_reward)
 
+    @property
+    def scored_weights(self) -> ScoredWeights:
+        """Score, step and weights alone."""
+        return ScoredWeights(self.step, self.score, self.weights)
+
+
+@dataclass(frozen=True)
+class ScoredWeights:
+    """The score of the weights after a step."""
+
+    step: int
+    score: float
+    weights: str | None
+    """Where they are kept, relative to the run's folder; None: unknown, or not kept."""
+
     def described(self) -> str:
         """Return score, step and weights."""
         return f"{self.score:.3f} after step {self.step}" + (f" ({self.weights})" if self.weights else "")

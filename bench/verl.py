@@ -50,7 +50,7 @@ TASKS = """
 from tasks import train, val as held_out
 def val(): return [{**task, "held_out": True} for task in held_out()]
 """
-UNLIKE: Final = ("timing", "perf/", "adapter_cpu_seconds")
+UNLIKE: Final = ("timing", "perf/", "_seconds", "checksum")
 """Parts of the names of metrics of time and memory, which differ between equal runs."""
 Cpu = dict[str, float]
 
@@ -72,18 +72,18 @@ def main() -> int:
         began = time.monotonic()
         told, spent = train(python, place, written(place, options), options.kill_at)
         lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "agl/rollouts" in line]
+    steps = [line for line in lines if "rollouts" in line]
     share = sum(spent[part] for part in OWN) / sum(spent.values()) if spent else None
     figures = {
         "score_before": told["score_before"],
         "score_after": told["score_after"],
         "steps": told["steps"],
         "seconds": time.monotonic() - began,
-        "reward_first_5": mean(line["agl/reward_mean"] for line in steps[:5]),
-        "reward_last_5": mean(line["agl/reward_mean"] for line in steps[-5:]),
+        "reward_first_5": mean(line["reward_mean"] for line in steps[:5]),
+        "reward_last_5": mean(line["reward_mean"] for line in steps[-5:]),
         "step_seconds": mean(line["timing_s/step"] for line in steps),
-        "adapter_cpu_ms_a_rollout": 1e3 * mean(line["agl/adapter_cpu_seconds"] / line["agl/rollouts"] for line in steps),
-        "rollouts_without_sample": sum(line["agl/rollouts_without_sample"] for line in steps),
+        "adapter_cpu_ms_a_rollout": 1e3 * mean(line["adapter_cpu_seconds"] / line["rollouts"] for line in steps),
+        "rollouts_without_sample": sum(line["rollouts_without_sample"] for line in steps),
         **{f"cpu_seconds_a_step_{part}": value for part, value in sorted(spent.items())},
         "own_share_of_cpu": share,
     }

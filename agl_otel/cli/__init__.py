@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:  # called as the console script, which owns the process
         _open_streams()
         tune_for_startup()
-        if sys.argv[1:2] != ["export"]:  # its files may be meant for other users
+        if sys.argv[1:2] != ["export"] and sys.argv[1:3] != ["runs", "export"]:  # their files may be meant for other users
             keep_private()
         _escape_unencodable()
     try:

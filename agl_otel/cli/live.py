@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from agl_otel.algorithms.grpo.report import StepReport
-
 ROWS_ON_SCREEN: Final = 12
+
+
+class Step(Protocol):
+    """What is shown of a step; StepReport (algorithms/grpo/report.py) and verl's ShownStep have it."""
+
+    @property
+    def step(self) -> int: ...  # noqa: D102 - as in StepReport, as are the next ones
+    @property
+    def reward_mean(self) -> float: ...  # noqa: D102
+    @property
+    def model_calls(self) -> int: ...  # noqa: D102
+    @property
+    def spans(self) -> int: ...  # noqa: D102
+    @property
+    def verdicts(self) -> Mapping[str, int]: ...  # noqa: D102
+    @property
+    def alarms(self) -> int: ...  # noqa: D102
+    @property
+    def seconds(self) -> float: ...  # noqa: D102
+    @property
+    def losses(self) -> str: ...  # noqa: D102
 
 
 class LiveSteps:
@@ -21,7 +40,7 @@ class LiveSteps:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._rows: deque[StepReport] = deque(maxlen=ROWS_ON_SCREEN)
+        self._rows: deque[Step] = deque(maxlen=ROWS_ON_SCREEN)
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> LiveSteps:
@@ -33,7 +52,7 @@ class LiveSteps:
         if self._live:
             self._live.stop()
 
-    def add(self, step: StepReport) -> None:
+    def add(self, step: Step) -> None:
         """Show a step."""
         self._rows.append(step)
         if self._live:
@@ -54,9 +73,8 @@ class LiveSteps:
 _COLUMNS: Final = ("step", "reward", "model calls", "spans", "verdicts", "seconds", "lost")
 
 
-def _cells(step: StepReport) -> tuple[str, ...]:
+def _cells(step: Step) -> tuple[str, ...]:
     verdicts = " ".join(f"{kind} {count}" for kind, count in sorted(step.verdicts.items())) + (
         f" ALARMS {step.alarms}" if step.alarms else ""
     )
-    seconds = step.rollout_seconds + step.read_seconds + step.update_seconds
-    return str(step.step), f"{step.reward_mean:.2f}", str(step.model_calls), str(step.spans), verdicts, f"{seconds:.2f}", step.losses
+    return str(step.step), f"{step.reward_mean:.2f}", str(step.model_calls), str(step.spans), verdicts, f"{step.seconds:.2f}", step.losses

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from agl_otel.adapters.losses import LOSSES, lost, recorded_losses, refused_in
-from agl_otel.algorithms.validation import Validation, best_of
+from agl_otel.algorithms.run_result import RunResult
+from agl_otel.algorithms.validation import ScoredWeights, Validation, best_of
 from agl_otel.errors import UsageError
 from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingStep
@@ -40,6 +41,8 @@ class RunReport:
     """Options by name, those of a nested table as `outer.inner`; None if the run's folder was not given."""
     validations: Sequence[Validation] = ()
     """Those in the run's folder."""
+    result: RunResult | None = None
+    """What the run made; None if it has nothing yet, or its folder was not given."""
 
     @property
     def start_time(self) -> float:
@@ -71,16 +74,16 @@ class RunReport:
                     found.setdefault(name, {})[step.step] = value
         return {name: values for name, values in found.items() if values}
 
-    def best_validation(self) -> dict[str, Any] | None:
-        """Return {step, score, weights} of the best validation after a step, the earliest of equal ones; None where there is none.
+    def best_validation(self) -> ScoredWeights | None:
+        """Return the best validation after a step, the earliest of equal ones; None where there is none.
 
-        `weights`: where the run's folder, if it was given, keeps them.
+        Its weights are known if the run's folder was given.
         """
         if (best := best_of(self.validations)) is not None:
-            return {"step": best.step, "score": best.score, "weights": best.weights}
+            return best.scored_weights
         scores = self.series().get("val_reward", {}) if self.curve.by == "step" else {}
         step = max((step for step in scores if step > 0), key=lambda step: (scores[step], -step), default=None)
-        return None if step is None else {"step": step, "score": scores[step], "weights": None}
+        return None if step is None else ScoredWeights(step, scores[step], None)
 
     def lost(self) -> str:
         """Return what all steps lost, in words."""
@@ -121,7 +124,8 @@ class RunReport:
             "totals": self.totals(),
             "by": self.curve.by,
             "metrics": self.series(),
-            "best_validation": self.best_validation(),
+            "best_validation": asdict(best) if (best := self.best_validation()) is not None else None,
+            "result": self.result.as_json() if self.result is not None else None,
             "losses": self.losses(),
             "versions": {step.step: step.version_after for step in self.steps},
             "start_time": self.start_time,

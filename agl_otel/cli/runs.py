@@ -1,4 +1,4 @@
-"""`agl-otel runs`: list, show and compare runs: rewards, verdicts, tokens, cost and differences in configuration.
+"""`agl-otel runs`: list, show and compare runs, and export their models: rewards, verdicts, tokens, cost and differences in configuration.
 
 A run joins the rollouts of the queue (Run) with the recorded training steps (TrainingRun) of the same id. Figures are computed in
 run_figures.py.
@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from rich.text import Text
 
+from agl_otel.algorithms.run_result import result_if_any
 from agl_otel.algorithms.validation import validations
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.training_steps import configuration_of, run_id_of
-from agl_otel.errors import NotFoundError
+from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import open_store
@@ -39,7 +41,7 @@ _points_option: Any = click.option("--points", type=Whole(2), default=20, show_d
 
 @click.group()
 def runs() -> None:
-    """List runs, show one, or compare several.
+    """List runs, show one, compare several, or export a run's model.
 
     RUN is a run's id (or that of the resources its rollouts use), or its folder.
     """
@@ -88,6 +90,8 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
             return
         console = open_console()
         console.print(table_of(report.run_id, ("what", "how much"), _summary(report, price)))
+        for line in report.result.lines() if report.result is not None else ():
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
         for name, series in report.series().items():
             if name in ("reward", "val_reward"):
                 values = [series[step] for step in sorted(series)]
@@ -142,6 +146,38 @@ def compare(
     run_async(main)
 
 
+@runs.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("target", type=Folder(), metavar="DIR")
+@click.option("--step", type=Whole(1), help="The weights after this step.  [default: those of the best validation, else the last ones]")
+@click.option("--last", is_flag=True, help="The last weights that the run keeps.")
+@click.option("--adapter", is_flag=True, help="Only the LoRA adapter, as peft and `vllm serve --lora-modules` load it.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights.  [default: as the run has them]")
+@json_option
+def export(run: Path, target: Path, step: int | None, last: bool, adapter: bool, dtype: str | None, as_json: bool) -> None:
+    """Write the trained model of RUN, a run's folder, to the new folder DIR.
+
+    DIR then has weights, config, tokenizer, chat template and generation config, as `AutoModelForCausalLM.from_pretrained`, `vllm serve`
+    and [policy] model open them. A LoRA adapter is merged into the weights, unless --adapter asks for it alone. The run may go on:
+    its last complete checkpoint is read. Weights are compared with their digests.
+
+    Runs of grpo, sft and verl have weights. Checkpoints of verl are merged by verl's own program, to bfloat16, in the environment of the
+    run.
+    """
+    from agl_otel.algorithms.model_export import export_model
+
+    setup_logging()
+    if step is not None and last:
+        raise UsageError("--step and --last exclude each other: give one")
+    done = export_model(run, target, step=step, last=last, adapter=adapter, dtype=dtype)
+    if as_json:
+        print_json(asdict(done))
+        return
+    kind = "LoRA adapter" if done.adapter else "weights"
+    text = f"{done.folder}: the {done.which} {kind}, after step {done.step} ({done.dtype}, {done.bytes / 1e6:,.1f} MB)"
+    open_console().print(text, soft_wrap=True, markup=False, highlight=False)
+
+
 async def read_run(store: Store, run: str) -> RunReport:
     """Read all data of a run. Raises NotFoundError if neither store knows it, DataError for a damaged folder."""
     run_id = run_id_of(run)
@@ -161,8 +197,9 @@ async def read_run(store: Store, run: str) -> RunReport:
         verdicts = Counter(each.verdict.kind for each in found)
         alarms = sum(each.verdict.alarm for each in found)
     return RunReport(
-        run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run))
-    )
+        run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run)),
+        result_if_any(Path(run)),
+    )  # fmt: skip
 
 
 def _begin(data_dir: Path | None, store: str | None) -> Settings:
@@ -209,7 +246,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
         ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
-        ("best validation", _best(best) if (best := report.best_validation()) else None),
+        ("best validation", best.described() if (best := report.best_validation()) else None),
         ("lost in training", report.lost() or None),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),
@@ -217,11 +254,6 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("began", clock(report.start_time)),
         ("took", f"{report.seconds:,.0f} s"),
     ]
-
-
-def _best(best: Mapping[str, Any]) -> str:
-    where = f" ({best['weights']})" if best["weights"] else ""
-    return f"{best['score']:.4g} after step {best['step']}{where}"
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

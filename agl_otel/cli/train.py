@@ -131,8 +131,7 @@ async def _scored_after(run: ServedRun, report: Any, before: Evaluation, console
         after = await run.validate_after(steps)
     console.print(f"score after: {after.scored.described()}  ({steps} steps: {report.stopped_because})")
     if (best := run.best) is not None:
-        console.print(f"best score: {best.described()}", soft_wrap=True)
-    console.print(f"kept in {run.folder}", soft_wrap=True)
+        console.print(f"best score: {best.scored_weights.described()}", soft_wrap=True)
     return {
         "score_before": before.score,
         "score_after": after.score,
@@ -140,8 +139,18 @@ async def _scored_after(run: ServedRun, report: Any, before: Evaluation, console
         "steps": steps,
         "stopped_because": report.stopped_because,
         "trajectories": sum(step.trajectories for step in report.steps),
-        "folder": str(run.folder),
+        **_kept(run.folder, console),
     }
+
+
+def _kept(folder: Path, console: Console) -> dict[str, Any]:
+    """Print where the run's result is and how to use it, and return the same."""
+    from agl_otel.algorithms.run_result import result_if_any
+
+    found = result_if_any(folder)
+    for line in [*(found.lines() if found is not None else ()), f"kept in {folder}"]:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    return {"result": found.as_json() if found is not None else None, "folder": str(folder)}
 
 
 def _counted(run: ServedRun, when: str, step: int) -> AbstractAsyncContextManager[None]:
@@ -161,14 +170,13 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console, 
         CustomRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as run,
     ):
         algorithm = await run.fit(train_tasks, val_tasks)
-    result: dict[str, Any] = {"folder": str(folder)}
+    result: dict[str, Any] = {}
     if isinstance(algorithm, Baseline):
         ended = algorithm.ended
         result |= {"rollouts": len(ended), "succeeded": sum(each.status == "succeeded" for each in ended), "score": algorithm.scores()}
         for mode, score in result["score"].items():
             console.print(f"score: {score:.3f} on {sum(each.mode == mode for each in ended)} rollouts in mode {mode}")
-    console.print(f"kept in {folder}", soft_wrap=True)
-    return result
+    return result | _kept(folder, console)
 
 
 async def _search(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
@@ -184,13 +192,12 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console, 
     console.print(f"best score: {found.best_score:.3f} on {len(val_tasks)} tasks  ({found.stopped_because})", soft_wrap=True)
     for name, template in best.items():
         console.print(f"{name}: {printable_lines(str(template))}", soft_wrap=True, markup=False)
-    console.print(f"kept in {folder}", soft_wrap=True)
     return {
         "best_score": found.best_score,
         "best": best,
         "stopped_because": found.stopped_because,
         **found.spend.described(),
-        "folder": str(folder),
+        **_kept(folder, console),
     }
 
 
@@ -215,22 +222,26 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console, fo
 
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
-    from agl_otel.algorithms.verl.algorithm import outcome, scores
+    from agl_otel.algorithms.verl.algorithm import outcome
+    from agl_otel.algorithms.verl.report import ShownStep, is_step, validation_of
     from agl_otel.jobs.verl import VerlRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
 
     def show(line: dict[str, Any]) -> None:
-        console.print("  ".join([f"step {line['step']}:", *(f"{name} {value:.3f}" for name, value in scores(line).items())]))
+        if is_step(line):
+            live.add(ShownStep.of(line))
+        if (scored := validation_of(line)) is not None:
+            console.print(f"   validation: {scored.described()}, after step {line['step']}", soft_wrap=True)
 
     async with (
         _stack(settings) as (store, failed),
         VerlRun(job, store, folder, stack_failed=failed, settings=settings, force=force) as run,
         run.runners(),
     ):
-        algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
-    console.print(f"kept in {folder}", soft_wrap=True)
-    return {**outcome(algorithm.metrics), "folder": str(folder)}
+        with LiveSteps(console) as live:
+            algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
+    return {**outcome(algorithm.metrics), **_kept(folder, console)}
 
 
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from agl_otel.algorithms.hub import download_note
 from agl_otel.algorithms.run_folder import digest_of
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.jobs import custom as own
@@ -35,7 +36,7 @@ class CheckReport:
     problems: list[str] = field(default_factory=list[str])
     """Why the job cannot be run; empty: it can."""
     notes: list[str] = field(default_factory=list[str])
-    """What could not be checked, and how the policy is served."""
+    """What could not be checked, how the policy is served, and what a run downloads."""
     warnings: list[str] = field(default_factory=list[str])
     """What can be run, but probably should not be."""
     memory: Memory | None = None
@@ -58,6 +59,8 @@ async def check_job(path: Path, *, store: str = "", token: str = "") -> CheckRep
         job, found.problems[:] = Job.read(path)
         if job is not None:
             tasks = _check(job, found)
+            with _collecting(found, "[policy] "):
+                found.notes += [note] if (note := download_note(job.policy.model, job.folder)) is not None else []
             await _check_store(store, token, found, job.options.get("agent_match"), tasks)
     return found
 

@@ -97,9 +97,11 @@ _KEYS_OF_POLICY: Final = "model, seed, gpu_memory_utilization, sleep and adapter
 
 
 class PolicySpec(_Strict):
-    """[policy]: the model to train. `tiny` is created on the spot; anything else is a folder in transformers' format."""
+    """[policy]: the model to train."""
 
-    model: Annotated[str, Field(min_length=1, description="it is a folder, or tiny")] = "tiny"
+    model: Annotated[str, Field(min_length=1, description="it is a folder, a model of the hub, or tiny")] = "tiny"
+    """A folder in transformers' format, or a model of the Hugging Face hub as owner/name or owner/name@revision; a folder that exists is
+    taken first. `tiny` is created on the spot."""
     seed: Seed = 0
     server: Literal["ours", "vllm"] = "ours"
     """The model server during the run: grpo/server.py, for models small enough for a CPU, or vLLM (grpo/vllm.py)."""

@@ -18,11 +18,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.lora import ALL_LINEAR
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.model_files import INDEX_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.options import shown
 from agl_otel.errors import SettingsError
 
-INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
 PROBE: Final = "hello"
 """The user's message of the conversation that the chat template must render."""
 
@@ -97,16 +96,19 @@ def tiny_facts(*, attention: str | None = None) -> ModelFacts:
     return _facts(_model_without_weights(config, attention), {})
 
 
-def model_facts(folder: Path, *, attention: str | None = None) -> ModelFacts:
+def model_facts(
+    folder: Path, *, attention: str | None = None, stored: Mapping[str, tuple[tuple[int, ...], str]] | None = None
+) -> ModelFacts:
     """Return the facts of the model in a folder of transformers' format, with `attention` as its attn_implementation.
 
+    `stored`: {name: (shape, safetensors' dtype)} of weights that are not in the folder; None: they are read from it.
     Raises SettingsError, which names the file and the remedy, where it is no causal language model, its weights are missing, damaged or of
     another shape than its config says, or its tokenizer has no usable chat template.
     """
     model = _model_without_weights(_config(folder), attention)
-    stored = _stored_tensors(folder)
-    facts = _facts(model, stored)
-    _check_weights(folder, model, stored)
+    tensors = _stored_tensors(folder) if stored is None else {name: _Tensor(*each) for name, each in stored.items()}
+    facts = _facts(model, tensors)
+    _check_weights(folder, model, tensors)
     _check_tokenizer(folder, facts)
     return facts
 

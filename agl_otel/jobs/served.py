@@ -19,13 +19,15 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
+from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
+from agl_otel.algorithms.model_files import POLICY
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
-from agl_otel.jobs.options import Need
+from agl_otel.jobs.options import Need, of_table
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
 from agl_otel.net.http_server import is_healthy
 from agl_otel.service.ports import is_free
@@ -51,17 +53,35 @@ def validation_name(step: int) -> str:
     return f"step-{step:06d}" if step else "before"
 
 
-def policy_of(job: Job) -> Path | None:
-    """Return the folder of the job's model; None for one to be created. Raises SettingsError if it holds no model."""
+def policy_of(job: Job, *, run: Path | None = None) -> Path | None:
+    """Return the folder of the job's model, of the hub after it is downloaded; None for one to be created.
+
+    `run`: the folder of a run, which goes on with the commit that it recorded. Raises SettingsError if it holds no model, UnavailableError.
+    """
     if job.policy.model == "tiny":
         return None
-    folder = job.folder / job.policy.model
+    with of_table("policy"):
+        folder = model_folder(job.policy.model, job.folder, run=run)
     if not (folder / "config.json").exists():
         raise SettingsError(
             f"[policy] model = {job.policy.model!r}: {folder} holds no config.json of a transformers model; "
-            'name a folder that does, or "tiny"'
+            'name a folder that does, a model of the hub (owner/name or owner/name@revision), or "tiny"'
         )
     return folder
+
+
+def _facts_of_policy(job: Job, attention: str | None) -> ModelFacts:
+    """Return the facts of the job's model; of one of the hub without its weights, of which only the headers are read."""
+    model = job.policy.model
+    if model == "tiny":
+        return tiny_facts(attention=attention)
+    with of_table("policy"):
+        found = find_model(model) if is_hub_id(model, job.folder) else None
+    if not isinstance(found, HubModel) or found.is_cached:
+        folder = policy_of(job)
+        assert folder is not None
+        return model_facts(folder, attention=attention)
+    return model_facts(found.fetch(weights=False), attention=attention, stored=found.tensors())
 
 
 def needs_of_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> list[Need]:
@@ -136,10 +156,8 @@ def check_devices(job: Job) -> None:
 
 def check_policy(job: Job) -> ModelFacts:
     """Return the facts of the job's model. Raises SettingsError if it cannot be trained, or not with the job's options."""
-    folder = policy_of(job)
     given, name = job.options, job.policy.model
-    attention: str | None = given.get("attention")
-    facts = tiny_facts(attention=attention) if folder is None else model_facts(folder, attention=attention)
+    facts = _facts_of_policy(job, given.get("attention"))
     served = job.policy.max_model_len() or facts.context
     if (most := given.get("max_tokens", 0)) >= min(served, facts.context):
         whose = name if facts.context <= served else "the model server (--max-model-len)"
@@ -208,7 +226,8 @@ class ServedRun(JobRun):
             "val": digest_of(self.val_tasks),
             "agent": self.job.agent.model_dump(include=set(_AGENT)),
         }
-        self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"])
+        model = origin_of(self.model_dir)
+        self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"], model=model)
         self._exit.callback(self.run.close)
         await self._cancel_unfinished()
         weights, version = algorithm.last_weights(self.run)
@@ -349,7 +368,7 @@ def visible(devices: Sequence[int]) -> dict[str, str]:
 async def prepare_policy(job: Job, folder: Path) -> Path:
     """Return the folder of the job's policy; the tiny one is created in the run's `folder`, once. Raises SettingsError."""
     transformers_logging.disable_progress_bar()
-    place = policy_of(job) or folder / "policy"
+    place = await asyncio.to_thread(policy_of, job, run=folder) or folder / POLICY
     if job.policy.model == "tiny" and not (place / WEIGHTS_FILE).exists():  # its weights are written last
         await asyncio.to_thread(_make_tiny, place, job.policy.seed)
     return place

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from agl_otel.algorithms.hub import origin_of
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.algorithm import VERL, require_extra
@@ -73,7 +74,8 @@ class VerlRun(JobRun):
             **self.job.options,
         )
         options = {**algorithm.run_fingerprint(train, val), "agent": self.job.agent.model_dump(include=set(_AGENT))}
-        algorithm.run_dir = kept = RunFolder(self.folder, algorithm=algorithm.name, options=options, seed=algorithm.seed)
+        model = origin_of(self._model_dir) if self._model_dir is not None else None
+        algorithm.run_dir = kept = RunFolder(self.folder, algorithm=algorithm.name, options=options, seed=algorithm.seed, model=model)
         self._exit.callback(kept.close)
         algorithm.set_store(self.store)
         await unless_failed(self.failed, algorithm.run(train, val))

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -26,18 +27,20 @@ from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.own_sampling import token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.checkpoint import TRAINER_FILE, Checkpoints, State, as_random_state
+from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
 from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
-from agl_otel.algorithms.grpo.lora import adapter, save_adapter, with_lora
+from agl_otel.algorithms.grpo.lora import save_adapter, with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
 from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
+from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
-from agl_otel.algorithms.report import Clock, singleton_warning
-from agl_otel.algorithms.run_folder import RunFolder, open_run, run_fingerprint
+from agl_otel.algorithms.model_files import ADAPTER, keep_small_files
+from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
+from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
@@ -54,13 +57,11 @@ from agl_otel.types.sampling import all_parameters
 _NOT_COMPARED: Final = frozenset(
     {
         *("max_steps", "target_score", "score_window", "device", "threads", "seed", "step_timeout_seconds"),
-        *("probe_tolerance", "ratio_error_limit", "checkpoint_every_steps", "keep_checkpoints", "val_every"),
-        *("micro_batch_tokens", "gradient_checkpointing"),
+        *("probe_tolerance", "ratio_error_limit", "val_every", "micro_batch_tokens", "gradient_checkpointing"),
+        *("checkpoint_every_minutes", "checkpoint_every_steps", "keep_checkpoints"),
     }
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
-NOT_FINITE_STEPS: Final = 3
-"""A run ends after so many steps in a row whose loss or gradient is not finite."""
 _logger = logging.getLogger(__name__)
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "objective": Objective,
@@ -77,7 +78,7 @@ class GRPO(Algorithm):
     """Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300) of the model in `model_dir`, from traces."""
 
     model_dir: str | Path
-    """Model and tokenizer in transformers' format; the model server must be started with the same."""
+    """Model and tokenizer in transformers' format, or a model of the hub (hub.py); the model server must be started with the same."""
     model_server_url: str
     """http://host:port of a server with POST /weights (server.py, vllm.py); it must have access to this machine's files."""
     objective: Objective = field(default_factory=Objective)
@@ -90,7 +91,7 @@ class GRPO(Algorithm):
     validator: Callable[[int, Path], Awaitable[object]] | None = None
     """Called with the number and checkpoint of each step that `val_every` names, before the next step; again when the run is resumed."""
     weights_dir: str | Path | None = None
-    """Where weights are written for the server; default: `weights` in `model_dir`."""
+    """Where weights are written for the server; default: `weights` in `model_dir`, with a model of the hub in the run's folder."""
     run_dir: str | Path | RunFolder | None = None
     """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
     metrics: Sequence[Any] | None = None
@@ -100,7 +101,6 @@ class GRPO(Algorithm):
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
-        self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None
         self._offline: list[Group] = []
@@ -145,12 +145,9 @@ class GRPO(Algorithm):
         return (place, checkpoints.state(place, run.run_id).version) if place is not None else (None, 1)
 
     def last_adapter(self, run: RunFolder) -> Path | None:
-        """Write the LoRA adapter of the last checkpoint to a folder and return it, for a server that takes adapters; None without one."""
-        place = Checkpoints(run.folder, keep=self.schedule.keep_checkpoints).latest()
-        if place is None or self.updates.lora_rank is None:
-            return None
-        held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)["adapter"]
-        return save_adapter(held, self._weights_dir / "resumed", rank=self.updates.lora_rank, alpha=self.updates.lora_alpha)
+        """Return the folder of the last checkpoint's LoRA adapter, for a server that takes adapters; None without one."""
+        place, _ = self.last_weights(run)
+        return place / ADAPTER if place is not None and (place / ADAPTER).exists() else None
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train on the data; called by Trainer.fit. Raises what `train` raises."""
@@ -161,6 +158,7 @@ class GRPO(Algorithm):
 
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
+            UnavailableError: the model is one of the hub, which cannot be reached.
             InUseError: another process works on the run.
             SampledOtherwiseError: the tokens of a step were not sampled as the trainer assumes (ratio_error_limit).
             DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
@@ -169,8 +167,17 @@ class GRPO(Algorithm):
         if not tasks and self.rollouts.offline_mode is None:
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.schedule.seed))
+        self.model_dir = await asyncio.to_thread(model_folder, self.model_dir, run=folder_of(self.run_dir))
+        self._weights_dir = self._place_for_weights()
         with (
-            open_run(self.run_dir, algorithm="grpo", options=lambda: self.run_fingerprint(tasks), seed=self.schedule.seed) as self._run,
+            open_run(
+                self.run_dir,
+                algorithm="grpo",
+                options=lambda: self.run_fingerprint(tasks),
+                seed=self.schedule.seed,
+                model=origin_of(self.model_dir),
+            ) as self._run,
+            ThreadPoolExecutor(1, "checkpoints") as self._writer,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):
             async with aiohttp.ClientSession() as session, open_log(store, "grpo", self._run, self.metrics) as self._log:
@@ -191,10 +198,9 @@ class GRPO(Algorithm):
                     await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
-                    self._check_finite()
+                    await self._check_finite(order)
                     await self._validate()
-                if self._run is not None and self.reports and not self._checkpoints.of_step(len(self.reports)).exists():
-                    await self._save(order)
+                await self._save_last(order)
                 await self._in_flight.cancel()
         return self.reports
 
@@ -206,6 +212,14 @@ class GRPO(Algorithm):
         return self._report(groups, read, update)
 
     # --- the parts, in the order of the loop
+
+    def _place_for_weights(self) -> Path:
+        """Return where weights are written for the server. Raises UsageError where a model of the hub leaves none."""
+        if self.weights_dir is not None or origin_of(self.model_dir) is None:
+            return Path(self.weights_dir or Path(self.model_dir) / WEIGHTS).absolute()
+        if (run := folder_of(self.run_dir)) is None:
+            raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir or weights_dir")
+        return run.absolute() / WEIGHTS
 
     @property
     def _number(self) -> int:
@@ -340,10 +354,11 @@ class GRPO(Algorithm):
             _logger.warning("step %d: %s; optimizer steps: %d of %d", self._number, update.not_finite, update.made, self._learner.updates)
         return update
 
-    def _check_finite(self) -> None:
-        """Raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
+    async def _check_finite(self, order: TaskOrder) -> None:
+        """Save the weights and raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
         last = [report.not_finite for report in self.reports[-NOT_FINITE_STEPS:]]
         if len(last) == NOT_FINITE_STEPS and all(last):
+            await self._save_last(order)
             good = self._checkpoints.latest() if self._run is not None else None
             raise DataError(
                 f"{NOT_FINITE_STEPS} steps in a row were not finite (the last: {last[-1]}), so the run ends: lower learning_rate, and look "
@@ -371,13 +386,31 @@ class GRPO(Algorithm):
         if self.updates.probe_tolerance is not None:
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
 
+    @property
+    def _pushes_adapter(self) -> bool:
+        """Whether the model server takes a LoRA adapter of this rank alone."""
+        rank = self.updates.lora_rank
+        return rank is not None and rank <= self._serving.server.adapter_rank
+
     def _save_for_server(self, folder: Path) -> Path:
-        """Write what the server loads: the adapter alone, where it takes one of this rank, else all weights."""
+        """Write what the server loads: the adapter alone, where it takes it, else all weights."""
         shutil.rmtree(folder, ignore_errors=True)
-        rank, weights = self.updates.lora_rank, adapter(self.policy.model)
-        if rank is not None and weights is not None and rank <= self._serving.server.adapter_rank:
-            return save_adapter(weights, folder, rank=rank, alpha=self.updates.lora_alpha)
-        return save_weights(self.policy.model, folder, dtype=torch.bfloat16 if self.updates.in_bfloat16 else None)
+        if self._pushes_adapter:
+            return save_adapter(self.policy.model, folder)
+        return save_weights(self.policy.model, folder, dtype=self._pushed_dtype)
+
+    @property
+    def _pushed_dtype(self) -> torch.dtype | None:
+        """Of the weights' files for the server; None: the model's."""
+        return torch.bfloat16 if self.updates.in_bfloat16 else None
+
+    @property
+    def _pushes_in_full(self) -> bool:
+        """Whether these files hold the weights in the model's precision, as checkpoints do."""
+        kept = {
+            tensor.dtype for name, tensor in self.policy.model.state_dict().items() if tensor.is_floating_point() and ".lora_" not in name
+        }
+        return not self._pushes_adapter and (self._pushed_dtype is None or kept == {self._pushed_dtype})
 
     def _load(self) -> None:
         """Load the model and create the learner; runs in the worker thread."""
@@ -458,7 +491,10 @@ class GRPO(Algorithm):
         """Continue the run from its last checkpoint. Returns the folder of the weights that it goes on with."""
         if self._run is None:
             return Path(self.model_dir)
-        self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints)
+        self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints, writer=self._writer)
+        self._checkpoints.remove_incomplete()
+        await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
+        self._saved_at = time.monotonic()
         place = self._checkpoints.latest()
         if place is None:
             self._run.metrics(0)
@@ -477,9 +513,16 @@ class GRPO(Algorithm):
         if self._run is None:
             return
         self._run.metric(asdict(report))
+        self._checkpoints.raise_failed()
         is_last = report.step >= self.schedule.max_steps or self._reached_target()
-        if is_last or self._validates(report.step) or report.step % self.schedule.checkpoint_every_steps == 0:
+        if is_last or self._validates(report.step) or self._is_due(report.step):
             await self._save(order)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step, by the number of steps or by the time since the last one."""
+        if self.schedule.checkpoint_every_steps is not None:
+            return step % self.schedule.checkpoint_every_steps == 0
+        return time.monotonic() - self._saved_at >= 60.0 * self.schedule.checkpoint_every_minutes
 
     def _validates(self, step: int) -> bool:
         return self.validator is not None and bool(self.schedule.val_every) and step % (self.schedule.val_every or 1) == 0
@@ -487,10 +530,20 @@ class GRPO(Algorithm):
     async def _validate(self) -> None:
         """Have the weights of the last step validated where that is due."""
         if self._run is not None and self.validator is not None and self.reports and self._validates(len(self.reports)):
+            await self._in_worker(self._checkpoints.wait)  # the validation names it
             await self.validator(len(self.reports), self._checkpoints.of_step(len(self.reports)))
 
+    async def _save_last(self, order: TaskOrder) -> None:
+        """Have a complete checkpoint of the last step."""
+        if self._run is None or not self.reports:
+            return
+        await self._in_worker(self._checkpoints.wait)
+        if not self._checkpoints.of_step(len(self.reports)).exists():
+            await self._save(order)
+            await self._in_worker(self._checkpoints.wait)
+
     async def _save(self, order: TaskOrder) -> None:
-        """Write the checkpoint of the last step."""
+        """Begin to write the checkpoint of the last step."""
         assert self._run is not None
         groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._in_flight.groups]
         state = State(
@@ -503,7 +556,9 @@ class GRPO(Algorithm):
             shuffle=list(self._shuffle.getstate()),
             groups=groups,
         )
-        await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
+        pushed = self._weights_dir / str(state.version) if self._pushes_in_full else None
+        await self._in_worker(partial(self._checkpoints.save, state, self.policy.model, self._learner.optimizer, pushed=pushed))
+        self._saved_at = time.monotonic()
 
     def _training_step(self, report: StepReport) -> TrainingStep:
         return training_step(report, self._log, resources_id=self._serving.published.resources_id)

@@ -2,28 +2,37 @@
 
     checkpoints/step-000012/
         model.safetensors   the weights, as a model server reads them
-        trainer.pt          the optimizer's state, torch's random states, and a LoRA adapter
-        state.json          everything else, the digests of the two files above, and a checksum of itself
+        trainer.pt          the optimizer's state and torch's random states
+        adapter/            with LoRA: the adapter in PEFT's format
+        state.json          everything else, the digests of the files above, and a checksum of itself
 
-A checkpoint is written to a temporary folder, flushed to disk and renamed, so that it is complete or absent. Stores do not belong here.
+A checkpoint is written to a temporary folder, flushed to disk and renamed, so that it is complete or absent. Weights that a push has
+written already are linked. Stores do not belong here.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+from collections.abc import Generator, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from agl_otel.algorithms.grpo.lora import adapter, has_lora, load_adapter
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
+from agl_otel.algorithms.grpo.lora import adapter, adapter_config, has_lora, load_adapter, write_adapter
+from agl_otel.algorithms.grpo.policy import load_weights, weights_of, write_weights
+from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.run_folder import file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
 from agl_otel.algorithms.validation import best_weights
-from agl_otel.errors import DataError, UsageError
+from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
 from agl_otel.text import error_text
 
 FOLDER: Final = "checkpoints"
@@ -55,44 +64,110 @@ class State:
     format: int = FORMAT
 
 
-class Checkpoints:
-    """The checkpoints of one run, of which the `keep` latest are kept, and that with the best validation."""
+@dataclass(frozen=True)
+class _Snapshot:
+    """What a checkpoint holds, in memory that training does not change."""
 
-    def __init__(self, run_folder: Path, *, keep: int) -> None:
+    state: dict[str, Any]
+    """The content of state.json, without digests."""
+    trainer: dict[str, Any]
+    weights: Mapping[str, torch.Tensor] | None
+    """None: the file is linked already."""
+    adapter: tuple[Mapping[str, torch.Tensor], Mapping[str, Any]] | None
+    """An adapter's weights and its configuration."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the `keep` latest are kept, and that with the best validation.
+
+    Args:
+        run_folder: the run's folder.
+        keep: how many.
+        writer: a thread that writes the files while training goes on; None: `save` writes them itself.
+    """
+
+    def __init__(self, run_folder: Path, *, keep: int, writer: Executor | None = None) -> None:
         self.folder = run_folder / FOLDER
         self._run_folder = run_folder
         self._keep = keep
+        self._writer = writer
+        self._writing: Future[None] | None = None
 
     def latest(self) -> Path | None:
-        """Return the folder of the latest checkpoint; None where there is none. Incomplete ones of killed processes are removed."""
+        """Return the folder of the latest checkpoint; None where there is none."""
+        return max(self.folder.glob("step-*"), default=None)
+
+    def remove_incomplete(self) -> None:
+        """Remove what a killed process left of a checkpoint."""
         for incomplete in self.folder.glob(".step-*"):
             shutil.rmtree(incomplete)
-        return max(self.folder.glob("step-*"), default=None)
 
     def of_step(self, step: int) -> Path:
         """Return the folder of the checkpoint after this step."""
         return self.folder / f"step-{step:06d}"
 
-    def save(self, state: State, model: Any, optimizer: torch.optim.Optimizer) -> Path:
-        """Write a checkpoint durably, remove older ones beyond `keep`, and return its folder."""
+    def save(self, state: State, model: Any, optimizer: torch.optim.Optimizer, *, pushed: Path | None = None) -> Path:
+        """Copy everything to the CPU's memory and begin to write it, durably, to the folder that is returned; `wait` ends with it written.
+
+        Waits for the checkpoint before it. `pushed`: a folder that holds the same weights in the same precision, whose file is then linked
+        instead of written again. Raises what `wait` raises.
+        """
+        self.wait()
         place = self.of_step(state.step)
         beside = place.with_name(f".{place.name}")
-        shutil.rmtree(beside, ignore_errors=True)
-        save_weights(model, beside)
-        torch.save({"optimizer": optimizer.state_dict(), "adapter": adapter(model), **_torch_random()}, beside / TRAINER_FILE)
-        for name in (WEIGHTS_FILE, TRAINER_FILE):
-            sync_file(beside / name)
-        files = {name: file_digest(beside / name) for name in (WEIGHTS_FILE, TRAINER_FILE)}
-        content = {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state(), "files": files}
-        write_json(beside / STATE_FILE, with_checksum(content))
-        shutil.rmtree(place, ignore_errors=True)
-        beside.replace(place)
-        sync_folder(self.folder)
-        best = best_weights(self._run_folder)
-        for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
-            if old != best:
-                shutil.rmtree(old)
+        with _writing_to(place):
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            linked = pushed is not None and _linked(pushed / WEIGHTS_FILE, beside / WEIGHTS_FILE)
+        held = adapter(model)
+        snapshot = _Snapshot(
+            {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state()},
+            _copied({"optimizer": optimizer.state_dict(), **_torch_random()}),
+            None if linked else _copied(weights_of(model)),
+            (_copied(held), adapter_config(model)) if held is not None else None,
+        )
+        if self._writer is None:
+            self._write(snapshot, place, beside)
+        else:
+            self._writing = self._writer.submit(self._write, snapshot, place, beside)
         return place
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is complete that is being written, if any.
+
+        Raises DiskFullError or SettingsError where it could not be written; earlier ones are still there.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def raise_failed(self) -> None:
+        """Raise what `wait` would, without waiting."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def _write(self, snapshot: _Snapshot, place: Path, beside: Path) -> None:
+        """Write the checkpoint to `beside`, rename it to `place`, and remove older ones beyond `keep`."""
+        names = [WEIGHTS_FILE, TRAINER_FILE]
+        with _writing_to(place):
+            if snapshot.weights is not None:
+                write_weights(snapshot.weights, beside)
+            torch.save(snapshot.trainer, beside / TRAINER_FILE)
+            if snapshot.adapter is not None:
+                write_adapter(*snapshot.adapter, beside / ADAPTER)
+                names += [f"{ADAPTER}/{name}" for name in (ADAPTER_CONFIG, ADAPTER_FILE)]
+                sync_folder(beside / ADAPTER)
+            for name in names:
+                sync_file(beside / name)
+            files = {name: file_digest(beside / name) for name in names}  # of files that are still in the system's cache
+            write_json(beside / STATE_FILE, with_checksum({**snapshot.state, "files": files}))
+            shutil.rmtree(place, ignore_errors=True)
+            beside.replace(place)
+            sync_folder(self.folder)
+            best = best_weights(self._run_folder)
+            for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
+                if old != best:
+                    shutil.rmtree(old)
 
     def load(self, place: Path, run_id: str, model: Any, optimizer: torch.optim.Optimizer) -> State:
         """Restore weights, optimizer and random states from the checkpoint in `place`.
@@ -103,7 +178,8 @@ class Checkpoints:
         held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)
         try:
             if has_lora(model):  # the base weights are still those of the model folder
-                load_adapter(model, held.get("adapter") or {}, str(place))
+                held_adapter = place / ADAPTER / ADAPTER_FILE
+                load_adapter(model, load_file(held_adapter) if held_adapter.exists() else {}, str(place))
             else:
                 load_weights(model, place)
         except UsageError as error:
@@ -138,6 +214,39 @@ class Checkpoints:
         if state.run_id != run_id:
             raise UsageError(f"the checkpoint {place} is of run {state.run_id}, and this is {run_id}: bring the run's own, or {remedy}")
         return state
+
+
+@contextmanager
+def _writing_to(place: Path) -> Generator[None]:
+    """Turn the errors of three libraries on a file that cannot be written into one that names the checkpoint and the remedy."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch raises RuntimeError
+        shutil.rmtree(place.with_name(f".{place.name}"), ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            raise DiskFullError.of(f"the checkpoint {place}", error.strerror) from error
+        raise SettingsError(
+            f"the checkpoint {place} cannot be written ({error_text(error)}): check the disk's free space and the folder's permissions, "
+            "then start the run again; it resumes after the checkpoint before"
+        ) from error
+
+
+def _linked(file: Path, link: Path) -> bool:
+    """Make a hard link; return whether the file system has made it."""
+    try:
+        os.link(file, link)
+    except OSError:  # the file is not there, or on another file system, or this one has no links
+        return False
+    return True
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of nested values whose tensors are in memory of their own, on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]  # of an optimizer
+    return [_copied(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
 
 
 def as_random_state(state: list[Any]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import save_file
 
-from agl_otel.algorithms.grpo.model_port import ADAPTER_CONFIG, ADAPTER_FILE
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE
 from agl_otel.errors import SettingsError, UsageError
 
 ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter
@@ -85,37 +85,43 @@ def _sum(tensor: torch.Tensor, layer: Any) -> torch.Tensor:
 
 
 def adapter(model: Any) -> dict[str, torch.Tensor] | None:
-    """Return the adapter's weights by name; None where there is none."""
-    return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name} if has_lora(model) else None
+    """Return the adapter's weights, which share memory with the model's, by PEFT's names; None where there is none."""
+    if not has_lora(model):
+        return None
+    from peft import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False)
 
 
-def save_adapter(weights: Mapping[str, torch.Tensor], folder: Path, *, rank: int, alpha: float | None = None) -> Path:
-    """Write an adapter's weights, as `adapter` returns them, to `folder` in peft's format; return the folder's absolute path.
+def adapter_config(model: Any) -> dict[str, Any]:
+    """Return the content of PEFT's adapter_config.json for a model with an adapter, as JSON values."""
+    config: dict[str, Any] = model.peft_config[_ADAPTER].to_dict()
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}  # equal bytes in every process
+    return json.loads(json.dumps({**plain, "task_type": "CAUSAL_LM", "inference_mode": True}))
 
-    `rank`, `alpha`: as in `with_lora`. The file of the weights is complete or absent.
+
+def save_adapter(model: Any, folder: Path) -> Path:
+    """Write the adapter to `folder` in PEFT's format, as PeftModel.from_pretrained and vLLM load it; return the folder's absolute path.
+
+    The files are adapter_config.json and adapter_model.safetensors; each is replaced as a whole, the weights last.
     """
+    weights = {name: tensor.detach().to("cpu") for name, tensor in (adapter(model) or {}).items()}
+    return write_adapter(weights, adapter_config(model), folder)
+
+
+def write_adapter(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> Path:
+    """Write `adapter` and `adapter_config` of a model as `save_adapter` does, from tensors on the CPU."""
     path = folder.absolute()
     path.mkdir(parents=True, exist_ok=True)
-    plain = {name.replace(f".{_ADAPTER}.", "."): tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
-        "r": rank,
-        "lora_alpha": ALPHA_OVER_RANK * rank if alpha is None else alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-        "target_modules": sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in plain}),
-    }
-    (path / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
-    save_file(plain, path / f".{ADAPTER_FILE}", metadata={"format": "pt"})
+    (path / f".{ADAPTER_CONFIG}").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (path / f".{ADAPTER_CONFIG}").replace(path / ADAPTER_CONFIG)
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path / f".{ADAPTER_FILE}", metadata={"format": "pt"})
     (path / f".{ADAPTER_FILE}").replace(path / ADAPTER_FILE)
     return path
 
 
 def load_adapter(model: Any, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Restore an adapter's weights. Raises UsageError that names `source` where names or shapes differ."""
+    """Restore an adapter's weights, by PEFT's names. Raises UsageError that names `source` where names or shapes differ."""
     own = adapter(model) or {}
     if own.keys() != weights.keys() or any(own[name].shape != tensor.shape for name, tensor in weights.items()):
         raise UsageError(f"the adapter in {source} has {len(weights)} weights of other names or shapes than the model's {len(own)}")

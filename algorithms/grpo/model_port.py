@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from agl_otel.algorithms.model_files import WEIGHTS_FILE
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.net.auth import BrowserAccess, is_loopback, is_token_itself, names_on
 from agl_otel.net.bodies import Bodies, json_of
@@ -23,9 +24,6 @@ from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
 IN_FLIGHT_BYTES: Final = 1 << 30  # as of the proxy, which sends them
-WEIGHTS_FILE: Final = "model.safetensors"
-ADAPTER_FILE: Final = "adapter_model.safetensors"
-ADAPTER_CONFIG: Final = "adapter_config.json"  # peft's; a folder with it holds an adapter
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:

@@ -25,6 +25,7 @@ from agl_otel.algorithms.options import (
     MaxTokens,
     ProbeTolerance,
     PromptsPerStep,
+    RatioErrorLimit,
     Seed,
     StepTimeout,
     TargetScore,
@@ -137,7 +138,7 @@ class Updates:
     probe_tolerance: ProbeTolerance | None = None
     """After each push the server samples a few tokens, and their log-probs are compared with the trainer's: a probability ratio that
     differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no check."""
-    ratio_error_limit: Annotated[float | None, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1")] = 0.1
+    ratio_error_limit: RatioErrorLimit | None = 0.1
     """Before a step's first update, the trainer's probability of each token is compared with the one captured during sampling. The run
     ends, and changes nothing, where the ratio of the worst hundredth of the tokens differs from 1 by more than this on average: sampling,
     weights or tokenizer differ. Tokens of earlier weights are left out. None: no limit."""
@@ -172,6 +173,9 @@ class Schedule:
     val_every: ValEvery | None = None
     """In a job: validate after every so many steps, and keep the checkpoint with the best score. None or 0: only before and after it."""
     seed: Seed = 0
-    checkpoint_every_steps: Annotated[int, Field(ge=1, le=1_000_000, description="it counts steps")] = 1
-    """Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""
+    checkpoint_every_minutes: Annotated[float, Field(ge=0, le=10_000, description="it is a time, and 0 means after each step")] = 10.0
+    """A checkpoint is written after the step in which so much time has passed since the last one, beside the next steps; also after the
+    last step and after validated ones. Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""
+    checkpoint_every_steps: Annotated[int | None, Field(ge=1, le=1_000_000, description="it counts steps")] = None
+    """Write them after every so many steps instead. None: by time."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=10_000, description="a run resumes from its last checkpoint")] = 2

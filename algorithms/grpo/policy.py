@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agl_otel.algorithms.grpo.lora import has_lora, merged
-from agl_otel.algorithms.grpo.model_port import WEIGHTS_FILE
+from agl_otel.algorithms.hub import model_folder
+from agl_otel.algorithms.model_files import WEIGHTS_FILE
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
 
@@ -79,7 +81,11 @@ class Policy:
 
 
 def load_policy(folder: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: str | None = None) -> Policy:
-    """Load model and tokenizer from `folder`. `attention`: transformers' attn_implementation. Raises UsageError where it has none."""
+    """Load model and tokenizer from `folder`, or from the hub by their id. Raises UsageError where there is none, UnavailableError.
+
+    `attention`: transformers' attn_implementation.
+    """
+    folder = model_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation=attention)
@@ -123,38 +129,68 @@ def release_memory() -> None:
 
 
 def save_weights(model: Any, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
-    """Write the weights, with an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path.
+    """Write the weights, an adapter merged in, to `folder`/model.safetensors, atomically; return the folder's absolute path.
 
-    Tied weights are written once, under the name that transformers reads. `dtype`: of the file; None: the model's.
+    One weight at a time is copied. Tied weights are there once, under the name that transformers reads. `dtype`: of the floating-point
+    ones; None: the model's.
     """
+    return _write_atomically(_lazily(model, dtype), folder)
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    """Return what `save_weights` writes, on the CPU; of a model on the CPU the tensors may share its memory."""
+    return {name: make() for name, (_, make) in _lazily(model, None).items()}
+
+
+def write_weights(weights: Mapping[str, torch.Tensor], folder: str | Path) -> Path:
+    """Write tensors to `folder`/model.safetensors, atomically; return the folder's absolute path."""
+    return _write_atomically({name: (tensor, lambda tensor=tensor: tensor) for name, tensor in weights.items()}, folder)
+
+
+_Lazy = Mapping[str, tuple[torch.Tensor, Callable[[], torch.Tensor]]]
+"""{name: (a tensor of the shape and dtype, function that returns it on the CPU)}."""
+
+
+def _lazily(model: Any, dtype: torch.dtype | None) -> _Lazy:
+    weights = merged(model)
+
+    def like(base: torch.Tensor) -> torch.Tensor:
+        return base.to("meta", dtype if base.is_floating_point() else None)
+
+    def on_cpu(name: str) -> torch.Tensor:
+        tensor = weights[name][1]()
+        return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+
+    once = _once({name: base for name, (base, _) in weights.items()}, model)
+    return {name: (like(base), partial(on_cpu, name)) for name, base in once.items()}
+
+
+def _write_atomically(tensors: _Lazy, folder: str | Path) -> Path:
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    weights = merged(model)
-    names = _once({name: base for name, (base, _) in weights.items()}, model)
-    tensors = {name: (base, weights[name][1]) for name, base in names.items()}
-    _write(tensors, path / f".{WEIGHTS_FILE}", dtype)
+    _write(tensors, path / f".{WEIGHTS_FILE}")
     (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
     return path
 
 
-def _write(tensors: Mapping[str, tuple[torch.Tensor, Callable[[], torch.Tensor]]], file: Path, dtype: torch.dtype | None) -> None:
+def _write(tensors: _Lazy, file: Path) -> None:
     """Write a file of safetensors' format (https://github.com/huggingface/safetensors#format), with one tensor in memory at a time.
 
-    `tensors`: {name: (a tensor of its shape and dtype, function that returns it)}. The library's `save_file` takes all of them at once.
+    The library's `save_file` takes all of them at once.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end, kinds = 0, {name: dtype or like.dtype for name, (like, _) in tensors.items()}
-    order = sorted(tensors, key=lambda name: (-kinds[name].itemsize, name))  # each starts at a multiple of its item's size
+    end = 0
+    order = sorted(tensors, key=lambda name: (-tensors[name][0].dtype.itemsize, name))  # each starts at a multiple of its item's size
     for name in order:
-        like, kind = tensors[name][0], kinds[name]
-        start, end = end, end + like.numel() * kind.itemsize
-        header[name] = {"dtype": _NAMES[kind], "shape": list(like.shape), "data_offsets": [start, end]}
+        like = tensors[name][0]
+        start, end = end, end + like.numel() * like.dtype.itemsize
+        header[name] = {"dtype": _NAMES[like.dtype], "shape": list(like.shape), "data_offsets": [start, end]}
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     with file.open("wb") as out:
         out.write(len(head).to_bytes(8, "little") + head)
         for name in order:
-            out.write(tensors[name][1]().detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            out.write(tensors[name][1]().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _once(weights: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:

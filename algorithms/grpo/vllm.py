@@ -43,8 +43,6 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.algorithms.grpo.model_port import (
-    ADAPTER_CONFIG,
-    WEIGHTS_FILE,
     Origin,
     access_checks,
     counted,
@@ -53,6 +51,7 @@ from agl_otel.algorithms.grpo.model_port import (
     make_parser,
     weights_wanted,
 )
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, WEIGHTS_FILE
 from agl_otel.errors import AglError, DataError, ModelServerError, SettingsError, UnavailableError, UsageError, http_status
 from agl_otel.net.bodies import body_of
 from agl_otel.net.http_server import is_healthy, listen, make_runner

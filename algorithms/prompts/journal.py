@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, new_run_id, new_seed, write_json
+from agl_otel.algorithms.run_folder import BEST, RunFolder, digest_of, new_run_id, new_seed, write_json
 from agl_otel.errors import SettingsError
 from agl_otel.service.framed import Frame, FramedFile
 
 __all__ = ["BEST", "JOURNAL", "Journal", "digest_of"]
 
 JOURNAL: Final = "journal.frames"
-BEST: Final = "best.json"
 NOTE: Final = 1
 FORGET: Final = 2
 

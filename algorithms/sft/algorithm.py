@@ -33,7 +33,9 @@ from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_faile
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
+from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.options import (
     AgentMatch,
     Device,
@@ -53,7 +55,7 @@ from agl_otel.algorithms.options import (
     checked,
 )
 from agl_otel.algorithms.report import Clock, mean_reward
-from agl_otel.algorithms.run_folder import RunFolder, changed_files, open_run, run_fingerprint
+from agl_otel.algorithms.run_folder import RunFolder, changed_files, folder_of, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
@@ -91,7 +93,7 @@ class SFT(Algorithm):
     """Supervised fine-tuning of the model in `model_dir` on its own best rollouts."""
 
     model_dir: str | Path
-    """Model and tokenizer in transformers' format; the model server must be started with the same."""
+    """Model and tokenizer in transformers' format, or a model of the hub (hub.py); the model server must be started with the same."""
     model_server_url: str
     """http://host:port of a server with POST /weights (grpo/server.py); it must have access to this machine's files."""
     prompts_per_step: PromptsPerStep = 32
@@ -208,7 +210,11 @@ class SFT(Algorithm):
         if not tasks and self.offline_mode is None:
             raise UsageError("SFT needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
-        with open_run(self.run_dir, algorithm="sft", options=lambda: self.run_fingerprint(tasks), seed=self.seed) as self._run:
+        self.model_dir = await asyncio.to_thread(model_folder, self.model_dir, run=folder_of(self.run_dir))
+        model = origin_of(self.model_dir)
+        if model is not None and self.run_dir is None:
+            raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir")
+        with open_run(self.run_dir, algorithm="sft", options=lambda: self.run_fingerprint(tasks), seed=self.seed, model=model) as self._run:
             self._folder = self._run.folder if self._run is not None else self._own_folder
             async with aiohttp.ClientSession() as session, open_log(store, "sft", self._run, self.metrics) as self._log:
                 server, sampling = self.model_server_url, self.sampling_parameters
@@ -243,6 +249,8 @@ class SFT(Algorithm):
     async def _begin(self, order: TaskOrder) -> None:
         """Publish and push the weights for the first round: the initial ones, or those of the last complete round."""
         rows = self._run.metrics(None) if self._run is not None else []
+        if self._run is not None:
+            await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
         self.reports += [RoundReport(**row) for row in rows]
         for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
             next(order)

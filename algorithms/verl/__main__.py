@@ -5,48 +5,27 @@ verl's default config, overlaid with the run's, is passed to verl's `run_ppo`, a
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.algorithms.run_folder import write_json
-from agl_otel.algorithms.verl.defaults import CARRIED
-from agl_otel.algorithms.verl.keys import Tree, get, overlay
-from agl_otel.algorithms.verl.spec import SECTION
+from agl_otel.algorithms.verl.compose import compose_config
+from agl_otel.algorithms.verl.defaults import CARRIED, OF_A_NEW_CLUSTER, REQUIRED
+from agl_otel.algorithms.verl.keys import Tree, get
 from agl_otel.errors import AglError, UsageError
 
 OUTCOME: Final = "outcome.json"
 
 
-def compose_config(given: Tree) -> Tree:
-    """Overlay verl's default config with `given`. Raises UsageError that names a key which verl does not have."""
-    from hydra import compose, initialize_config_module  # pyright: ignore[reportMissingImports] - of the extra [verl], as all of these
-    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
-
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        base: Any = OmegaConf.to_container(compose("ppo_trainer"), resolve=False)
-    section = {SECTION: given[SECTION]}
-    return overlay(base, {key: value for key, value in given.items() if key != SECTION}, fields_of=fields_of) | section
-
-
-def fields_of(target: str) -> frozenset[str]:
-    """Return the fields of verl's config class with this import path; none where it is not a dataclass of verl."""
-    module, _, name = target.rpartition(".")
-    if not module.startswith("verl."):
-        return frozenset()
-    kind = getattr(import_module(module), name)
-    return frozenset(each.name for each in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else frozenset()
-
-
 def check(config: Tree, tasks: int) -> None:
     """Raise UsageError for errors in the config that verl would detect late."""
-    batch = get(config, "data.gen_batch_size") or get(config, "data.train_batch_size")
-    if batch > tasks:
-        raise UsageError(f"data.train_batch_size is {batch}, and there are {tasks} tasks to train on: set it to at most that")
+    batch, most = get(config, "data.gen_batch_size") or get(config, "data.train_batch_size"), get(config, "data.train_max_samples")
+    taken = tasks if most is None or most < 0 else min(tasks, most)
+    if batch > taken:
+        raise UsageError(f"data.train_batch_size is {batch}, and there are {taken} tasks to train on: set it to at most that")
     if not get(config, "actor_rollout_ref.model.path"):
         raise UsageError("actor_rollout_ref.model.path is not given: name a model's folder or its name on the Hugging Face hub")
 
@@ -65,14 +44,19 @@ def run(given: Tree, tasks: int) -> None:
     check(tree, tasks)
     config: Any = OmegaConf.create(tree)
     auto_set_device(config)
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    try:
+        validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UsageError(f"verl refuses its config: {error}") from error
     # verl prints its arguments of ray.init; Ray is started here instead, so that secrets in `carried` are not printed
     runtime: Any = OmegaConf.to_container(OmegaConf.merge(get_ppo_ray_runtime_env(config), config.ray_kwargs.ray_init.runtime_env))
     carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
     of_verl = {name: value for name, value in os.environ.items() if name.startswith("VERL_")}
-    runtime["env_vars"] = {**runtime.get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1", **of_verl, **carried}
-    existing_cluster = "RAY_ADDRESS" in os.environ  # for which ray.init refuses num_cpus and num_gpus
-    options: Any = {} if existing_cluster else OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    required = {"TRANSFER_QUEUE_ENABLE": "1", **{name: of_verl[name] for name in REQUIRED if name in of_verl}}
+    runtime["env_vars"] = {**carried, **of_verl, **runtime.get("env_vars", {}), **required}
+    options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    if "RAY_ADDRESS" in os.environ:
+        options = {name: value for name, value in options.items() if name not in OF_A_NEW_CLUSTER}
     ray.init(**{**options, "runtime_env": runtime})
     run_ppo(config, task_runner_class=TaskRunnerV1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -22,14 +23,16 @@ from pydantic import Field
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
-from agl_otel.algorithms.options import AgentMatch, FillReward, Seed, StepTimeout, checked
+from agl_otel.algorithms.options import AgentMatch, FillReward, RatioErrorLimit, Seed, StepTimeout, checked
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, model_fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, retry_lost_runner
 from agl_otel.algorithms.verl.bounds import check_values
 from agl_otel.algorithms.verl.checkpoints import last_step, note_checkpoint
-from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
-from agl_otel.algorithms.verl.keys import get, merged, translate
+from agl_otel.algorithms.verl.compose import compose_config
+from agl_otel.algorithms.verl.defaults import LOOP_FILE, OF_A_NEW_CLUSTER, environment, fixed, on_cpu, with_defaults
+from agl_otel.algorithms.verl.keys import Tree, get, has, merged, translate
+from agl_otel.algorithms.verl.report import line_of
 from agl_otel.algorithms.verl.samples import Rules
 from agl_otel.algorithms.verl.singletons import needs_more_rollouts
 from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, sink_step
@@ -42,14 +45,23 @@ STOP_SECONDS: Final = 30.0  # for Ray to end its processes
 NEEDED: Final = ("verl", "ray", "transfer_queue", "torch")
 FOLDER: Final = "verl"
 TRAINER_MODES: Final = ("sync", "colocate_async", "separate_async")
+SEEDS: Final = ("data.seed", "actor_rollout_ref.rollout.seed")
+"""Keys of verl's config that `seed` sets, where they are not given."""
+VALIDATES: Final = ("trainer.val_before_train", "trainer.test_freq", "trainer.val_only")
+"""Keys by which verl is asked to validate."""
 _NOT_COMPARED: Final = ("trainer", "ray_kwargs", "global_profiler", "transfer_queue", "skip")
 """Sections of the config that may change when a run is resumed."""
 
 
 def require_extra() -> None:
     """Raise SettingsError, which names the extra to install, where a package of [verl] is missing."""
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
+    if missing := _missing():
         raise SettingsError(f"verl needs the [verl] extra ({', '.join(missing)} is missing): pip install 'agl-otel[verl]'")
+
+
+def _missing() -> list[str]:
+    """Return the packages of [verl] that are missing."""
+    return [name for name in NEEDED if find_spec(name) is None]
 
 
 @checked
@@ -72,6 +84,10 @@ class VERL(Algorithm):
         by_call: make each model call a separate sample, instead of merging calls that continue each other.
         rollout_config: retries and time limits of rollouts; None: 1200 seconds, and a retry where the runner was lost.
         step_timeout_seconds: rollouts of a step that have not finished by then are cancelled, left out and counted.
+        ratio_error_limit: verl's probability of each token before a step's update is compared with the one captured during sampling. The
+            run ends, and changes nothing, where the ratio of the worst hundredth of the tokens differs from 1 by more than this on average:
+            sampling, weights or tokenizer differ. Tokens of earlier weights are left out; with `algorithm.rollout_correction.bypass_mode`
+            verl computes no such probability, so nothing is compared. None: no limit.
         on_step: called with each line of metrics.jsonl.
         metrics: metric sinks: "tensorboard", "wandb", "plots", or MetricSink objects. None: TensorBoard files and a picture in the run's
             folder, if there is one and their packages are installed.
@@ -96,6 +112,7 @@ class VERL(Algorithm):
         by_call: bool | None = None,
         rollout_config: RolloutConfig | None = None,
         step_timeout_seconds: StepTimeout | None = None,
+        ratio_error_limit: RatioErrorLimit | None = 0.1,
         on_step: Callable[[dict[str, Any]], object] | None = None,
         metrics: Sequence[Any] | None = None,
     ) -> None:
@@ -109,6 +126,7 @@ class VERL(Algorithm):
                     "and rollouts come from the queue. Leave it out"
                 )
         translated = translate(config)
+        self._given = translated.config
         check_values(translated.config)
         self.config = with_defaults(translated.config, model_dir=str(model_dir) if model_dir is not None else None)
         """The keys of verl's config that the user or this package sets."""
@@ -119,20 +137,17 @@ class VERL(Algorithm):
         self.seed = seed
         self.rollout_config = rollout_config if rollout_config is not None else retry_lost_runner(ROLLOUT_SECONDS)
         self.step_timeout_seconds = step_timeout_seconds
+        self.ratio_error_limit = ratio_error_limit
         self.on_step = on_step
         self.rules = Rules(
             fill_reward=fill_reward,
             agent_match=agent_match,
             reward_name=reward_name,
             by_call=translated.options.get("by_call", False) if by_call is None else by_call,
-            max_prompt_tokens=get(self.config, "data.max_prompt_length", 512),
-            max_response_tokens=get(self.config, "data.max_response_length", 512),
-            temperature=float(get(self.config, "actor_rollout_ref.rollout.temperature", 1.0)),
-            top_p=float(get(self.config, "actor_rollout_ref.rollout.top_p", 1.0)),
         )
         self._lines_read = 0
         self.metrics: list[dict[str, Any]] = []
-        """The lines of metrics.jsonl: {"step", verl's metrics, this package's metrics (agl/…)}."""
+        """The lines of metrics.jsonl: {"step", this package's metrics, verl's metrics}."""
 
     def take_adapter(self, adapter: Any) -> None:
         """Use the adapter's `agent_match`. Raises UsageError for its other options."""
@@ -146,10 +161,15 @@ class VERL(Algorithm):
         return {"config": compared, **of_model, "rules": asdict(self.rules), "train": digest_of(list(train)), "val": digest_of(list(val))}
 
     def check(self) -> None:
-        """Raise UsageError where the advantage estimator compares the rollouts of a group and `rollout.n` is 1."""
+        """Raise UsageError for a key that verl does not have, if the extra [verl] is here, and for one rollout in a group to compare."""
+        if not _missing():
+            compose_config(self.config)
         estimator, rollouts = get(self.config, "algorithm.adv_estimator"), get(self.config, "actor_rollout_ref.rollout.n", 1)
-        if problem := needs_more_rollouts(str(estimator), int(rollouts)):
+        if isinstance(rollouts, int) and (problem := needs_more_rollouts(str(estimator), rollouts)):
             raise UsageError(problem)
+        given = (f"ray_kwargs.ray_init.{name}" for name in OF_A_NEW_CLUSTER)
+        if "RAY_ADDRESS" in os.environ and (key := next((key for key in given if has(self._given, key)), None)):
+            raise UsageError(f"{key} is given, and RAY_ADDRESS names a cluster, which has its own: leave one of them out")
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -161,11 +181,14 @@ class VERL(Algorithm):
             UsageError: the config has a key that verl does not have, there are no tasks, `check` fails, the stack has no proxy, or the
                 folder is of another run.
             InUseError: another process works in the folder.
-            DataError: all rollouts of a step or of a validation were refused, or verl failed; the message has the end of its log.
+            DataError: all rollouts of a step or of a validation were refused, `ratio_error_limit` is exceeded, NOT_FINITE_STEPS steps were
+                not finite, or verl failed; the message has the end of its log.
         """
+        train, val = items(train_dataset), items(val_dataset)
+        if not val and (key := next((key for key in VALIDATES if get(self._given, key, -1) > 0), None)):
+            raise UsageError(f"{key} = {get(self._given, key)!r}, and there are no tasks to validate on: give some, or leave it out")
         require_extra()
         self.check()
-        train, val = items(train_dataset), items(val_dataset)
         if not train:
             raise UsageError("VERL needs at least one task to train on")
         if isinstance(self.run_dir, RunFolder):
@@ -190,7 +213,7 @@ class VERL(Algorithm):
             raise UsageError(
                 "VERL reads what the proxy captures, and this stack has none: give the store of one that `agl-otel up` started"
             )
-        self._write(where.queue, run, place, files, start, train, val)
+        self._write(self.spec(store=where.queue, run_id=run.run_id, start=start), place, files, train, val)
         sinks = sinks_of(self._sinks, has_folder=self.run_dir is not None)
         async with RunLog(_NO_STEP_STORE, run_id=run.run_id, algorithm=self.name, folder=run.folder, sinks=sinks) as log:
             await self._train(run, place, files, start, log)
@@ -229,26 +252,32 @@ class VERL(Algorithm):
         if code:
             raise _failure(files / "outcome.json", code, process)
 
-    def _write(self, store: str, run: RunFolder, place: Path, files: Path, start: int, train: Sequence[Any], val: Sequence[Any]) -> None:
-        spec = Spec(
+    def spec(self, *, store: str, run_id: str, start: int) -> Spec:
+        """Return the parameters of one start of a run, as verl's processes read them."""
+        return Spec(
             store=store,
-            run_id=run.run_id,
+            run_id=run_id,
             start=start,
             trainer_mode=self.trainer_mode,
             reports_version=on_cpu(self.config),
             seed=self.seed,
             rollout_config=self.rollout_config.model_dump(),
             step_seconds=self.step_timeout_seconds,
+            ratio_error_limit=self.ratio_error_limit,
             rules=asdict(self.rules),
         )
+
+    def config_of(self, place: Path, spec: Spec, *, validate: bool) -> Tree:
+        """Return the keys of verl's config that a start sets: the user's over the defaults, and the fixed ones over these."""
+        config = merged(self.config, fixed(place, asdict(spec), self.config, validate=validate))
+        return config if self.seed is None else merged(dict.fromkeys(SEEDS, self.seed), config)
+
+    def _write(self, spec: Spec, place: Path, files: Path, train: Sequence[Any], val: Sequence[Any]) -> None:
         for name, tasks in (("train", train), ("val", val or train[:1])):
             (place / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
         # JSON is YAML; each of verl's workers loads the agent loop that this file names
         (place / LOOP_FILE).write_text(json.dumps([{"name": "agl_otel", "_target_": "agl_otel.algorithms.verl.loop.TracedAgentLoop"}]))
-        config = merged(self.config, fixed(place, asdict(spec), self.config, validate=bool(val)))
-        if self.seed is not None:
-            config = merged({"data": {"seed": self.seed}, "actor_rollout_ref": {"rollout": {"seed": self.seed}}}, config)
-        write_json(files / "run.json", {"config": config, "tasks": len(train)})
+        write_json(files / "run.json", {"config": self.config_of(place, spec, validate=bool(val)), "tasks": len(train)})
 
     # --- metrics
     async def _take_lines(self, path: Path, run: RunFolder, log: RunLog) -> None:
@@ -276,28 +305,21 @@ class _NoStepStore:
 _NO_STEP_STORE: Final = _NoStepStore()
 
 
-def scores(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean rewards in a line of metrics: `validation` and `reward` (of the training rollouts), where the line has them."""
-    validation = [value for key, value in line.items() if key.startswith("val-core/") and key.rpartition("/")[2].startswith("mean@")]
-    found = {"validation": validation[0]} if validation else {}
-    return {**found, **({"reward": line["agl/reward_mean"]} if "agl/reward_mean" in line else {})}
-
-
 def outcome(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarise a run's metrics: `score_before` and `score_after` (None without a validation), `steps`, `samples`."""
-    validated = [scores(line)["validation"] for line in lines if "validation" in scores(line)]
+    validated = [line["val_reward"] for line in lines if "val_reward" in line]
     return {
         "score_before": validated[0] if validated else None,
         "score_after": validated[-1] if validated else None,
         "steps": max((line["step"] for line in lines), default=0),
-        "samples": sum(int(line.get("agl/samples", 0)) for line in lines),
+        "samples": sum(int(line.get("samples", 0)) for line in lines),
     }
 
 
 def _written(path: Path) -> list[dict[str, Any]]:
     """Read the complete lines of verl's metrics file, in the format of metrics.jsonl."""
     rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-    return [{"step": row["step"], **row["data"]} for row in rows]
+    return [line_of(row["step"], row["data"]) for row in rows]
 
 
 def _metrics(run: RunFolder, last: int) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from agl_otel.algorithms.verl.keys import Tree, get, merged, translate
 from agl_otel.algorithms.verl.spec import SECTION
+from agl_otel.errors import UsageError
 
 COMMON: Final[Mapping[str, Any]] = {
     "algorithm.adv_estimator": "grpo",
@@ -50,6 +51,11 @@ PLUGIN: Final = "agl_otel.algorithms.verl.plugin"
 CARRIED: Final = ("WANDB_API_KEY", "HF_TOKEN", "AGL_TOKEN", "AGL_TLS_CA", "AGL_TLS_CERT", "AGL_TLS_KEY")
 """Environment variables that are passed to verl's processes on other machines."""
 
+REQUIRED: Final = ("VERL_USE_EXTERNAL_MODULES", "VERL_FILE_LOGGER_PATH", "VERL_PLATFORM", "VERL_ENGINE_DEVICE")
+"""Environment variables by which verl finds this package; a user's `ray_kwargs.ray_init.runtime_env` does not change them."""
+OF_A_NEW_CLUSTER: Final = ("num_cpus", "num_gpus")
+"""Arguments of ray.init that it refuses where RAY_ADDRESS names a cluster."""
+
 SMALL_MACHINE: Final[Mapping[str, str]] = {
     "OMP_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -78,7 +84,15 @@ def with_defaults(config: Mapping[str, Any], *, model_dir: str | None = None) ->
 
 def _micro_batches(config: Mapping[str, Any]) -> dict[str, int]:
     """Make micro-batches as large as a mini-batch: verl pads each batch to a multiple of it, which micro-batches must divide."""
-    size = get(config, "actor_rollout_ref.actor.ppo_mini_batch_size", 256) * get(config, "actor_rollout_ref.rollout.n", 1)
+    factors = {"actor_rollout_ref.actor.ppo_mini_batch_size": 256, "actor_rollout_ref.rollout.n": 1}
+    size = 1
+    for path, usual in factors.items():
+        value = get(config, path, usual)
+        if not isinstance(value, int):
+            raise UsageError(
+                f"{path} = {value!r}: give a number where trainer.device is cpu, because the size of micro-batches depends on it"
+            )
+        size *= value
     return {
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": size,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": size,

@@ -58,9 +58,55 @@ NO_EFFECT: Final[Mapping[str, Any]] = {
 }
 """{removed key: its value without effect}; with this value the key is ignored, with any other it is refused."""
 
+_BY_AGENT: Final = "the agent runs outside and makes its own prompts, tool calls and turns"
+_BY_TRACES: Final = "rewards are emitted by the agent or its grader and read from the traces"
+_LONG: Final = "a call with a longer prompt is refused and counted (prompt_too_long)"
+ONLY: Final[Mapping[str, tuple[Any, str]]] = {
+    "data.tokenizer": (None, "nothing is tokenised: token ids come from the traces"),
+    "data.prompt_key": ("prompt", _BY_AGENT),
+    "data.reward_fn_key": ("data_source", _BY_TRACES),
+    "data.tool_config_path": (None, _BY_AGENT),
+    "data.function_tool_path": (None, _BY_AGENT),
+    "data.return_raw_input_ids": (False, _BY_AGENT),
+    "data.return_raw_chat": (True, _BY_AGENT),
+    "data.return_full_prompt": (False, _BY_AGENT),
+    "data.return_multi_modal_inputs": (True, _BY_AGENT),
+    "data.filter_overlong_prompts": (False, _LONG),
+    "data.filter_overlong_prompts_workers": (1, _LONG),
+    "data.truncation": ("error", _LONG),
+    "data.image_patch_size": (14, _BY_AGENT),
+    "data.image_key": ("images", _BY_AGENT),
+    "data.video_key": ("videos", _BY_AGENT),
+    "data.audio_key": ("audios", _BY_AGENT),
+    "data.apply_chat_template_kwargs": ({}, _BY_AGENT),
+    "data.mm_processor_kwargs": ({}, _BY_AGENT),
+    f"{_ROLLOUT}.calculate_log_probs": (True, "samples have the captured log-probs"),
+    f"{_ROLLOUT}.do_sample": (True, "set temperature, top_p and top_k"),
+    f"{_ROLLOUT}.ignore_eos": (False, "requests are made by the agent"),
+    f"{_ROLLOUT}.multi_turn.enable": (False, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": (None, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.tool_config_path": (None, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.function_tool_path": (None, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.max_user_turns": (None, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.max_parallel_calls": (1, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.max_tool_response_length": (256, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.tool_response_truncate_side": ("middle", _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.use_inference_chat_template": (False, _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.tokenization_sanity_check_mode": ("strict", _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.format": ("hermes", _BY_AGENT),
+    f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": (None, _BY_AGENT),
+    "reward.reward_manager.source": ("register", _BY_TRACES),
+    "reward.reward_manager.name": ("naive", _BY_TRACES),
+    "reward.reward_manager.module.path": (None, _BY_TRACES),
+    "reward.sandbox_fusion.url": (None, _BY_TRACES),
+    "sandbox_fusion.url": (None, _BY_TRACES),
+    "trainer.resume_mode": ("auto", "a run is resumed from its own folder; take another one to begin anew"),
+    "trainer.use_v1": (True, "only verl's v1 trainer takes several samples for a rollout"),
+    "transfer_queue.enable": (True, "verl's v1 trainer cannot be without"),
+}
+"""{key that would have no effect, or that a run depends on: (the only value that is accepted, the reason)}."""
+
 _FROM_FIT: Final = "the data come from fit(agent, train, val), or [data] of a job file"
-_FROM_SPANS: Final = "rewards are emitted by the agent or its grader and read from the traces"
-_BY_AGENT: Final = "the agent runs outside and makes its own turns"
 _BY_US: Final = "it is set by this algorithm"
 NO_PLACE: Final[Mapping[str, str]] = {
     "data.train_files": _FROM_FIT,
@@ -68,21 +114,21 @@ NO_PLACE: Final[Mapping[str, str]] = {
     "data.custom_cls": _FROM_FIT,
     "data.datagen": _FROM_FIT,
     "data.sampler": "verl 0.9.1 has no samplers of the user's own; data.shuffle and data.seed are left",
-    "data.format_prompt": "the agent makes its own prompts",
+    "data.format_prompt": _BY_AGENT,
     "data.need_tools_kwargs": _BY_AGENT,
-    "reward_model": _FROM_SPANS,
-    "custom_reward_function": _FROM_SPANS,
-    "reward.reward_model.enable": _FROM_SPANS,
-    "reward.custom_reward_function": _FROM_SPANS,
+    "reward_model": _BY_TRACES,
+    "custom_reward_function": _BY_TRACES,
+    "reward.reward_model.enable": _BY_TRACES,
+    "reward.custom_reward_function": _BY_TRACES,
     f"{_ROLLOUT}.chat_scheduler": _BY_AGENT,
     f"{_ROLLOUT}.multi_turn.max_turns": _BY_AGENT,
     f"{_ROLLOUT}.multi_turn.interaction_config_path": _BY_AGENT,
     f"{_ROLLOUT}.multi_turn.completion_callback": _BY_AGENT,
     f"{_ROLLOUT}.agent.default_agent_loop": _BY_US,
     f"{_ROLLOUT}.agent.agent_loop_config_path": _BY_US,
+    f"{_ROLLOUT}.agent.agent_loop_manager_class": _BY_US,
     "trainer.default_local_dir": "checkpoints lie in the run's folder: choose that (run_dir, or --run-dir)",
     "trainer.resume_from_path": "a run is resumed from its own folder: choose that (run_dir, or --run-dir)",
-    "trainer.use_v1": "only verl's v1 trainer takes several samples for a rollout",
     f"{OLD_SECTION}.port": "the proxy is a service of the stack: set AGL_PROXY_PORT",
     f"{OLD_SECTION}.trace_aggregator.mismatch_log_dir": "calls that do not join are counted by reason in the metrics (agl/breaks/…)",
 }
@@ -109,7 +155,7 @@ def translate(config: Mapping[str, Any]) -> Translated:
     """
     given: Tree = {}
     for path, value in leaves(config):
-        put(given, path, copy.deepcopy(value))
+        put(given, path, _plain(path, value))
     translated = Translated()
     for path, neutral in NO_EFFECT.items():
         if has(given, path) and get(given, path) in (neutral, None):
@@ -117,6 +163,9 @@ def translate(config: Mapping[str, Any]) -> Translated:
     for path, why in NO_PLACE.items():
         if has(given, path) and get(given, path) != {}:
             raise UsageError(f"the key {path} has no place here: {why}")
+    for path, (only, why) in ONLY.items():
+        if has(given, path) and get(given, path) != only:
+            raise UsageError(f"the key {path} = {get(given, path)!r} has no place here: {why}. Leave it out")
     level = f"{OLD_SECTION}.trace_aggregator.level"
     if has(given, level):
         word = remove(given, level)
@@ -140,6 +189,20 @@ def translate(config: Mapping[str, Any]) -> Translated:
         raise UsageError(f"the key {OLD_SECTION}.{min(left)} has no place here: options of VERL are its keyword arguments")
     translated.config = given
     return translated
+
+
+def _plain(path: str, value: Any) -> Any:
+    """Copy a value that can be written as JSON, as verl's process reads it. Raises UsageError, which names the key, for another one."""
+    if isinstance(value, list | tuple):
+        return [_plain(path, each) for each in cast("list[Any]", value)]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(path, each) for key, each in cast("Mapping[str, Any]", value).items()}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise UsageError(
+        f"the key {path} is {value!r}, of {type(value).__name__}: verl's config has numbers, texts, booleans, null, lists and sections; "
+        "convert it"
+    )
 
 
 def overlay(base: Mapping[str, Any], given: Mapping[str, Any], *, fields_of: Callable[[str], frozenset[str]] | None = None) -> Tree:
@@ -174,11 +237,12 @@ def _lay(base: Tree, given: Mapping[str, Any], where: str, fields_of: Callable[[
 
 
 def merged(*trees: Mapping[str, Any]) -> Tree:
-    """Merge trees; later ones take precedence."""
+    """Merge trees, nested or with dotted keys; later ones take precedence. An empty section changes nothing."""
     result: Tree = {}
     for tree in trees:
         for path, value in leaves(tree):
-            put(result, path, copy.deepcopy(value))
+            if value != {} or not isinstance(get(result, path), dict):
+                put(result, path, copy.deepcopy(value))
     return result
 
 

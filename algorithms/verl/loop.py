@@ -37,8 +37,10 @@ class TracedAgentLoop(AgentLoopBase):
 
         `sampling_params` are ignored: the published resource `main_llm` has them, for training and for validation.
         """
+        section = _plain(self.config[SECTION])
+        section["rules"] |= of_training(self.config)
         model = self.config.actor_rollout_ref.model
-        rollouts = _rollouts(json.dumps(_plain(self.config[SECTION])), model.path, bool(model.get("trust_remote_code", False)))
+        rollouts = _rollouts(json.dumps(section), model.path, bool(model.get("trust_remote_code", False)))
         result = await rollouts.run(
             RolloutRequest(
                 task=json.loads(row["task"]),
@@ -49,6 +51,17 @@ class TracedAgentLoop(AgentLoopBase):
             )
         )
         return [output_of(sample, result.rollout_id) for sample in result.samples]
+
+
+def of_training(config: Any) -> dict[str, Any]:
+    """Return the fields of Rules that verl's resolved config decides."""
+    rollout = config.actor_rollout_ref.rollout
+    return {
+        "max_prompt_tokens": config.data.max_prompt_length,
+        "max_response_tokens": config.data.max_response_length,
+        "temperature": float(rollout.temperature),
+        "top_p": float(rollout.top_p),
+    }
 
 
 def output_of(sample: Sample, rollout_id: str) -> Any:

@@ -44,6 +44,11 @@ class RolloutRequest:
         """Unique in a run."""
         return f"{self.mode}-{self.step:06d}-{self.index:06d}-{self.session:03d}"
 
+    @property
+    def group(self) -> str:
+        """The name of its group (samples.group_of)."""
+        return f"{self.step}-{self.index}"
+
 
 @dataclass
 class RolloutResult:
@@ -115,7 +120,7 @@ class Rollouts:
                 return
 
     def _request(self, request: RolloutRequest, start: int) -> EnqueueRolloutRequest:
-        metadata: dict[str, Any] = {"step": request.step, "group": request.index, "start": self.spec.start}
+        metadata: dict[str, Any] = {"run": self.spec.run_id, "step": request.step, "group": request.index, "start": self.spec.start}
         if self.spec.seed is not None:
             metadata["sampling_seed"] = sampling_seed(self.spec.seed, request.name)
         again = f"-{start}" if start > 1 else ""
@@ -161,7 +166,9 @@ class Rollouts:
         found, counts = to_samples(traces, self.spec.sample_rules)
         counts.cpu_seconds = time.thread_time() - began
         for rollout in batch:
-            found.setdefault(rollout.rollout_id, [])  # deleted in the meantime
+            if rollout.rollout_id not in found:  # deleted in the meantime
+                found[rollout.rollout_id] = []
+                counts.add(_not_finished(by_id[rollout.rollout_id][0].request))
         await self._report_counts(by_id[batch[0].rollout_id][0].request.mode, counts)
         for rollout_id, samples in found.items():
             for session in by_id[rollout_id]:
@@ -173,8 +180,8 @@ class Rollouts:
         for rollout_id in rollout_ids:
             with contextlib.suppress(ValueError):  # NotFoundError: deleted
                 await self.store.set_status([rollout_id], "cancelled")
-            mode = by_id[rollout_id][0].request.mode
-            await self._report_counts(mode, Counts(rollouts=1, refused=Counter(not_finished=1)))
+            request = by_id[rollout_id][0].request
+            await self._report_counts(request.mode, _not_finished(request))
             for session in by_id[rollout_id]:
                 if not session.done.done():  # done where the caller was cancelled
                     session.done.set_result(RolloutResult(rollout_id, []))
@@ -185,6 +192,11 @@ class Rollouts:
         result = self.on_counts(mode, counts)
         if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future):
             await result
+
+
+def _not_finished(request: RolloutRequest) -> Counts:
+    """Count a rollout that was cancelled or deleted before it had ended."""
+    return Counts(rollouts=1, without_reward=1, refused=Counter(not_finished=1), rewards={request.group: []})
 
 
 async def _batch(queue: asyncio.Queue[Rollout | AttemptedRollout | None]) -> list[Rollout | AttemptedRollout]:

@@ -2,23 +2,25 @@
 
 A rollout may have several samples, because calls that do not continue each other are separate samples. All have the rollout's reward, and
 verl computes one advantage for them. A rollout without samples is counted and not trained on. Samples with images are refused as `images`,
-because the traces lack the inputs that verl's vision models need besides token ids.
+because the traces lack the inputs that verl's vision models need besides token ids. verl's trainer divides the logits of all tokens by one
+temperature, so calls that were sampled at another one are refused as `own_temperature`: their tokens are context of later calls only.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, cast
 
 from agl_otel.adapters.lengths import limit_lengths, readable
 from agl_otel.adapters.own_sampling import sampled_otherwise
-from agl_otel.adapters.trajectories import to_trajectories
-from agl_otel.algorithms.report import bias_figures
+from agl_otel.adapters.trajectories import judged, to_trajectories
+from agl_otel.algorithms.report import step_score
 from agl_otel.algorithms.utils import count_failures, summarise
-from agl_otel.types import VerdictKind
+from agl_otel.types import Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, Traces
+from agl_otel.types.scores import Score
 
 NO_VERSION: Final = -1
 """The version of samples without one, because verl's metrics need a number. It is no valid version, so such samples count as stale."""
@@ -38,8 +40,9 @@ class Rules:
     vocabulary: int | None = None
     """Number of the model's token ids; None: unknown, not checked."""
     temperature: float = 1.0
+    """Of training; calls that are known to have another one are refused."""
     top_p: float = 1.0
-    """Sampling parameters of training; calls with others are counted."""
+    """Of training; calls with another one are counted."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +78,23 @@ class Counts:
     samples: int = 0
     calls: int = 0
     """Model calls read."""
+    spans: int = 0
+    """Spans read."""
     sampled_calls: int = 0
     """Calls that are part of a sample, without validation."""
     several_choices: int = 0
     """Sampled calls that are one of several choices of the same request (n > 1)."""
     own_sampling: int = 0
-    """Sampled calls whose temperature or top_p was set by the agent."""
+    """Sampled calls whose top_p was set by the agent."""
     cut: int = 0
+    """Samples that length limits shortened."""
+    replies_cut: int = 0
+    """Replies read that ended at their token limit."""
     alarms: int = 0
-    reward_sum: float = 0.0
-    """Over the rollouts with a sample."""
-    reward_least: float | None = None
-    reward_most: float | None = None
+    reward_total: float = 0.0
+    """Sum of the rewards of the rollouts that have one and succeeded: with `rollouts`, the score (types/scores.py)."""
+    without_reward: int = 0
+    """Rollouts without a reward, or that did not succeed."""
     cpu_seconds: float = 0.0
     """CPU time of the conversion to samples."""
     refused: Counter[str] = field(default_factory=Counter[str])
@@ -96,48 +104,47 @@ class Counts:
     """{reason why rollouts did not succeed: count}."""
     attempts: list[AttemptKey] = field(default_factory=list[AttemptKey])
     """Attempts with a sample."""
+    rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """{group: the reward of each of its rollouts with a sample}; a group of which none has one is there, too."""
 
     def add(self, other: Counts) -> None:
         """Add the other's counts."""
-        for name in (
-            "rollouts",
-            "sampled",
-            "samples",
-            "calls",
-            "sampled_calls",
-            "several_choices",
-            "own_sampling",
-            "cut",
-            "alarms",
-            "reward_sum",
-            "cpu_seconds",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("refused", "breaks", "verdicts", "failures"):
-            getattr(self, name).update(getattr(other, name))
-        self.attempts += other.attempts
-        for name, choose in (("reward_least", min), ("reward_most", max)):
-            known = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
-            setattr(self, name, choose(known, default=None))
+        for each in fields(self):
+            held, more = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(held, Counter):
+                held.update(more)
+            elif isinstance(held, dict):
+                for group, rewards in cast("dict[str, list[float]]", more).items():
+                    self.rewards.setdefault(group, []).extend(rewards)
+            else:
+                setattr(self, each.name, held + more)
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """The counts as metrics of a step, under `agl/`."""
-        flat: dict[str, float] = {
-            "agl/rollouts": self.rollouts,
-            "agl/rollouts_without_sample": self.rollouts - self.sampled,
-            "agl/samples": self.samples,
-            "agl/model_calls": self.calls,
-            "agl/cut": self.cut,
-            "agl/alarms": self.alarms,
-            "agl/adapter_cpu_seconds": self.cpu_seconds,
-        }
-        if self.sampled:
-            flat["agl/reward_mean"] = self.reward_sum / self.sampled
-            flat |= {"agl/reward_least": self.reward_least or 0.0, "agl/reward_most": self.reward_most or 0.0}
-        for group in ("refused", "breaks", "verdicts"):
-            flat |= {f"agl/{group}/{reason}": count for reason, count in getattr(self, group).items()}
-        return flat
+    def score(self) -> Score:
+        """The score of the rollouts; a missing reward counts as 0."""
+        return Score(self.reward_total, self.rollouts, self.without_reward)
+
+    @property
+    def groups_gone(self) -> int:
+        """Groups of which no rollout has a sample."""
+        return sum(not rewards for rewards in self.rewards.values())
+
+    @property
+    def zero_variance_groups(self) -> int:
+        """Groups whose rollouts with a sample have equal rewards."""
+        return sum(len(set(rewards)) == 1 for rewards in self.rewards.values())
+
+    @property
+    def equal_rewards(self) -> float | None:
+        """The reward of all rollouts with a sample, where all are equal; None where they differ, or where there are none."""
+        found = {reward for rewards in self.rewards.values() for reward in rewards}
+        return found.pop() if len(found) == 1 else None
+
+
+def group_of(rollout: Rollout) -> str:
+    """Return the name of a rollout's group: its step and its task; rollouts that name none are groups of their own."""
+    metadata = rollout.metadata or {}
+    return f"{metadata.get('step')}-{metadata['group']}" if "group" in metadata else rollout.rollout_id
 
 
 def all_refused(counts: Counts, what: str) -> str | None:
@@ -145,14 +152,29 @@ def all_refused(counts: Counts, what: str) -> str | None:
     if counts.sampled or not counts.rollouts:
         return None
     failed = f" What failed: {summarise(counts.failures)}." if counts.failures else ""
+    if counts.refused["own_temperature"]:
+        failed += " own_temperature: let the agent set none, or set the same one as actor_rollout_ref.rollout.temperature."
     return (
         f"none of the {counts.rollouts} rollouts of {what} can be used: refused {dict(counts.refused)}.{failed} The reasons are explained "
         "in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
     )
 
 
+def own_temperature_warning(step: int, refused: int, calls: int, temperature: float) -> str:
+    """Return the warning for a step in which so many of the `calls` read were refused, because the run's temperature is another one."""
+    return (
+        f"step {step}: {refused} of {calls} model calls were sampled at a temperature of their agent's own, and are not trained on "
+        f"(refused as own_temperature): verl scores all tokens at one, actor_rollout_ref.rollout.temperature = {temperature:g}. Remove "
+        "it from the agent's requests, or set the same one in the run's config (`agl-otel traces show` names the calls)"
+    )
+
+
 def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], Counts]:
-    """Return {rollout id: its samples, in the order of their calls} for all rollouts of `traces`, and the counts."""
+    """Return {rollout id: its samples, in the order of their calls} for all rollouts of `traces`, and the counts.
+
+    The rollouts are of one mode: those of validation have sampling parameters of their own, which are not looked at.
+    """
+    training = any(rollout.mode != "val" for rollout in traces.rollouts)
     batch = to_trajectories(
         traces,
         take=rules.take,
@@ -160,6 +182,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         agent_match=rules.agent_match,
         reward_name=rules.reward_name,
         by_call=rules.by_call,
+        temperature=rules.temperature if training else None,
     )
     batch = limit_lengths(batch, max_prompt_tokens=rules.max_prompt_tokens, max_response_tokens=rules.max_response_tokens)
     batch = readable(batch, vocabulary=rules.vocabulary)
@@ -175,45 +198,36 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         reward, calls = float(batch.reward[row]), int(batch.calls[row])
         found[rollout_id].append(Sample(prompt, response, mask, logprobs, reward, calls, batch.model_version[row], batch.images[row]))
     sampled = [samples for samples in found.values() if samples]
-    rewards = [samples[-1].reward for samples in sampled]
-    validation = {rollout.rollout_id for rollout in traces.rollouts if rollout.mode == "val"}
-    rows = [row for place, some in enumerate(batch.rows) if batch.rollout_id[place] not in validation for row in some.tolist()]
+    rows = [row for some in batch.rows for row in some.tolist()] if training else []
     keys = dict.fromkeys(zip(batch.rollout_id, batch.attempt_id, strict=True))
+    score = _score(traces, rules.reward_name)
     counts = Counts(
         rollouts=len(found),
         sampled=len(sampled),
         samples=sum(map(len, sampled)),
         calls=traces.calls.count,
+        spans=traces.spans,
         sampled_calls=len(rows),
         several_choices=int(traces.calls.several_choices[rows].sum()),
         own_sampling=int(sampled_otherwise(traces.calls, temperature=rules.temperature, top_p=rules.top_p)[rows].sum()),
         cut=batch.cut,
+        replies_cut=int(traces.calls.truncated.sum()) if traces.calls.truncated is not None else 0,
         alarms=len(traces.alarms),
-        reward_sum=sum(rewards),
-        reward_least=min(rewards, default=None),
-        reward_most=max(rewards, default=None),
+        reward_total=score.total,
+        without_reward=score.missing,
         refused=Counter(batch.refused),
         breaks=Counter(batch.breaks),
         verdicts=Counter(str(verdict.kind) for verdict in traces.verdicts.values()),
         failures=count_failures(traces.rollouts),
         attempts=[key for key in keys if found[key[0]]],
     )
+    for rollout in traces.rollouts:
+        counts.rewards.setdefault(group_of(rollout), []).extend(sample.reward for sample in found[rollout.rollout_id][-1:])
     return found, counts
 
 
-def figures_of(counts: Counts, *, trained: int, stale: int) -> dict[str, float]:
-    """Compute a step's bias figures from its counts, under the names that are common to all trainers."""
-    found = bias_figures(
-        rollouts=counts.rollouts,
-        without_sample=counts.rollouts - counts.sampled,
-        samples=counts.samples,
-        trained=trained,
-        refused=sum(counts.refused.values()),
-        cut=counts.cut,
-        breaks=sum(counts.breaks.values()),
-        stale=stale,
-        alarms=counts.alarms,
-        own_sampling=counts.own_sampling / max(1, counts.sampled_calls),
-    )
-    found["trajectories"] = trained
-    return found | ({"reward_mean": counts.reward_sum / counts.sampled} if counts.sampled else {})
+def _score(traces: Traces, reward_name: str | None) -> Score:
+    """Compute the score of all rollouts of `traces`, by the primary reward or by a named dimension."""
+    if reward_name is None:
+        return step_score(traces, [rollout.rollout_id for rollout in traces.rollouts])
+    return Score.of(reward if rollout.status == "succeeded" else None for rollout, _, _, reward in judged(traces, (), None, reward_name))

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.types import RolloutConfig, RolloutMode, TrainingStep
 
 SECTION: Final = "agl_otel"
-OURS: Final = "agl/"
-"""Prefix of this package's names among verl's metrics."""
 RESOURCE_NAME: Final = "main_llm"
 ROLLOUT_SECONDS: Final = 1200.0
 
@@ -31,6 +30,8 @@ class Spec:
     """verl's name of the trainer that is instrumented (trainer.py)."""
     reports_version: bool = False
     """Whether the model server sends the version of its weights with each response; otherwise it is set in the proxies."""
+    ratio_error_limit: float | None = None
+    """VERL's option."""
     seed: int | None = None
     """Seed of the rollouts' sampling; None: random."""
     rollout_config: dict[str, Any] = field(default_factory=lambda: retry_lost_runner(ROLLOUT_SECONDS).model_dump())
@@ -60,18 +61,17 @@ class Spec:
 
 
 def sink_step(run_id: str, line: Mapping[str, Any], ended: float) -> TrainingStep:
-    """Convert a line of metrics.jsonl for metric sinks; this package's metrics get the names common to all trainers, verl's keep theirs."""
-    numbers = {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
-    ours = {name.removeprefix(OURS).replace("/", "."): value for name, value in numbers.items() if name.startswith(OURS)}
-    refused = sum(value for name, value in ours.items() if name.startswith("refused."))
+    """Convert a line of metrics.jsonl for metric sinks: this package's metrics, under the names common to all trainers, and verl's."""
+    numbers = {name: value for name, value in flat(line).items() if name != "step" and isinstance(value, int | float)}
     return TrainingStep(
         run_id=run_id,
         algorithm="verl",
         step=int(line["step"]),
-        refused=int(refused),
+        samples=int(numbers.get("trajectories", 0)),
+        refused=int(sum(line.get("refused", {}).values())),
         start_time=ended,
         end_time=ended,
-        metrics={name: value for name, value in numbers.items() if not name.startswith(OURS)} | ours,
+        metrics=numbers,
     )
 
 
@@ -79,7 +79,6 @@ def training_step(
     spec: Spec, counts: Counts, figures: Mapping[str, float], step: int, versions: tuple[str, str], began: float
 ) -> TrainingStep:
     """Create the record of a step. `versions`: of the resources before and after it; `began`: its start, in Unix seconds."""
-    metrics = {name.removeprefix(OURS).replace("/", "."): value for name, value in counts.metrics.items()}
     return TrainingStep(
         run_id=spec.run_id,
         algorithm="verl",
@@ -87,10 +86,10 @@ def training_step(
         resources_id=spec.resources_id("train"),
         version_before=versions[0],
         version_after=versions[1],
-        samples=counts.samples,
+        samples=int(figures["trajectories"]),
         refused=sum(counts.refused.values()),
         start_time=began,
         end_time=time.time(),
-        metrics=metrics | {name: value for name, value in figures.items() if name not in ("step", "refused")},
+        metrics={**figures},
         attempts=counts.attempts,
     )

@@ -1,6 +1,7 @@
 """Instrument verl's trainers: publish the weights version after each update, and record each step with its counts.
 
-The trainers are added with verl's `register_trainer`; only hooks (`on_…`), `step` and `fit` are overridden.
+The trainers are added with verl's `register_trainer`; hooks (`on_…`), `step` and `fit` are overridden, and the two private methods that the
+package's docstring names.
 """
 
 from __future__ import annotations
@@ -11,17 +12,26 @@ import time
 from typing import Any, Final
 
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
+import torch
 import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
+from agl_otel.adapters.losses import lost
 from agl_otel.adapters.own_sampling import several_choices_warning
-from agl_otel.algorithms.grpo.objective import max_ratio_error
-from agl_otel.algorithms.report import own_sampling_warning, singleton_warning
+from agl_otel.algorithms.report import (
+    MANY_WITHOUT_SAMPLE,
+    NOT_FINITE_STEPS,
+    own_sampling_warning,
+    singleton_warning,
+    without_sample_warning,
+)
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.verl.order import in_order
 from agl_otel.algorithms.verl.publish import Publisher, sampling_by_mode
-from agl_otel.algorithms.verl.samples import Counts, all_refused, figures_of
+from agl_otel.algorithms.verl.ratios import compared
+from agl_otel.algorithms.verl.report import Update, as_metrics, not_finite, stack_figures, step_figures, validation_figures
+from agl_otel.algorithms.verl.samples import Counts, all_refused, own_temperature_warning
 from agl_otel.algorithms.verl.singletons import compares_groups, groups_of, singleton_keys
 from agl_otel.algorithms.verl.spec import SECTION, Spec, training_step
 from agl_otel.algorithms.verl.tally import make_tally
@@ -51,13 +61,21 @@ class InstrumentedTrainer(_Trainer):
         self._singletons: list[str] = []
         self._began = 0.0
         self._figures: dict[str, float] = {}
+        self._ratios: tuple[float, float] | None = None
+        self._not_finite: list[str] = []
+        """Of the last steps in a row that were not finite: what was not."""
         self._run_log = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train. Raises DataError with the reasons where all rollouts of a step or of a validation were refused."""
+        """Train.
+
+        Raises DataError where all rollouts of a step or of a validation were refused, with the reasons; where the tokens of a step were not
+        sampled as verl assumes (VERL's ratio_error_limit); and where NOT_FINITE_STEPS steps in a row were not finite.
+        """
         try:
             super().fit(agent_loop_manager)
+            self._check_finite()
         except Exception as error:
             what = f"the validation after step {self.global_steps}" if self._validating else f"step {self.global_steps}"
             counts: Counts = ray.get(self._tally.take.remote("val" if self._validating else "train"))
@@ -72,13 +90,18 @@ class InstrumentedTrainer(_Trainer):
         self.replay_buffer.sample = self._sample_comparable
         self._publish()
 
+    def on_step_begin(self) -> None:
+        """End the run where the last steps were not finite; their lines are written by now."""
+        super().on_step_begin()
+        self._check_finite()
+
     def on_step_end(self) -> None:
         """Publish the new weights, and record the step."""
         super().on_step_end()
         before = self._version
         self._publish()
         step = training_step(self._spec, self._step_counts, self._figures, self.global_steps, (before, self._version), self._began)
-        asyncio.run(self._run_log.note(step, self._figures))
+        asyncio.run(self._run_log.note(step, stack_figures(self._figures, self.global_steps)))
 
     def on_validate_begin(self) -> None:
         """Note that a validation is running, for the error message of `fit`."""
@@ -86,40 +109,92 @@ class InstrumentedTrainer(_Trainer):
         self._validating = True
 
     def on_validate_end(self) -> None:
-        """Note the end of the validation, and log its counts."""
+        """Note the end of the validation."""
         super().on_validate_end()
         self._validating = False
-        _log.info("validation: %s", ray.get(self._tally.take.remote("val")).metrics)
+
+    def _validate(self) -> Any:
+        """Run one of verl's validations, and add the score over all of its rollouts: verl's is that of the rollouts with a sample."""
+        metrics = super()._validate()
+        counts: Counts = ray.get(self._tally.take.remote("val"))
+        return metrics | as_metrics(validation_figures(counts))
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
         """Run one of verl's steps, and add this package's metrics to verl's."""
         self._began = time.time()
-        self._singletons = []
+        self._singletons, self._ratios = [], None
         batch = super().step(metrics, timing_raw)
         counts: Counts = ray.get(self._tally.take.remote("train"))
-        if counts.reward_least == counts.reward_most:
-            _log.warning("step %d changes no weights: the rewards are all %s", self.global_steps, counts.reward_least)
-        if counts.own_sampling:
-            _log.warning("%s", own_sampling_warning(self.global_steps, counts.own_sampling, counts.sampled_calls))
-        if counts.several_choices:
-            _log.warning("step %d: %s", self.global_steps, several_choices_warning(counts.several_choices, counts.sampled_calls))
         counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._singletons]
-        rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
-        stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)
-        figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "singleton_groups": len(self._singletons)}
-        metrics.update(counts.metrics | {f"agl/{name}": value for name, value in figures.items()})
         self._step_counts = counts
-        self._figures = {"step": self.global_steps, **figures}
+        self._figures = step_figures(counts, self._update(batch, metrics, timing_raw["gen"]))
+        metrics.update(as_metrics(self._figures))
+        self._warn(counts)
+        if wrong := not_finite(metrics):
+            _log.warning("step %d: %s; verl skipped the update", self.global_steps, wrong)
+        self._not_finite = [*self._not_finite, wrong] if wrong else []
         return batch
 
-    def _drift(self, batch: Any) -> dict[str, float]:
-        """Compare the captured log-probs with those that verl computed before its update; empty where verl did not compute them."""
-        if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
-            return {}
+    def _update(self, batch: Any, metrics: dict[str, Any], rollout_seconds: float) -> Update:
+        """Read what the step trained on; rows that verl padded the batch with are none of it."""
+        rows = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        keys = [batch.keys[place] for place in rows]
+        read = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask", "num_turns"])
+        turns = read.pop("num_turns").tolist()  # two for each call (loop.py)
+        return Update(
+            trajectories=len(rows),
+            tokens=int(read.to_padded_tensor()["response_mask"].sum()),
+            calls_trained=int(sum(turns)) // 2,
+            off_policy=sum(not self._is_current(batch.tags[place]) for place in rows),
+            singleton_groups=len(self._singletons),
+            metrics=metrics,
+            rollout_seconds=rollout_seconds,
+            update_seconds=time.time() - self._began - rollout_seconds,
+            ratios=self._ratios,
+        )
+
+    def _is_current(self, tag: dict[str, Any]) -> bool:
+        """Return whether the weights with which the step began sampled this row."""
+        return tag["min_global_steps"] == self.global_steps - 1
+
+    def _warn(self, counts: Counts) -> None:
+        step, without = self.global_steps, counts.rollouts - counts.sampled
+        if (reward := counts.equal_rewards) is not None:
+            _log.warning("step %d changes no weights: the rewards are all %s", step, reward)
+        if refused := counts.refused["own_temperature"]:
+            _log.warning("%s", own_temperature_warning(step, refused, counts.calls, self.config.actor_rollout_ref.rollout.temperature))
+        if counts.own_sampling:
+            _log.warning("%s", own_sampling_warning(step, counts.own_sampling, counts.sampled_calls))
+        if counts.several_choices:
+            _log.warning("step %d: %s", step, several_choices_warning(counts.several_choices, counts.sampled_calls))
+        if without > MANY_WITHOUT_SAMPLE * counts.rollouts:
+            _log.warning("%s", without_sample_warning(step, counts.rollouts, without, lost(self._figures, counts.refused)))
+
+    def _check_finite(self) -> None:
+        """Raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
+        if len(self._not_finite) >= NOT_FINITE_STEPS:
+            raise DataError(
+                f"{NOT_FINITE_STEPS} steps in a row were not finite (the last: {self._not_finite[-1]}), so the run ends: lower "
+                "actor_rollout_ref.actor.optim.lr, and look at the rewards. verl skipped these updates, so checkpoints have finite weights"
+            )
+
+    # --- log-probs before the update
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Compute log-probs as verl does, and compare them with the captured ones, before anything has changed. Raises DataError."""
+        batch = super()._compute_old_log_prob(batch, metrics=metrics)
+        bypassed = (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False)
+        if not bypassed and getattr(self, "local_trigger_step", 0) == 0:  # later triggers of a step have weights of their own
+            self._ratios = self._compare(batch)
+        return batch
+
+    def _compare(self, batch: Any) -> tuple[float, float]:
+        """Return objective.max_ratio_error and, over rows of the current weights, worst_ratio_error. Raises DataError beyond the limit."""
         fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
         read = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields).to_padded_tensor()
         written = read["response_mask"].bool()
-        return {"logprob_drift": max_ratio_error(read["old_log_probs"][written], read["rollout_log_probs"][written])}
+        current = torch.tensor([self._is_current(tag) for tag in batch.tags])
+        return compared(read["old_log_probs"], read["rollout_log_probs"], written, current, limit=self._spec.ratio_error_limit)
 
     # --- singleton groups
 

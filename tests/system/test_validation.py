@@ -98,5 +98,13 @@ def test_all_ways_to_read_a_score_agree_with_the_grader(tmp_path: Path, tiny_pol
     best = {"step": 1, "score": pytest.approx(score), "weights": "checkpoints/step-000001"}
     assert shown["best_validation"] == best and by_id["best_validation"] == {**best, "weights": None}
     assert f"best score: {score:.3f} after step 1 (checkpoints/step-000001)" in console
+    found = {
+        "path": str(run_dir / "checkpoints" / "step-000001"),
+        "which": "best",
+        "step": 1,
+        "export": f"agl-otel runs export {run_dir} DIR",
+    }
+    assert result["result"] == shown["result"] == found and by_id["result"] is None
+    assert f"best weights, after step 1: {found['path']}" in console and f"vLLM or transformers: {found['export']}" in console
     assert best_weights(run_dir) == run_dir / "checkpoints" / "step-000001"
     assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["step-000001", "step-000003"]

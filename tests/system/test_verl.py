@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agl_otel.algorithms.verl.algorithm import scores
+from agl_otel.algorithms.grpo.report import StepReport
+from agl_otel.algorithms.verl.bounds import BOUNDS, SECTIONS
 from agl_otel.algorithms.verl.defaults import COMMON, CPU, GPU
 from agl_otel.algorithms.verl.defaults import environment as usual_environment
-from agl_otel.algorithms.verl.keys import MOVED, put
+from agl_otel.algorithms.verl.keys import MOVED, NO_PLACE, ONLY, get
 from agl_otel.algorithms.verl.singletons import OF_GROUPS, WITHOUT_GROUPS
 from tests.environments import AbsentError, over_ours
 from tests.system.stack_process import ENVIRONMENT, naming, until
@@ -63,33 +66,117 @@ def environment(python: Path) -> dict[str, str]:
 
 
 COMPOSE = """
-import functools, json, sys
-import hydra
-hydra.compose = functools.cache(hydra.compose)  # verl's own part is the same each time
-from agl_otel.algorithms.verl.__main__ import compose_config
+import json, sys
+from pathlib import Path
+from omegaconf import OmegaConf
+from agl_otel import VERL
+from agl_otel.algorithms.verl.compose import compose_config, verl_config
+from agl_otel.algorithms.verl.keys import get, leaves, put
 from verl.trainer.ppo.core_algos import AdvantageEstimator
-print("ESTIMATORS", *(each.value for each in AdvantageEstimator))
-for given in json.load(sys.stdin):
+
+def composed(config):
+    # what verl's process composes of the run.json that the job's process writes
+    verl = VERL(config)
+    return compose_config(json.loads(json.dumps(verl.config_of(Path("/run"), verl.spec(store="", run_id="r", start=1), validate=True))))
+
+def another(path, usual, bounded):
+    # a value of the kind of verl's default, and unlike it
+    if bounded or usual is None or isinstance(usual, str):
+        return bounded or "another"  # also in place of an interpolation
+    if isinstance(usual, (bool, int, float)):
+        return not usual if isinstance(usual, bool) else usual + 1 if isinstance(usual, int) else usual / 2 or 0.25
+    return {"own": 1} if isinstance(usual, dict) else [*usual, "own"]
+
+asked, found = json.load(sys.stdin), {"refused": {}, "changed": {}, "taken": []}
+tree = verl_config()
+found["tree"] = tree
+found["estimators"] = [each.value for each in AdvantageEstimator]
+together = {}
+for path, usual in leaves(tree):
+    if path.rpartition(".")[2] == "_target_":
+        continue
+    value = another(path, usual, asked["bounded"].get(path))
     try:
-        compose_config({"agl_otel": {}, **given})
+        got = get(composed({path: value}), path)
     except ValueError as error:
-        print(error)
+        found["refused"][path] = str(error)
+        continue
+    found["taken"].append(path)
+    if got != value or type(got) is not type(value):
+        found["changed"][path] = [value, got]
+    elif path != "model_engine":  # that selects other keys
+        put(together, path, value)
+resolved = OmegaConf.to_container(OmegaConf.create(composed(together)), resolve=True)
+found["resolved"] = {path: get(resolved, path) for path, value in leaves(together) if get(resolved, path) != value}
+sections = {path.rpartition(".")[0] for path, _ in leaves(tree)} - {""}
+for path in [*(f"{section}.nonsense" for section in sections), "nonsense", *asked["keys"]]:
+    given = {}
+    put(given, path, asked["keys"].get(path, 1))
+    try:
+        compose_config(given)
+    except ValueError as error:
+        found.setdefault("unknown", {})[path] = str(error)
+found["sections"] = sorted(sections)
+found["megatron"] = "megatron" in composed({"model_engine": "megatron"})["actor_rollout_ref"]["actor"]
+try:
+    composed({"model_engine": "paper"})
+except ValueError as error:
+    found["paper"] = str(error)
+print("FOUND", json.dumps(found))
 """
+IN_BOUNDS = {
+    "trainer.total_training_steps": 3,
+    "actor_rollout_ref.rollout.top_p": 0.5,
+    "trainer.device": "npu",
+    "trainer.v1.trainer_mode": "colocate_async",
+    "model_engine": "veomni",
+}
+"""{key: value} where a value that is merely unlike the default would be out of bounds."""
+OPEN = {"ray_kwargs.ray_init", "ray_kwargs.ray_init.runtime_env"}
+"""Sections that are not of verl's but of Ray's, and take any key."""
+ADDED = {
+    "trainer.logger": [["console", "wandb", "own"], ["console", "wandb", "own", "file"]],
+    "actor_rollout_ref.rollout.engine_kwargs.vllm": [{"own": 1}, {"generation_config": "vllm", "own": 1}],
+}
+"""{key: what was given, and what verl gets}: its metrics are read from its file logger; a section's defaults stay beside the given keys."""
+RENAMED = {"trainer.v1.trainer_mode": ["colocate_async", "agl_otel_colocate_async"]}
+"""The same trainer with what we add to it, which gives verl's name back (trainer.py)."""
+MOVED_ON = {"actor_rollout_ref.actor.optim.warmup_style", "critic.optim.warmup_style"}
+"""Keys that verl itself moves to lr_scheduler_type, as we do."""
 
 
-def test_every_key_that_we_set_exists_in_verls_own_config(python: Path) -> None:
+def test_every_key_of_verls_config_reaches_it_unchanged_or_is_refused_by_name(python: Path) -> None:
     places = {**COMMON, **CPU, **GPU, **{new: value_at(new) for new in MOVED.values()}}
-    asked: list[dict[str, Any]] = []
-    for path, value in [*places.items(), ("trainer.n_gpus_per_nod", 1)]:
-        asked.append({})
-        put(asked[-1], path, value)
+    asked = json.dumps({"keys": places, "bounded": IN_BOUNDS})
     done = subprocess.run(
-        [python, "-c", COMPOSE], input=json.dumps(asked), capture_output=True, text=True, check=True, env=environment(python), timeout=600
+        [python, "-c", COMPOSE], input=asked, capture_output=True, text=True, check=False, env=environment(python), timeout=900
     )
-    (estimators,) = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ESTIMATORS"))
-    assert set(estimators) == OF_GROUPS | WITHOUT_GROUPS, "we know of each whether it compares the rollouts of a task"
-    refused = [line for line in done.stdout.splitlines() if "no place" in line or "has a section there" in line]
-    assert [line.split(" has no place")[0] for line in refused] == ["the key trainer.n_gpus_per_nod"]
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    found = json.loads(line.removeprefix("FOUND "))
+    tree = found["tree"]
+
+    assert len(found["taken"]) > 400 and len(found["refused"]) > 40, "verl has some 500 keys"
+    assert {path: pair for path, pair in found["changed"].items() if path not in MOVED_ON} == ADDED | RENAMED
+    assert found["resolved"] == {}, "no interpolation of verl's wins over a value"
+    for path, message in found["refused"].items():
+        named = [f"the key {path[:end]} " for end in (*(i for i, c in enumerate(path) if c == "."), len(path))]
+        assert any(each in message for each in named), f"{path}: {message}"
+        assert path in ONLY or any(path == each or path.startswith(f"{each}.") for each in NO_PLACE), path
+
+    known = {path for path, message in found["unknown"].items() if f"the key {path} has no place in verl 0.9.1's config" in message}
+    assert known == {*(f"{section}.nonsense" for section in found["sections"] if section not in OPEN), "nonsense"}
+    assert found["megatron"] is True
+    assert found["paper"] == "model_engine is 'paper': verl 0.9.1 has dp, megatron, torchtitan, veomni"
+
+    # what we know of verl's config is so
+    assert set(found["estimators"]) == OF_GROUPS | WITHOUT_GROUPS, "we know of each whether it compares the rollouts of a task"
+    assert set(tree) == SECTIONS | {"reward_model", "custom_reward_function"}
+    assert {path for path in BOUNDS if get(tree, path, ...) is ...} == set()
+    unlike = {path: get(tree, path) for path, (only, _) in ONLY.items() if get(tree, path) != only}
+    of_multi_turn = {path for path, value in unlike.items() if str(value).startswith("${oc.select:actor_rollout_ref.rollout.multi_turn.")}
+    assert of_multi_turn == {"data.tool_config_path", "data.function_tool_path"}, "which are null themselves"
+    assert set(unlike) - of_multi_turn == {"transfer_queue.enable"}, "verl's v1 trainer turns it on"
 
 
 def value_at(path: str) -> Any:
@@ -154,7 +241,7 @@ from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.jobs.job import Job
 
-lone = []
+first = {}  # {step: the group that the first rollout of the step is of}
 
 async def agent(task: dict, llm: agl.LLM, rollout: agl.AttemptedRollout) -> float | None:
     step, group, member = rollout.rollout_id.split("-train-")[1].split("-")[:3] if rollout.mode == "train" else ("", "", "")
@@ -163,10 +250,11 @@ async def agent(task: dict, llm: agl.LLM, rollout: agl.AttemptedRollout) -> floa
         body["temperature"] = 1.00001  # its own, and too close to 1 to be seen in log-probs
     async with aiohttp.ClientSession() as session, session.post(llm.endpoint.rstrip("/") + "/chat/completions", json=body) as answer:
         said = (await answer.json())["choices"][0]["message"]["content"]
-    if step == "000003" and not lone:
-        lone.append(group)
-    if step == "000004" or (step, [group]) == ("000003", lone):  # of the group one rollout is left
-        return 9.0 if member == "002" else None
+    is_first = first.setdefault(step, group) == group
+    if step == "000004":  # of the first group none is left, of the others one
+        return 9.0 if member == "001" and not is_first else None
+    if step == "000003" and is_first:  # of the group one rollout is left
+        return 9.0 if member == "001" else None
     return None if rollout.mode == "val" else float(said == str((task["number"] + 1) % 10))
 
 async def told(store, run_id):
@@ -191,8 +279,52 @@ if __name__ == "__main__":
 """
 
 
-def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, str]) -> None:
-    """Run the job, kill it with kill -9 in its second step, and wait until the processes that it started have ended."""
+COUNTED: list[dict[str, Any]] = [
+    {
+        "rollouts": 16,
+        "rollouts_without_sample": 6,
+        "without_reward": 3,
+        "samples": 10,
+        "trajectories": 9,
+        "calls_trained": 9,
+        "refused.no_reward": 3,
+        "refused.own_temperature": 3,
+        "groups_gone": 0,
+        "singleton_groups": 1,
+        "own_sampling": 0,
+        "refused_share": 6 / 16,
+        "stale_share": 0,
+        "off_policy": 0,
+        "not_finite": 0,
+    },
+    {
+        "rollouts": 16,
+        "rollouts_without_sample": 13,
+        "without_reward": 13,
+        "samples": 3,
+        "trajectories": 3,
+        "calls_trained": 3,
+        "refused.no_reward": 13,
+        "refused.own_temperature": None,
+        "groups_gone": 1,
+        "singleton_groups": 3,
+        "own_sampling": 0,
+        "refused_share": 13 / 16,
+        "stale_share": 0,
+        "off_policy": 0,
+        "not_finite": 0,
+    },
+]
+"""Figures of the third and the fourth step."""
+NOT_RECORDED = {
+    *("step", "weights_version", "next_version", "attempts", "refused", "breaks", "kl", "started_at", "ended_at", "digest", "rollout_ids"),
+    *("read_seconds", "resampled", "carried", "oldest"),
+}
+"""Fields of GRPO's report that are the step's own, that may be empty, or that verl has not (tests/unit/algorithms/test_verl_report.py)."""
+
+
+def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, str]) -> str:
+    """Run the job, kill it with kill -9 in its second step, and wait until the processes that it started have ended; return its stderr."""
     metrics = folder / "run" / "metrics.jsonl"
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=given) as first:
         until(lambda: first.poll() is not None or (metrics.exists() and '"step": 1,' in metrics.read_text()), "a step is done", 1200)
@@ -200,13 +332,15 @@ def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, 
         told = first.communicate()[1]
     assert first.returncode == -signal.SIGKILL, told[-3000:]
     until(lambda: naming(folder) == [], "what it started has ended")
+    return told
 
 
 def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
     """Only two starts, because each takes two minutes of CPU; `python -m bench.verl` has a job that learns across a kill.
 
     The job is killed in its second step. Trainer.fit continues with another agent: in the third step one group has only one rollout left,
-    in the fourth all have, and then all rollouts of the validation are refused. In the third, too, every fourth sets its own temperature.
+    and every fourth rollout sets its own temperature; in the fourth step one group has none left and the others one, and then all rollouts
+    of the validation are refused.
     """
     (tmp_path / "job.toml").write_text(JOB)
     shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
@@ -215,9 +349,12 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     def lines() -> list[dict[str, Any]]:
         return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
 
-    kill_after_a_step(command, tmp_path, environment(python))
+    shown = kill_after_a_step(command, tmp_path, environment(python))
     before = lines()
-    assert [0 <= scores(line)["validation"] <= 1 for line in before if "agl/rollouts" not in line] == [True], "that before the training"
+    (score,) = ({name: value for name, value in line.items() if "/" not in name} for line in before if "rollouts" not in line)
+    assert 0 <= score["val_reward"] <= 1, "that before the training"
+    assert (score["step"], score["val_rollouts"], score["val_without_reward"]) == (0, 64, 0)
+    assert f"validation: {score['val_reward']:.3f} on 64 tasks, after step 0" in shown
     assert json.loads((tmp_path / "run" / "run.json").read_text())["algorithm"] == "verl"
 
     (tmp_path / "main.py").write_text(GO_ON)
@@ -239,25 +376,39 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
     versions = [[1, "1", "2"], [2, "3", "4"], [3, "4", "5"], [4, "5", "6"]]  # each start publishes its initial weights
     assert [step[:3] for step in told["steps"]] == versions
-    assert [step[3:5] for step in told["steps"][2:]] == [[12, 0], [0, 0]]
-    names = ("rollouts", "samples", "trajectories", "singleton_groups", "refused_share", "stale_share")
-    counted = [[figures[name] for name in names] for *_, figures in told["steps"][2:]]
-    assert counted == [[16, 13, 12, 1, 3 / 16, 0], [16, 4, 4, 4, 12 / 16, 0]]
-    assert all(0 <= figures["logprob_drift"] < 1e-3 for *_, figures in told["steps"])
+    assert [step[3:5] for step in told["steps"][2:]] == [[9, 0], [0, 0]]
+    counted = [{name: figures.get(name) for name in COUNTED[0]} for *_, figures in told["steps"][2:]]
+    assert counted == COUNTED
+    for *_, figures in told["steps"]:
+        assert {each.name for each in fields(StepReport)} - {name.partition(".")[0] for name in figures} <= NOT_RECORDED
+        assert 0 <= figures["worst_ratio_error"] <= figures["logprob_drift"] == figures["max_ratio_error"] < 1e-3
+        assert figures["tokens"] > 0 and figures["spans"] > 0 and figures["gradient_norm"] >= 0 and math.isfinite(figures["loss"])
+
+    show = [python, "-m", "agl_otel", "runs", "show", "run", "--data-dir", "data", "--json"]
+    done = subprocess.run(show, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment(python), timeout=600)
+    run = json.loads(done.stdout)
+    assert run["rollouts"]["rollouts"] >= 64 + 4 * 16 + 64, "the validations' and the steps'"
+    assert run["metrics"]["val_reward"]["0"] == pytest.approx(score["val_reward"])
+    assert run["metrics"]["reward"]["3"] == pytest.approx(told["steps"][2][-1]["reward_mean"]), "both count a missing reward as 0"
+    assert run["losses"]["3"] == "6 of 16 rollouts gave no sample; refused no_reward 3, own_temperature 3"
+    assert run["losses"]["4"] == "13 of 16 rollouts gave no sample; refused no_reward 13; 1 whole group gone"
+    assert run["totals"]["response_tokens"] > 0
 
     assert lines()[: len(before)] == before
-    steps = [line for line in lines() if "agl/rollouts" in line]
+    steps = [line for line in lines() if "rollouts" in line]
     assert [line["step"] for line in steps] == [1, 2, 3]
     for line in steps:
-        assert line["agl/rollouts"] == TASKS * MEMBERS
+        assert line["rollouts"] == TASKS * MEMBERS
         # verl's log-probs of the sampled tokens equal the captured ones, with the weights of this step
         assert line["training/rollout_probs_diff_max"] < 1e-4
-        assert line["agl/logprob_drift"] < 1e-3
-        assert line["agl/stale_share"] == 0
-    assert steps[0]["agl/samples"] > steps[0]["agl/rollouts"] - steps[0]["agl/rollouts_without_sample"] > 0, "two of most rollouts"
-    assert [line["agl/singleton_groups"] for line in steps] == [0, 0, 1]
+        assert line["logprob_drift"] < 1e-3
+        assert line["off_policy"] == line["stale_share"] == 0
+    assert steps[0]["samples"] > steps[0]["rollouts"] - steps[0]["rollouts_without_sample"] > 0, "two of most rollouts"
+    assert steps[0]["calls_trained"] == steps[0]["model_calls"] > steps[0]["rollouts"]
+    assert steps[2]["refused"] == {"no_reward": 3, "own_temperature": 3}
     assert steps[2]["critic/score/max"] <= 1, "the lone one's 9 is in no score"
     assert steps[2]["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
     logs = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("verl-2.log"))
-    assert re.search(r"step 3: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", logs)
-    assert "step 3: 4 of 13 model calls read for training (31 %) were sampled at a temperature or top_p of their agent's own" in logs
+    assert re.search(r"step 3: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-001", logs)
+    assert "step 3: 3 of 16 model calls were sampled at a temperature of their agent's own, and are not trained on" in logs
+    assert "step 3: 38 % of the rollouts gave no sample, so that only survivors are trained on (6 of 16 rollouts gave no sample;" in logs

@@ -63,6 +63,9 @@ async def test_sessions_get_their_samples_after_the_counts_are_reported(store: L
     stored = await store.query_rollouts(rollout_id_in=[f"ro-{run_id}-train-000001-000007-{n:03d}" for n in range(3)])
     assert {rollout.resources_id for rollout in stored} == {f"{run_id}-train"}
     assert len({(rollout.metadata or {})["sampling_seed"] for rollout in stored}) == 3
+    assert [(run.run_id, run.rollouts) for run in await store.queue.query_runs(run_id)] == [(run_id, 3)], "as `agl-otel runs show` finds it"
+    assert total.rewards == {"1-7": [0.25, 1.0]} or total.rewards == {"1-7": [1.0, 0.25]}
+    assert total.score == (1.25, 3, 1)
 
 
 async def test_a_repeated_step_reruns_only_rollouts_that_had_not_succeeded(store: LightningStore) -> None:
@@ -95,7 +98,7 @@ async def test_unfinished_rollouts_are_cancelled_left_out_and_counted(store: Lig
     rollouts = Rollouts(store, spec_of(run_id, step_seconds=0.1), lambda _, counts: reported.append(counts))
     read = await rollouts.run(wanted(0, mode="val"))
     assert read.samples == []
-    assert reported == [Counts(rollouts=1, refused=reported[0].refused)]
+    assert reported == [Counts(rollouts=1, without_reward=1, refused=reported[0].refused, rewards={"1-7": []})]
     assert reported[0].refused == {"not_finished": 1}
     rollout = await store.get_rollout_by_id(read.rollout_id)
     assert rollout is not None

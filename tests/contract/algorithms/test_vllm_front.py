@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 
 from agl_otel.algorithms.grpo.algorithm import GRPO
-from agl_otel.algorithms.grpo.model_port import ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.grpo.options import Sampling
 from agl_otel.algorithms.grpo.serving import ServerWeights, check_context, server_weights
 from agl_otel.algorithms.grpo.vllm import Front, make_front, tool_parser
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
 from agl_otel.errors import ModelServerError, SettingsError, UsageError
 from agl_otel.store import LightningStore
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION

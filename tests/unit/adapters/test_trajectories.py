@@ -74,12 +74,13 @@ def test_breaks_are_counted_by_reason_also_between_processes(traces: Any, row: A
         ({"logprobs": [-math.inf, -1.0]}, "logprobs_not_finite"),
         ({"prefix": (7, 0)}, "dangling_prefix"),
         ({"agent": "judge"}, "other_agent"),
+        ({"temperature": 0.5}, "own_temperature"),
     ],
 )
 def test_call_that_cannot_be_trained_on_is_refused_and_counted(traces: Any, row: Any, changes: dict[str, Any], reason: str) -> None:
     agent = {"agent": "solver"}
     built = traces.build(row(rollout="ro-1", **agent), row(rollout="ro-2", **(agent | changes)), row(rollout="ro-3", **agent))
-    batch = to_trajectories(built, agent_match="^solver$")
+    batch = to_trajectories(built, agent_match="^solver$", temperature=1.0)
     assert batch.rollout_id == ["ro-1", "ro-3"]
     assert batch.refused == {reason: 1}
     assert reason in CALL_REFUSALS

@@ -3,8 +3,11 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -16,9 +19,9 @@ from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Objective
-from agl_otel.algorithms.grpo.policy import Policy, save_weights
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, Policy, save_weights
 from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, model_fingerprint, with_checksum
-from agl_otel.errors import DataError, UsageError
+from agl_otel.errors import DataError, SettingsError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
 pytestmark = pytest.mark.full
@@ -76,10 +79,58 @@ def test_the_latest_checkpoints_are_kept_and_incomplete_ones_removed(policy: Pol
     incomplete = checkpoints.folder / ".step-000012"
     incomplete.mkdir()
     (incomplete / "model.safetensors").write_bytes(b"half")
+    checkpoints.remove_incomplete()
     latest = checkpoints.latest()
     assert latest is not None and latest.name == "step-000011"
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-000010", "step-000011"]
     assert Checkpoints(tmp_path / "new", keep=1).latest() is None
+
+
+def test_a_checkpoint_is_of_its_step_though_training_goes_on_while_it_is_written(policy: Policy, tmp_path: Path) -> None:
+    first, batch = learner(policy), make_batch(policy)
+    first.update(batch, ADVANTAGES)
+    with ThreadPoolExecutor(1) as writer:
+        free = Event()
+        writer.submit(free.wait)
+        checkpoints = Checkpoints(tmp_path, keep=1, writer=writer)
+        place = checkpoints.save(state(1), first.model, first.optimizer)
+        update = first.update(batch, ADVANTAGES)
+        assert checkpoints.latest() is None, "it is being written"
+        free.set()
+        checkpoints.wait()
+    second = learner(policy)
+    checkpoints.load(place, "grpo-1", second.model, second.optimizer)
+    assert second.update(batch, ADVANTAGES) == update
+
+
+def test_a_checkpoint_that_cannot_be_written_beside_training_ends_the_run(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    with ThreadPoolExecutor(1) as writer:
+        free = Event()
+        writer.submit(free.wait)
+        checkpoints = Checkpoints(tmp_path, keep=1, writer=writer)
+        checkpoints.save(state(1), trained.model, trained.optimizer)
+        checkpoints.raise_failed()
+        shutil.rmtree(checkpoints.folder)
+        checkpoints.folder.write_text("no folder")
+        free.set()
+        with pytest.raises(
+            SettingsError, match=r"step-000001 cannot be written \(.*\): check the disk's free space .* start the run again"
+        ):
+            checkpoints.save(state(2), trained.model, trained.optimizer)
+
+
+def test_weights_that_a_push_has_written_are_linked(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    pushed = save_weights(trained.model, tmp_path / "weights" / "1")
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    place = checkpoints.save(state(1), trained.model, trained.optimizer, pushed=pushed)
+    assert (place / WEIGHTS_FILE).samefile(pushed / WEIGHTS_FILE)
+    written = checkpoints.save(state(2), trained.model, trained.optimizer, pushed=tmp_path / "gone")
+    assert (written / WEIGHTS_FILE).read_bytes() == (pushed / WEIGHTS_FILE).read_bytes()
+    assert not (written / WEIGHTS_FILE).samefile(pushed / WEIGHTS_FILE)
+    shutil.rmtree(pushed)
+    checkpoints.load(place, "grpo-1", trained.model, trained.optimizer)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "trainer.pt", "state.json"])

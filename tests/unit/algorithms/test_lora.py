@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import warnings
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +28,11 @@ from tests.unit.algorithms.test_learner import make_batch
 
 pytest.importorskip("peft", reason="needs the [lora] extra")
 
+from peft import PeftModel
+
 from agl_otel.algorithms.grpo import lora
 from agl_otel.algorithms.grpo.lora import adapter, merged, save_adapter, with_lora
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE
 
 pytestmark = pytest.mark.full
 
@@ -116,31 +118,32 @@ def test_weights_are_merged_one_at_a_time(policy: Policy, tmp_path: Path, monkey
     assert len(made) == 21, "7 linear layers in each of 3 blocks"
 
 
-def test_a_saved_adapter_is_one_of_pefts_format(policy: Policy, tmp_path: Path) -> None:
-    from peft import PeftModel
-
-    trained = learner(policy)
-    trained.update(make_batch(policy), ADVANTAGES)
-    folder = save_adapter(adapter(trained.model) or {}, tmp_path / "adapter", rank=RANK)
-    with warnings.catch_warnings():  # peft uses a deprecated attribute of transformers
-        warnings.simplefilter("ignore", FutureWarning)
-        read = PeftModel.from_pretrained(copy.deepcopy(policy.model), str(folder)).eval()
-    assert torch.equal(logprobs(read), logprobs(trained.model))
-    assert not torch.equal(logprobs(read), logprobs(policy.model))
-
-
 def test_the_adapter_of_a_checkpoint_is_what_a_server_that_takes_adapters_resumes_with(policy: Policy, tmp_path: Path) -> None:
     trained = learner(policy)
     trained.update(make_batch(policy), ADVANTAGES)
     with open_run(tmp_path / "run", algorithm="grpo", options=dict, seed=0) as run:
         assert run is not None
-        grpo = GRPO.from_options(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", lora_rank=RANK, lora_alpha=3.0, run_dir=run)
+        grpo = GRPO.from_options(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", lora_rank=RANK, run_dir=run)
         assert grpo.last_adapter(run) is None
         Checkpoints(run.folder, keep=1).save(replace(state(1), run_id=run.run_id), trained.model, trained.optimizer)
         folder = grpo.last_adapter(run)
-    assert folder is not None and json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 3.0
+    assert folder is not None and json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 2 * RANK
     held = load_file(folder / "adapter_model.safetensors")
-    assert all(torch.equal(held[name.replace(".default.", ".")], tensor) for name, tensor in (adapter(trained.model) or {}).items())
+    assert all(torch.equal(held[name], tensor) for name, tensor in (adapter(trained.model) or {}).items())
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft uses a deprecated attribute of transformers
+def test_a_saved_adapter_opens_with_peft_and_gives_the_same_log_probs(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    trained.update(make_batch(policy), ADVANTAGES)
+    folder = save_adapter(trained.model, tmp_path / "adapter")
+    assert {path.name for path in folder.iterdir()} == {ADAPTER_CONFIG, ADAPTER_FILE}
+    opened = PeftModel.from_pretrained(copy.deepcopy(policy.model), folder).eval()
+    assert torch.equal(logprobs(opened), logprobs(trained.model))
+    assert not torch.equal(logprobs(opened), logprobs(policy.model))
+    once = {path.name: path.read_bytes() for path in folder.iterdir()}
+    save_adapter(opened, tmp_path / "again")
+    assert (tmp_path / "again" / ADAPTER_FILE).read_bytes() == once[ADAPTER_FILE]
 
 
 def test_an_invalid_rank_is_refused() -> None:

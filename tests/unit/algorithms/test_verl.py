@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import re
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 
 from agl_otel.algorithms import VERL
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.verl.algorithm import outcome, scores
+from agl_otel.algorithms.verl.algorithm import outcome
+from agl_otel.algorithms.verl.bounds import BOUNDS
 from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
 from agl_otel.algorithms.verl.keys import get
 from agl_otel.algorithms.verl.publish import resources, sampling_by_mode
@@ -21,6 +24,7 @@ from agl_otel.algorithms.verl.spec import Spec, sink_step
 from agl_otel.cli import main
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
+from agl_otel.types import RolloutConfig
 from agl_otel.types.sampling import NEUTRAL
 
 SPEC = asdict(Spec(store="host:4747", run_id="verl-1", start=2, rules=asdict(Rules())))
@@ -44,6 +48,27 @@ def test_given_keys_override_the_devices_defaults() -> None:
     gpu = with_defaults({"actor_rollout_ref": {"model": {"path": "Qwen/a"}}}, model_dir=None)
     assert (get(gpu, "actor_rollout_ref.rollout.name"), get(gpu, "actor_rollout_ref.model.path")) == ("vllm", "Qwen/a")
     assert get(gpu, "actor_rollout_ref.actor.strategy") is None
+
+
+def test_an_interpolation_is_left_to_verl() -> None:
+    given = {"data.max_response_length": "${data.max_prompt_length}", "actor_rollout_ref.rollout.temperature": "${oc.env:HEAT}"}
+    verl = VERL({**given, "actor_rollout_ref.rollout.n": "${data.train_batch_size}"})
+    assert get(verl.config, "actor_rollout_ref.rollout.temperature") == "${oc.env:HEAT}"
+    with pytest.raises(UsageError, match=r"rollout\.n = '\$\{data\.train_batch_size\}': give a number where trainer\.device is cpu"):
+        VERL({"trainer.device": "cpu", "actor_rollout_ref.rollout.n": "${data.train_batch_size}"})
+
+
+def test_what_would_be_overridden_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "node:6379")
+    VERL({"actor_rollout_ref.rollout.n": 2, "trainer.device": "cpu"}).check()
+    with pytest.raises(UsageError, match=r"ray_init\.num_cpus is given, and RAY_ADDRESS names a cluster, which has its own"):
+        VERL({"actor_rollout_ref.rollout.n": 2, "ray_kwargs.ray_init.num_cpus": 4}).check()
+
+
+@pytest.mark.parametrize(("key", "value"), [("trainer.val_before_train", True), ("trainer.test_freq", 5)])
+def test_a_validation_without_tasks_is_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=rf"{re.escape(key)} = {value}, and there are no tasks to validate on"):
+        asyncio.run(VERL({"actor_rollout_ref.rollout.n": 2, key: value}).run(["task"]))
 
 
 def test_required_keys_are_fixed(tmp_path: Path) -> None:
@@ -75,14 +100,8 @@ def test_replicas_form_a_pool_with_verls_sampling_parameters() -> None:
     assert shown["main_llm"].api_key == "their-key"
 
 
-def test_scores_are_read_from_a_line_of_metrics() -> None:
-    assert scores({"step": 0, "val-core/agl_otel/reward/mean@1": 0.25}) == {"validation": 0.25}
-    assert scores({"step": 1, "agl/reward_mean": 0.5, "val-aux/x/reward/mean@1": 1}) == {"reward": 0.5}
-
-
 def test_the_outcome_has_scores_steps_and_samples() -> None:
-    score = "val-core/agl_otel/reward/mean@1"
-    lines = [{"step": 0, score: 0.25}, {"step": 1, "agl/samples": 9}, {"step": 2, "agl/samples": 7, score: 0.5}]
+    lines = [{"step": 0, "val_reward": 0.25}, {"step": 1, "samples": 9}, {"step": 2, "samples": 7, "val_reward": 0.5}]
     assert outcome(lines) == {"score_before": 0.25, "score_after": 0.5, "steps": 2, "samples": 16}
     assert outcome([]) == {"score_before": None, "score_after": None, "steps": 0, "samples": 0}
 
@@ -102,10 +121,16 @@ def test_unsupported_arguments_are_refused_by_name(given: dict[str, Any], says: 
 
 
 def test_sinks_get_common_names_and_verls_names() -> None:
-    line = {"step": 3, "agl/reward_mean": 0.5, "agl/refused/no_reward": 2, "agl/refused/late": 1, "critic/score/max": 1.0, "told": "x"}
+    line = {"step": 3, "trajectories": 5, "reward_mean": 0.5, "refused": {"no_reward": 2, "late": 1}, "critic/score/max": 1.0, "told": "x"}
     step = sink_step("verl-1", line, 7.0)
-    assert (step.run_id, step.step, step.refused, step.end_time) == ("verl-1", 3, 3, 7.0)
-    assert step.metrics == {"reward_mean": 0.5, "refused.no_reward": 2, "refused.late": 1, "critic/score/max": 1.0}
+    assert (step.run_id, step.step, step.samples, step.refused, step.end_time) == ("verl-1", 3, 5, 3, 7.0)
+    assert step.metrics == {
+        "trajectories": 5,
+        "reward_mean": 0.5,
+        "refused.no_reward": 2,
+        "refused.late": 1,
+        "critic/score/max": 1.0,
+    }
 
 
 def test_one_rollout_per_task_is_refused_for_group_estimators() -> None:
@@ -120,7 +145,6 @@ def test_one_rollout_per_task_is_refused_for_group_estimators() -> None:
 def test_the_old_aggregation_level_equals_the_option() -> None:
     assert VERL({"agentlightning.trace_aggregator.level": "transition"}).rules.by_call
     assert not VERL({"agentlightning.trace_aggregator.level": "transition"}, by_call=False).rules.by_call
-    assert VERL({"data.max_prompt_length": 9}).rules.max_prompt_tokens == 9
 
 
 @pytest.mark.skipif(find_spec("verl") is not None, reason="verl is here")
@@ -154,3 +178,38 @@ def test_a_job_with_unknown_verl_options_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "job.toml").write_text(JOB + "nonsense = 1\n[algorithm.config]\n")
     with pytest.raises(SettingsError, match=r"\[algorithm\] unknown key nonsense: leave it out; the keys are name, config"):
         Job.load(tmp_path / "job.toml")
+
+
+def test_every_option_reaches_verls_processes(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "seed": 5,
+        "agent_match": "solver",
+        "fill_reward": -1.0,
+        "reward_name": "style",
+        "by_call": True,
+        "rollout_config": RolloutConfig(max_attempts=2),
+        "step_timeout_seconds": 60.0,
+        "ratio_error_limit": 0.5,
+    }
+    here = {"config", "model_dir", "run_dir", "on_step", "metrics"}  # in verl's own config, or of this process
+    refused = {"trainer_cls", "daemon_cls"}
+    assert set(inspect.signature(VERL).parameters) == {*given, *here, *refused}
+    verl = VERL({"trainer.v1.trainer_mode": "colocate_async", "trainer.device": "cpu"}, model_dir="/models/a", **given)
+    config = verl.config_of(tmp_path, verl.spec(store="host:1", run_id="verl-1", start=2), validate=True)
+    arrived = Spec.of(json.loads(json.dumps(config["agl_otel"])))
+    assert (arrived.store, arrived.run_id, arrived.start, arrived.trainer_mode) == ("host:1", "verl-1", 2, "colocate_async")
+    assert (arrived.seed, arrived.step_seconds, arrived.ratio_error_limit, arrived.reports_version) == (5, 60.0, 0.5, True)
+    assert arrived.config == RolloutConfig(max_attempts=2)
+    assert arrived.sample_rules == Rules(fill_reward=-1.0, agent_match="solver", reward_name="style", by_call=True)
+    assert get(config, "actor_rollout_ref.model.path") == "/models/a"
+    assert (get(config, "data.seed"), get(config, "actor_rollout_ref.rollout.seed")) == (5, 5)
+    own = VERL({"data.seed": 1}, seed=5)
+    config = own.config_of(tmp_path, own.spec(store="", run_id="verl-1", start=1), validate=True)
+    assert (get(config, "data.seed"), get(config, "actor_rollout_ref.rollout.seed")) == (1, 5), "verl's own key is more particular"
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_a_value_out_of_its_bounds_is_refused_by_name(key: str) -> None:
+    for wrong in (-2, "wrong", [1]):
+        with pytest.raises(UsageError, match=rf"{re.escape(key)} = "):
+            VERL({key: wrong})

@@ -1,10 +1,26 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from agl_otel.algorithms.verl.keys import LEVELS, MOVED, NO_EFFECT, NO_PLACE, VALUES, get, has, leaves, merged, overlay, put, translate
+from agl_otel.algorithms.verl.keys import (
+    LEVELS,
+    MOVED,
+    NO_EFFECT,
+    NO_PLACE,
+    ONLY,
+    VALUES,
+    get,
+    has,
+    leaves,
+    merged,
+    overlay,
+    put,
+    translate,
+)
 from agl_otel.errors import UsageError
 
 OLD_CONFIG: dict[str, Any] = {
@@ -61,6 +77,24 @@ def test_an_unsupported_key_is_refused_with_the_alternative(key: str) -> None:
     with pytest.raises(UsageError) as refused:
         translate({key: {"enable": True} if "." not in key else "anything"})
     assert f"the key {key} has no place here: {NO_PLACE[key]}" in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ONLY)
+def test_a_key_without_effect_is_refused_unless_it_says_what_happens_anyway(key: str) -> None:
+    only, why = ONLY[key]
+    assert get(translate({key: only}).config, key) == only
+    other: Any = (not only) if isinstance(only, bool) else "another"
+    with pytest.raises(UsageError) as refused:
+        translate({key: other})
+    assert str(refused.value) == f"the key {key} = {other!r} has no place here: {why}. Leave it out"
+
+
+def test_a_value_that_is_not_json_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"actor_rollout_ref\.model\.path is PosixPath\('/a'\), of PosixPath: verl's config has numbers"):
+        translate({"actor_rollout_ref": {"model": {"path": Path("/a")}}})
+    with pytest.raises(UsageError, match=r"global_profiler\.steps is .* of float64"):
+        translate({"global_profiler.steps": [1, np.float64(2)]})
+    assert translate({"global_profiler.steps": (1, 2)}).config == {"global_profiler": {"steps": [1, 2]}}
 
 
 @pytest.mark.parametrize("key", NO_EFFECT)
@@ -144,3 +178,9 @@ def test_a_value_in_place_of_a_section_is_refused() -> None:
 
 def test_later_trees_take_precedence_in_a_merge() -> None:
     assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
+
+
+def test_an_empty_section_takes_no_defaults_away() -> None:
+    """As where all keys of a table in a job file are commented out."""
+    assert merged({"a": {"b": 1}}, {"a": {}}) == {"a": {"b": 1}}
+    assert merged({"a": 1}, {"a": {}, "b": {}}) == {"a": {}, "b": {}}

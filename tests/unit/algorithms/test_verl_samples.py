@@ -7,7 +7,7 @@ import pytest
 
 from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.algorithms.report import own_sampling_warning
-from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, figures_of, to_samples
+from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, own_temperature_warning, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, reward
 
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
@@ -20,7 +20,7 @@ def test_separate_calls_are_samples_with_the_rollouts_reward() -> None:
     assert (second.prompt_ids, second.response_ids, second.response_mask) == ([9], [4, 5], [1, 1])
     assert {first.reward, second.reward} == {1.0}
     assert (counts.rollouts, counts.sampled, counts.samples, counts.calls) == (1, 1, 2, 2)
-    assert counts.metrics["agl/reward_mean"] == 1.0
+    assert counts.score == (1.0, 1, 0)
     assert sum(counts.breaks.values()) == 1
 
 
@@ -39,8 +39,8 @@ def test_a_rollout_with_a_refused_attempt_has_no_sample_and_is_counted() -> None
     found, counts = to_samples(built, Rules())
     assert [len(found[f"ro-{n}"]) for n in range(4)] == [1, 0, 0, 0]
     assert counts.refused == {"not_succeeded": 1, "logprobs_not_finite": 1, "no_reward": 1}
-    assert counts.metrics["agl/rollouts_without_sample"] == 3
-    assert counts.metrics["agl/refused/no_reward"] == 1
+    assert (counts.rollouts, counts.sampled) == (4, 1)
+    assert counts.score == (2.0, 4, 2), "ro-2 has a reward, though no sample; a missing reward counts as 0"
 
 
 def test_fill_reward_replaces_a_missing_reward_only_if_set() -> None:
@@ -79,25 +79,31 @@ def test_counts_add_up() -> None:
     total = Counts()
     for rollout in ("ro-1", "ro-2"):
         total.add(to_samples(TracesBuilder().build(CallRow(rollout=rollout)), Rules())[1])
-    assert (total.rollouts, total.sampled, total.reward_sum, total.verdicts) == (2, 2, 2.0, {"complete": 2})
-    assert Counts().metrics == dict.fromkeys(Counts().metrics, 0)
+    assert (total.rollouts, total.sampled, total.score.total, total.verdicts) == (2, 2, 2.0, {"complete": 2})
+    assert total.rewards == {"ro-1": [1.0], "ro-2": [1.0]}
+    total.add(Counts(rollouts=1, without_reward=1, rewards={"ro-1": [0.5], "ro-3": []}))
+    assert total.rewards == {"ro-1": [1.0, 0.5], "ro-2": [1.0], "ro-3": []}
+    assert (total.groups_gone, total.zero_variance_groups, total.equal_rewards, total.score.mean) == (1, 1, None, 2 / 3)
+    assert Counts(rewards={"a": [0.5, 0.5], "b": [0.5], "c": []}).equal_rewards == 0.5
 
 
-def test_bias_figures_have_the_names_common_to_all_trainers() -> None:
-    rows = LEFT, RIGHT, CallRow(rollout="ro-2"), CallRow(call=1, rollout="ro-3", prompt=[1], response=[4, 5, 6], logprobs=[-0.1] * 3)
-    counts = to_samples(TracesBuilder(rewards={("ro-2", "at-1"): []}).build(*rows), Rules(max_response_tokens=2))[1]
-    assert figures_of(counts, trained=4, stale=1) == {
-        "refused": 1,
-        "refused_share": 1 / 3,
-        "cut_share": 1 / 3,
-        "break_share": 1 / 3,
-        "stale_share": 0.25,
-        "own_sampling_share": 0,
-        "alarms": 0,
-        "trajectories": 4,
-        "reward_mean": 1.0,
-    }
-    assert set(figures_of(Counts(), trained=0, stale=0).values()) == {0}
+def test_rollouts_of_one_step_and_task_are_a_group() -> None:
+    built = TracesBuilder(rewards={("ro-2", "at-1"): []}).build(LEFT, CallRow(rollout="ro-2"), CallRow(rollout="ro-3"))
+    places = {"ro-1": (1, 7), "ro-2": (1, 7), "ro-3": (2, 7)}
+    named = [
+        each.model_copy(update={"metadata": dict(zip(("step", "group"), places[each.rollout_id], strict=True))}) for each in built.rollouts
+    ]
+    assert to_samples(replace(built, rollouts=named), Rules())[1].rewards == {"1-7": [1.0], "2-7": [1.0]}
+
+
+def test_a_named_reward_is_the_score_and_the_fill_value_is_not() -> None:
+    found = reward(0.25)
+    named = replace(found, index=1, name="style")
+    rewards = {("ro-1", "at-1"): [found, named], ("ro-2", "at-1"): [found]}
+    built = TracesBuilder(rewards=rewards).build(LEFT, CallRow(rollout="ro-2"))
+    samples, counts = to_samples(built, Rules(reward_name="style", fill_reward=-1.0))
+    assert [samples[each][0].reward for each in ("ro-1", "ro-2")] == [0.25, -1.0]
+    assert counts.score == (0.25, 2, 1)
 
 
 def test_choices_of_one_call_are_counted_as_one_call() -> None:
@@ -115,31 +121,44 @@ def test_calls_of_different_processes_or_attempts_are_not_choices() -> None:
     assert (call_columns([]).count, call_columns([]).several_choices.tolist()) == (0, [])
 
 
-def test_calls_with_the_agents_own_sampling_are_counted_in_training_only() -> None:
+def test_calls_with_a_temperature_of_their_own_are_refused_in_training_only() -> None:
     rows = [
-        CallRow(call=1, prompt=[1], temperature=0.7, top_p=0.9),
-        CallRow(call=2, prompt=[2], temperature=0.2, top_p=0.9),
-        CallRow(call=3, prompt=[3], temperature=0.7, top_p=1.0),
+        CallRow(call=1, prompt=[1], response=[7], temperature=0.7, top_p=0.9),
+        CallRow(call=2, prompt=[1, 7], response=[8], temperature=0.2, top_p=0.9),
+        CallRow(call=3, prompt=[1, 7, 8], response=[9], temperature=0.7, top_p=1.0),
         CallRow(call=4, prompt=[4], temperature=math.nan, top_p=math.nan),
     ]
     built, rules = TracesBuilder().build(*rows), Rules(temperature=0.7, top_p=0.9)
-    counts = to_samples(built, rules)[1]
-    assert (counts.own_sampling, counts.sampled_calls) == (2, 4)
-    assert figures_of(counts, trained=4, stale=0)["own_sampling_share"] == 0.5
+    found, counts = to_samples(built, rules)
+    assert [(sample.prompt_ids, sample.response_ids, sample.response_mask) for sample in found["ro-1"]] == [
+        ([1], [7, 8, 9], [1, 0, 1]),
+        ([4], [7, 8], [1, 1]),
+    ]
+    assert counts.refused == {"own_temperature": 1}
+    assert (counts.own_sampling, counts.sampled_calls) == (1, 3), "a top_p of its own is trained on, and counted"
+    assert "step 3: 1 of 3 model calls read for training (33 %)" in own_sampling_warning(3, 1, 3)
+    assert "rollout.temperature = 0.7. Remove" in own_temperature_warning(3, 1, 4, 0.7)
     validation = replace(built, rollouts=[each.model_copy(update={"mode": "val"}) for each in built.rollouts])
-    assert to_samples(validation, rules)[1].own_sampling == 0
-    assert "step 3: 2 of 4 model calls read for training (50 %)" in own_sampling_warning(3, 2, 4)
+    _, counts = to_samples(validation, rules)
+    assert (counts.own_sampling, counts.refused) == (0, {})
 
 
-def test_counts_have_the_trained_attempts_and_the_range_of_rewards() -> None:
+def test_a_run_of_which_every_call_has_its_own_temperature_says_what_to_do() -> None:
+    counts = to_samples(TracesBuilder().build(CallRow(temperature=0.2)), Rules())[1]
+    message = all_refused(counts, "step 1")
+    assert message is not None
+    assert "refused {'own_temperature': 1}. own_temperature: let the agent set none, or set the same one as actor_rollout_ref" in message
+
+
+def test_counts_have_the_trained_attempts() -> None:
     built = TracesBuilder(status={"ro-3": "failed"}, rewards={("ro-2", "at-1"): [reward(0.25)]})
     counts = to_samples(built.build(LEFT, RIGHT, CallRow(rollout="ro-2"), CallRow(rollout="ro-3")), Rules())[1]
     assert counts.attempts == [("ro-1", "at-1"), ("ro-2", "at-1")]
-    assert (counts.reward_least, counts.reward_most) == (0.25, 1.0)
+    assert counts.equal_rewards is None
     total = Counts()
     total.add(counts)
     total.add(Counts(rollouts=1))
-    assert (total.reward_least, total.reward_most, total.attempts) == (0.25, 1.0, counts.attempts)
+    assert total.attempts == counts.attempts
     assert all_refused(counts, "step 1") is None
 
 

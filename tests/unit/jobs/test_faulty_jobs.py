@@ -201,6 +201,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "val_every = -1", r"val_every = -1: it must be at least 0"),
     ("sft", "algorithm", "val_every = 2.5", r"val_every = 2\.5: it must be an integer"),
     ("grpo", "algorithm", "checkpoint_every_steps = 0", r"checkpoint_every_steps = 0: it must be at least 1"),
+    ("grpo", "algorithm", "checkpoint_every_minutes = -1", r"checkpoint_every_minutes = -1: it must be at least 0"),
     ("grpo", "algorithm", "keep_checkpoints = 0", r"keep_checkpoints = 0: it must be at least 1 .*leave it out for 2"),
     ("grpo", "algorithm", 'metrics = ["paper"]', r"metrics has 'paper': it must be one of tensorboard, wandb, plots"),
     ("grpo", "algorithm", 'metrics = "plots"', r"metrics = \"plots\": it must be a list"),

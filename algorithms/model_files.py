@@ -1,0 +1,55 @@
+"""The files of a model's folder in transformers' format: its weights, and the small ones beside them, which a run keeps. No torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+WEIGHTS_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
+CONFIG_FILE: Final = "config.json"
+ADAPTER: Final = "adapter"
+"""The folder of a checkpoint with its LoRA adapter."""
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+ADAPTER_CONFIG: Final = "adapter_config.json"
+"""PEFT's; a folder with it holds a LoRA adapter."""
+POLICY: Final = "policy"
+"""The folder of a run with the small files of its model; of the tiny model, which the run makes, also its weights."""
+SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*")
+"""Config, generation config, tokenizer, chat template and licence."""
+
+
+def is_small_file(name: str) -> bool:
+    """Whether a file of a model's folder, by its name, is none of its weights, and needed beside them."""
+    return any(fnmatch(name, pattern) for pattern in SMALL_FILES) and not name.endswith(".index.json")
+
+
+def small_files(folder: Path) -> list[Path]:
+    """List the model's files without its weights."""
+    return sorted(path for path in folder.iterdir() if path.is_file() and is_small_file(path.name))
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """List the files of the weights that transformers loads: model.safetensors, else those of its index, else all *.safetensors."""
+    if (folder / WEIGHTS_FILE).exists():
+        return [folder / WEIGHTS_FILE]
+    try:
+        return sorted({folder / name for name in json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return sorted(folder.glob("*.safetensors"))
+
+
+def keep_small_files(model: Path, run: Path) -> None:
+    """Copy the model's small files to the run's folder, all or none, so that an export needs no other folder; once for each run."""
+    place = run / POLICY
+    if (place / CONFIG_FILE).exists():
+        return
+    beside = run / f".{POLICY}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    for path in small_files(model):
+        shutil.copyfile(path, beside / path.name)
+    beside.replace(place)

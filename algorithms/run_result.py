@@ -1,0 +1,90 @@
+"""Where the folder of a run keeps what it made: weights after a step, or the best prompts. Reads only; no torch."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from agl_otel.algorithms.run_folder import BEST, DIGESTS, RUN, read_run
+from agl_otel.algorithms.validation import best_of, validations
+from agl_otel.algorithms.verl.checkpoints import STEP
+from agl_otel.errors import UsageError
+
+DONE: Final = {"grpo": "checkpoints/step-*/state.json", "sft": f"weights/*/{DIGESTS}", "verl": f"verl/checkpoints/{STEP}*/{DIGESTS}"}
+"""{algorithm: the files that are written last into the folders of its weights, whose names end with the step}."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run made."""
+
+    run: Path
+    path: Path
+    """The folder with the weights; of a search for prompts the file with the best ones."""
+    which: Literal["best", "last", "chosen"]
+    """best: of the best validation; last: of the last step that is kept; chosen: of a step that was asked for."""
+    step: int | None
+    """After which the weights are; None: of prompts."""
+
+    @property
+    def export(self) -> str | None:
+        """The command that writes the weights as a model's folder; None for prompts."""
+        return None if self.step is None else shlex.join(["agl-otel", "runs", "export", str(self.run), "DIR"])
+
+    @property
+    def named(self) -> str:
+        """The kind of result, in words."""
+        return "best prompts" if self.step is None else f"{self.which} weights, after step {self.step}"
+
+    def lines(self) -> list[str]:
+        """Return lines for the end of a run: where the result is, and how to use it."""
+        use = f"to use them with vLLM or transformers: {self.export}" if self.export else None
+        return [f"{self.named}: {self.path}", *([use] if use else [])]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+        return {"path": str(self.path), "which": self.which, "step": self.step, "export": self.export}
+
+
+def kept_weights(run: Path) -> dict[int, Path]:
+    """Return {step: folder} of the weights that a run's folder keeps whole, by step. Raises DataError for a damaged run.json."""
+    pattern = DONE.get(str(read_run(run / RUN)["algorithm"])) if (run / RUN).exists() else None
+    folders = [path.parent for path in run.glob(pattern)] if pattern else []
+    steps = {int("".join(filter(str.isdigit, folder.name))): folder for folder in folders}
+    return {step: steps[step] for step in sorted(steps) if step > 0}
+
+
+def result_of(run: Path, *, step: int | None = None, last: bool = False) -> RunResult:
+    """Find the result of the run in a folder: the weights of its best validation, where there is one, or the last ones; or the prompts.
+
+    `step`: that one's weights; `last`: the last ones. Raises UsageError where there is none, DataError for damaged files.
+    """
+    if not (run / RUN).exists():
+        raise UsageError(f"{run} is not the folder of a run, it holds no {RUN}: name the one that `agl-otel train` named at its start")
+    run = run.absolute()
+    kept = kept_weights(run)
+    if step is not None:
+        if step not in kept:
+            has = f"it keeps those after {', '.join(map(str, kept))}" if kept else "it keeps none"
+            raise UsageError(
+                f"the run in {run} has no weights after step {step}: {has}; keep_checkpoints sets how many a run of grpo keeps"
+            )
+        return RunResult(run, kept[step], "chosen", step)
+    best = best_of(validations(run))
+    if best is not None and best.weights is not None and (run / best.weights).is_dir() and not last:
+        return RunResult(run, run / best.weights, "best", best.step)
+    if kept:
+        return RunResult(run, kept[max(kept)], "last", max(kept))
+    if (run / BEST).exists():
+        return RunResult(run, run / BEST, "best", None)
+    raise UsageError(f"the run in {run} keeps nothing yet: wait for its first checkpoint, or start it again so that it goes on")
+
+
+def result_if_any(run: Path) -> RunResult | None:
+    """Find the result of a run; None where it has none, or the folder is none of a run. Raises DataError for damaged files."""
+    try:
+        return result_of(run)
+    except UsageError:
+        return None

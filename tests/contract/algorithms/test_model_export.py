@@ -1,0 +1,225 @@
+"""`agl-otel runs export`: the trained model opens with transformers, peft, the package's own server and as the model of another run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
+from agl_otel.algorithms.grpo.lora import load_adapter, with_lora
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
+from agl_otel.algorithms.model_files import keep_small_files
+from agl_otel.algorithms.run_folder import digest_of
+from agl_otel.algorithms.validation import Validation, note_validation
+from agl_otel.cli import main
+from agl_otel.jobs.model_check import model_facts
+from agl_otel.store import LightningStore
+from tests.contract.algorithms.test_bad_input import KINDS, Kind, by_place, serving, trained
+
+IDS = torch.arange(8, 40).reshape(2, 16)
+LORA_TOLERANCE = 1e-5  # of merged weights: W + BA is rounded once, and (W + BA)x in another order than Wx + B(Ax)
+
+
+def make_policy(place: Path, *, tied: bool = False) -> Path:
+    tokenizer = tiny.make_tokenizer()
+    model = tiny.make_model(tokenizer, seed=1, tied=tied)
+    tokenizer.save_pretrained(place)
+    model.config.save_pretrained(place)
+    GenerationConfig(temperature=0.6, do_sample=True).save_pretrained(place)
+    return save_weights(model, place)
+
+
+def logprobs(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model.eval()(input_ids=IDS).logits.float(), -1)
+
+
+def export(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "export", *map(str, arguments), "--json"])
+    captured = capsys.readouterr()
+    assert ended.value.code == 0, captured
+    return json.loads(captured.out)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "export", *map(str, arguments)])
+    assert ended.value.code in (1, 2)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+async def test_an_exported_model_is_the_runs_own_to_the_bit(
+    store: LightningStore, tmp_path: Path, tied: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_policy(tmp_path / "policy", tied=tied)
+    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=2, checkpoint_every_steps=1)
+    ours = load_policy(folder).model
+    load_weights(ours, tmp_path / "run" / "checkpoints" / "step-000002")
+    shutil.move(folder, tmp_path / "elsewhere")  # the run's folder is enough
+    done = export(capsys, tmp_path / "run", out := tmp_path / "new" / "out")
+    assert (done["which"], done["step"], done["dtype"]) == ("last", 2, "float32")
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == torch.float32 and torch.equal(logprobs(model), logprobs(ours))
+    assert not torch.equal(logprobs(model), logprobs(load_policy(tmp_path / "elsewhere").model)), "it has learnt something"
+    chat = [{"role": "user", "content": "digit 437"}]
+    texts = [AutoTokenizer.from_pretrained(each).apply_chat_template(chat, tokenize=False) for each in (out, tmp_path / "elsewhere")]
+    assert texts[0] == texts[1] == "<|bos|><|user|>digit 437<|end|>"
+    assert GenerationConfig.from_pretrained(out).temperature == 0.6
+    assert names_in(out.parent) == ["out"], "nothing is left of its writing"
+
+    earlier = export(capsys, tmp_path / "run", tmp_path / "first", "--step", 1)
+    assert (earlier["which"], earlier["step"]) == ("chosen", 1)
+    assert not torch.equal(logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "first")), logprobs(model))
+    half = export(capsys, tmp_path / "run", tmp_path / "half", "--dtype", "bfloat16")
+    assert half["dtype"] == "bfloat16" and half["bytes"] < 0.6 * done["bytes"]
+    low = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
+    assert low.dtype == torch.bfloat16
+    assert all(torch.equal(tensor, ours.state_dict()[name].bfloat16()) for name, tensor in low.state_dict().items())
+
+
+async def test_an_exported_model_is_served_and_trained_further(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await trained(KINDS[0], store, make_policy(tmp_path / "policy"), tmp_path / "run", by_place)
+    export(capsys, tmp_path / "run", out := tmp_path / "out")
+    assert model_facts(out).dtype == "float32"
+    (report,) = await trained(KINDS[0], store, out, tmp_path / "again", by_place)
+    assert report.next_version == "2"
+    async with serving(out) as url, aiohttp.ClientSession() as session:
+        body = {"messages": [{"role": "user", "content": "digit 437"}], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+        async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+            reply = await answer.json()
+    model: Any = AutoModelForCausalLM.from_pretrained(out)
+    prompt = torch.tensor([reply["prompt_token_ids"]])
+    best = model.generate(prompt, max_new_tokens=4, do_sample=False)[0, prompt.shape[1] :].tolist()
+    assert reply["choices"][0]["token_ids"] == best[: len(reply["choices"][0]["token_ids"])]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft uses a deprecated attribute of transformers
+async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peft = pytest.importorskip("peft", reason="needs the [lora] extra")
+    folder = make_policy(tmp_path / "policy")
+    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, lora_rank=2, learning_rate=1e-2)
+    ours = with_lora(load_policy(folder).model, 2)
+    place = tmp_path / "run" / "checkpoints" / "step-000001"
+    load_adapter(ours, load_file(place / "adapter" / "adapter_model.safetensors"), str(place))
+
+    export(capsys, tmp_path / "run", tmp_path / "merged")
+    merged = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert (merged - logprobs(ours)).abs().max() < LORA_TOLERANCE
+    assert (merged - logprobs(load_policy(folder).model)).abs().max() > 100 * LORA_TOLERANCE
+
+    done = export(capsys, tmp_path / "run", tmp_path / "adapter", "--adapter")
+    assert done["adapter"] and {path.name for path in (tmp_path / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    opened = peft.PeftModel.from_pretrained(load_policy(folder).model, tmp_path / "adapter")
+    assert torch.equal(logprobs(opened), logprobs(ours))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_the_best_validation_is_exported_unless_others_are_asked_for(
+    store: LightningStore, tmp_path: Path, kind: Kind, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = tmp_path / "run", make_policy(tmp_path / "policy")
+
+    async def validator(step: int, weights: Path) -> None:
+        note_validation(run, Validation(step, f"step-{step}", 1.0 / step, 4, 0, str(weights.relative_to(run))))
+
+    await trained(kind, store, folder, run, by_place, max_steps=4, val_every=1, validator=validator)
+    best, last = (export(capsys, run, tmp_path / name, *more) for name, more in (("best", ()), ("last", ("--last",))))
+    assert [(each["which"], each["step"]) for each in (best, last)] == [("best", 1), ("last", 4)]
+    places = {"grpo": "checkpoints/step-{:06d}", "sft": "weights/{}"}[kind.name]
+    for name, step in (("best", 1), ("last", 4)):
+        assert (tmp_path / name / WEIGHTS_FILE).read_bytes() == (run / places.format(step) / WEIGHTS_FILE).read_bytes()
+    assert "has no weights after step 2: it keeps those after 1, 3, 4" in refused(capsys, run, tmp_path / "out", "--step", 2)
+    assert "trained all weights and has no adapter (lora_rank): leave out --adapter" in refused(capsys, run, tmp_path / "out", "--adapter")
+
+    place = run / places.format(4) / WEIGHTS_FILE
+    content = place.read_bytes()
+    place.unlink()  # a push may have linked it
+    place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert f"{place} is damaged (it has changed since it was written): export others with --step 3" in refused(
+        capsys, run, tmp_path / "out", "--last"
+    )
+    assert not any("out" in name for name in names_in(tmp_path)), "nothing is left"
+
+
+def test_a_folder_that_is_not_empty_and_a_run_without_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    assert "full is not empty: name a folder that is, or a new one" in refused(capsys, tmp_path / "run", tmp_path / "full")
+    assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+    assert "is not the folder of a run, it holds no run.json" in refused(capsys, tmp_path / "run", tmp_path / "out")
+    (tmp_path / "run").mkdir()
+    fields = {"run_id": "grpo-1", "algorithm": "grpo", "seed": 0, "options": {}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**fields, "checksum": digest_of(fields)}))
+    assert "keeps nothing yet: wait for its first checkpoint" in refused(capsys, tmp_path / "run", tmp_path / "out")
+    assert "--step and --last exclude each other" in refused(capsys, tmp_path / "run", tmp_path / "out", "--step", 1, "--last")
+
+
+def test_a_run_that_removes_checkpoints_meanwhile_is_exported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder = tmp_path / "run", make_policy(tmp_path / "policy")
+    model = load_policy(folder).model
+    optimizer = torch.optim.AdamW(model.parameters())
+    fields = {"run_id": "grpo-1", "algorithm": "grpo", "seed": 0, "options": {}}
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({**fields, "checksum": digest_of(fields)}))
+    keep_small_files(folder, run)
+    checkpoints, ended = Checkpoints(run, keep=1), Event()
+
+    def save(step: int) -> None:
+        checkpoints.save(State("grpo-1", step, "r", step, {}, 0), model, optimizer)
+
+    def train() -> None:
+        for step in itertools.count(2):
+            if ended.is_set():
+                return
+            save(step)
+
+    save(1)
+    with ThreadPoolExecutor(1) as trainer:
+        training = trainer.submit(train)
+        try:
+            steps = [export(capsys, run, tmp_path / f"out-{number}")["step"] for number in range(12)]
+        finally:
+            ended.set()
+        training.result()
+    assert steps == sorted(steps) and steps[0] < steps[-1]
+    assert len({(tmp_path / f"out-{number}" / WEIGHTS_FILE).read_bytes() for number in range(12)}) == 1
+
+
+def test_the_help_of_export_does_not_import_torch() -> None:
+    code = """
+import sys
+from agl_otel.cli import main
+try:
+    main(["runs", "export", "--help"])
+except SystemExit:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.rstrip().endswith("False") and "--adapter" in done.stdout
