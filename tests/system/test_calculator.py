@@ -1,6 +1,6 @@
 """examples/calculator on a CPU: its agent, tasks, grader and job with a twin of its model, which has two layers and random weights.
 
-The twin has the real vocabulary and a tied head. It was taught to call the calculator and to answer with the number of any task.
+The twin has the real vocabulary and a tied head. It was taught to call the calculator and to give the right answer, or a wrong one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.system.stack_process import Command, until
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 WIDTHS = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
+WRONG = "10"
 SIZES = {"count": 4, "largest": 3, "scored": 2}
 DATA = "options = { count = 4, largest = 3, scored = 2 }"
 ALGORITHM = """
@@ -53,16 +54,17 @@ def loaded(name: str) -> Any:
 
 
 def conversations(agent: Any, tasks: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield what the twin learns: one call of the calculator, whatever is asked, and then any of the answers."""
+    """Yield what the twin learns: one call of the calculator, whatever is asked, and then the right answer or another."""
     source, arguments = random.Random(0), {"expression": "2 * 3"}
     for place in range(64):
+        task = tasks[place % len(tasks)]
         call = {"id": "a", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
         yield [
             {"role": "system", "content": agent.INSTRUCTIONS},
-            {"role": "user", "content": tasks[place % len(tasks)]["question"]},
+            {"role": "user", "content": task["question"]},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "a", "content": agent.calculate(json.dumps(arguments))},
-            {"role": "assistant", "content": f"Answer: {source.choice(tasks)['expected']}"},
+            {"role": "assistant", "content": f"Answer: {source.choice((task['expected'], WRONG))}"},
         ]
 
 
