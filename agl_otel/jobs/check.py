@@ -59,8 +59,8 @@ async def check_job(path: Path, *, store: str = "", token: str = "") -> CheckRep
         job, found.problems[:] = Job.read(path)
         if job is not None:
             tasks = _check(job, found)
-            with _collecting(found, "[policy] "):
-                found.notes += [note] if (note := download_note(job.policy.model, job.folder)) is not None else []
+            if not found.problems and (note := download_note(job.policy.model, job.folder)) is not None:
+                found.notes.append(note)
             await _check_store(store, token, found, job.options.get("agent_match"), tasks)
     return found
 

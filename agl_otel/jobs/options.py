@@ -18,10 +18,10 @@ Need = Callable[[], object]
 
 @contextmanager
 def of_table(table: str) -> Generator[None]:
-    """Write the table of a job file before the block's UsageError, which names a key of it."""
+    """Write the table of a job file before the block's UsageError or UnavailableError, which names a key of it."""
     try:
         yield
-    except UsageError as error:
+    except (UsageError, UnavailableError) as error:
         raise (error if str(error).startswith("[") else type(error)(f"[{table}] {error}")) from None
 
 

@@ -270,12 +270,13 @@ class Learner:
             return self._reference(part.token_ids, part.lengths, part.trained, part.temperature)[part.source]
 
     def drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
-        """Compute objective.max_ratio_error of one reply and its captured log-probs under the current weights."""
+        """Compute the mean of objective.ratio_errors of one reply and its captured log-probs under the current weights; 0 for no token."""
         token_ids = torch.tensor([*prompt, *reply], device=self.model.device)
         trained = torch.arange(len(token_ids), device=token_ids.device) >= len(prompt)
         with torch.no_grad():
             ours = self._scorer(token_ids, [len(token_ids)], trained, self.temperature)
-        return max_ratio_error(ours, torch.tensor(logprobs, device=ours.device))
+        errors = ratio_errors(ours, torch.tensor(logprobs, device=ours.device))
+        return float(errors.mean()) if len(errors) else 0.0
 
     def _micro_batches(self, batch: TrajectoryBatch, index: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens`."""

@@ -141,8 +141,8 @@ class Updates:
     threads: Threads = 1
     """Threads of torch on the CPU; more are slower for small models on busy cores."""
     probe_tolerance: ProbeTolerance | None = None
-    """After each push the server samples a few tokens, and their log-probs are compared with the trainer's: a probability ratio that
-    differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no check."""
+    """After each push the server samples a few tokens, and their log-probs are compared with the trainer's: probability ratios
+    that differ from 1 by more than this on average end the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no check."""
     ratio_error_limit: RatioErrorLimit | None = 0.1
     """Before a step's first update, the trainer's probability of each token is compared with the one captured during sampling. The run
     ends, and changes nothing, where the ratio of the worst hundredth of the tokens differs from 1 by more than this on average: sampling,

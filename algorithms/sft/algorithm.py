@@ -145,8 +145,8 @@ class SFT(Algorithm):
     """Rollouts that have not finished by then are cancelled and left out of their round, and counted (`not_finished`)."""
     probe_tolerance: ProbeTolerance | None = None
     """After each push the server samples a few tokens, and their log-probs are compared with those of the pushed weights, which are loaded
-    on the CPU for this: a ratio that differs from 1 by more than this ends the run. 1e-3 suits float32, 0.1 a server in bfloat16. None: no
-    check."""
+    on the CPU for this: probability ratios that differ from 1 by more than this on average end the run. 1e-3 suits float32, 0.1 a server in
+    bfloat16. None: no check."""
     offline_mode: RolloutMode | None = None
     """Train on offline rollouts, which this run did not enqueue: all of this mode that have succeeded, each once. `production` are those
     adopted from a product's traces. A round takes those that ended since the last one; the run ends when there are no new ones. Tasks are

@@ -75,7 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     shutil.copytree(EXAMPLE, folder / "calculator", ignore=shutil.ignore_patterns("__pycache__"))
     agent, tasks = loaded("agent"), loaded("tasks")
     wanted = tasks.train(**SIZES) + tasks.val(**SIZES)
-    make_caller(folder / "calculator/models/Qwen2.5-0.5B-Instruct", [*conversations(agent, wanted)], agent.TOOLS, steps=300, **WIDTHS)
+    make_caller(folder / "calculator/Qwen/Qwen2.5-0.5B-Instruct", [*conversations(agent, wanted)], agent.TOOLS, steps=300, **WIDTHS)
     ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
     with Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=folder, env=ports):
         until((folder / "data" / "stack.json").exists, "the stack is up")
