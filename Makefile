@@ -17,7 +17,7 @@ help: ## list the verbs
 	.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 
 $(STAMP): pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --extra train --extra lora --python $(PYTHON)
+	$(UV) sync --frozen --extra train --extra lora --extra bitsandbytes --python $(PYTHON)
 	@touch $@
 
 setup: $(STAMP) ## install everything into .venv (uv too, where it is missing)

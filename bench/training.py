@@ -51,7 +51,7 @@ def step(tokens: int, whole: bool) -> dict[str, float]:
         where = trained[:, 1:]
         logprobs = token_logprobs(logits[where], ids[:, 1:][where])
     else:
-        logprobs = scorer(ids, trained)
+        logprobs = scorer(ids.flatten(), [512] * len(ids), trained.flatten())
     logprobs.mean().backward()
     seconds = time.monotonic() - began
     return {"gb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6, "seconds": seconds}

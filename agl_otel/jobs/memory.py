@@ -199,7 +199,7 @@ def _layer_bytes(facts: ModelFacts, plan: Plan) -> int:
     states and its output, which is the input of the projections (3 H, twice); attention its queries, keys, values and output (2 Q + 2 K);
     the gated MLP the gate, its activation, the up projection and their product (4 I). Mixed precision keeps norms in float32 without
     their output, and a bfloat16 copy of that for each projection that reads it (3 of attention, 2 of the MLP). Frozen weights need no
-    normalised states, but an adapter keeps its input: where the model is in bfloat16, a copy for each projection.
+    normalised states, but an adapter keeps its input, in float32: where the model is in bfloat16, a copy for each projection.
     """
     hidden, intermediate = facts.hidden, facts.intermediate
     query, key = facts.heads * facts.head_size, facts.kv_heads * facts.head_size
@@ -212,7 +212,7 @@ def _layer_bytes(facts: ModelFacts, plan: Plan) -> int:
     elif not plan.bfloat16:
         found = FLOAT32 * (4 * hidden + 2 * query + 2 * key + 4 * intermediate + 7 * plan.lora_rank)
     else:
-        inputs = BFLOAT16 * (5 * hidden + query + intermediate + 7 * plan.lora_rank)
+        inputs = FLOAT32 * (5 * hidden + query + intermediate + 7 * plan.lora_rank)
         found = FLOAT32 * 2 * hidden + inputs + BFLOAT16 * (2 * query + 2 * key + 3 * intermediate)
     if plan.eager:  # the probabilities [heads, row, row] in float32, and a cast of them
         found += facts.heads * min(plan.row_tokens, plan.tokens) * (FLOAT32 + (BFLOAT16 if plan.bfloat16 else 0))

@@ -435,6 +435,7 @@ class GRPO(Algorithm):
             micro_batch_tokens=updates.micro_batch_tokens,
             compute_dtype=torch.bfloat16 if low and not adapted else torch.float32,
             ratio_error_limit=updates.ratio_error_limit,
+            optimizer_name=updates.optimizer,
         )
 
     def _forget_weights(self, version: int) -> None:

@@ -1,14 +1,12 @@
 """Update the weights from one batch of trajectories: the objective applied to a model. No store, no server, no clock.
 
-Rows are padded on the right, which under causal attention changes no token's distribution, so the log-probs equal those of a forward
-pass over each row alone.
+The rows of a micro-batch do not see each other (logprobs.Scorer), so the log-probs equal those of a forward pass over each row alone.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -32,7 +30,8 @@ from agl_otel.algorithms.grpo.objective import (
     token_weights,
     worst_ratio_error,
 )
-from agl_otel.algorithms.grpo.policy import check_finite
+from agl_otel.algorithms.grpo.optimizers import OptimizerName, make_optimizer
+from agl_otel.algorithms.grpo.policy import check_finite, not_finite
 from agl_otel.errors import DataError
 from agl_otel.types.columns import Ragged
 
@@ -78,14 +77,16 @@ class SampledOtherwiseError(DataError):
 
 @dataclass(frozen=True)
 class _Rows:
-    """Trajectories of a micro-batch: distinct rows as dense arrays [n, width], the trained tokens of all as flat arrays [tokens].
+    """Trajectories of a micro-batch: the tokens of distinct rows end to end, and the trained tokens of all, [tokens].
 
     Rollouts of one group often give the same answer; equal rows go through the model once.
     """
 
     token_ids: Tensor
+    lengths: tuple[int, ...]
+    """Of the distinct rows."""
     trained: Tensor
-    """bool [n, width]: the model wrote it."""
+    """bool, of each of `token_ids`: the model wrote it."""
     source: Tensor
     """int64 [tokens]: index among the distinct rows' trained tokens."""
     behaviour_logprobs: Tensor
@@ -111,7 +112,7 @@ class _Part:
 
 @dataclass
 class Learner:
-    """A model, its optimizer (AdamW without weight decay) and the objective's options."""
+    """A model, its optimizer (of the AdamW family, without weight decay) and the objective's options."""
 
     model: Any
     """A transformers causal language model; updated in place."""
@@ -123,7 +124,8 @@ class Learner:
     updates: int = 1
     """Passes over one batch (mu in DeepSeekMath's algorithm 1); the clip bounds the change."""
     micro_batch_tokens: int = 16384
-    """Maximal tokens of one forward pass, padding included; gradients are accumulated over a batch."""
+    """Maximal tokens of one forward pass, with padding where there is some; gradients are accumulated over a batch. A longer trajectory has
+    a pass of its own."""
     minibatches: int = 1
     """Parts into which the batch is split at random, by torch's generator: each pass takes an optimizer step on each (PPO,
     arXiv:1707.06347, algorithm 1)."""
@@ -131,10 +133,11 @@ class Learner:
     """torch.bfloat16: mixed precision (logprobs.Scorer)."""
     ratio_error_limit: float | None = None
     """`update` raises SampledOtherwiseError where Update.worst_ratio_error is greater; None: no limit."""
+    optimizer_name: OptimizerName = "adamw"
 
     def __post_init__(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
+        self.optimizer = make_optimizer(self.optimizer_name, trained, self.learning_rate)
         self._scorer = Scorer(self.model, compute_dtype=self.compute_dtype)
         self._reference = Scorer(self._initial_model(), compute_dtype=self.compute_dtype) if self.objective.kl else None
 
@@ -180,14 +183,14 @@ class Learner:
                 for part in parts:
                     part.initial = self._logprobs(part)
         loss = first_norm = kl = worst = 0.0
-        made, not_finite = 0, ""
+        made, wrong = 0, ""
         for _, minibatch in itertools.product(range(self.updates), minibatches):
             loss, drift = self._accumulate(minibatch)
             kl = drift + (kl if minibatch is not minibatches[0] else 0.0)
             worst = worst if made else self._check_ratios(parts, current)
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
             first_norm = norm if not made else first_norm
-            if not_finite := _not_finite(loss=loss, gradient=norm):
+            if wrong := not_finite(loss=loss, gradient=norm):
                 self.optimizer.zero_grad()
                 break
             self.optimizer.step()
@@ -197,7 +200,7 @@ class Learner:
         greatest = max(
             (max_ratio_error(each.initial, each.rows.behaviour_logprobs) for each in parts if each.initial is not None), default=0.0
         )
-        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, not_finite)
+        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, wrong)
 
     def _split(self, count: int) -> list[NDArray[np.int64]]:
         """Return the row numbers of each minibatch."""
@@ -231,7 +234,7 @@ class Learner:
         return loss, kl
 
     def _logprobs(self, part: _Part) -> Tensor:
-        return self._scorer(part.rows.token_ids, part.rows.trained, part.rows.temperature)[part.rows.source]
+        return self._scorer(part.rows.token_ids, part.rows.lengths, part.rows.trained, part.rows.temperature)[part.rows.source]
 
     def _check_ratios(self, parts: Sequence[_Part], current: NDArray[np.bool_] | None) -> float:
         """Return objective.worst_ratio_error of the trajectories that the current weights sampled. Raises SampledOtherwiseError."""
@@ -251,7 +254,7 @@ class Learner:
         self, batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64]
     ) -> list[_Part]:
         """Lay out the rows of one minibatch for its forward passes, and compute what stays the same in all passes."""
-        rows = [_dense(batch, advantages, temperatures, each, self.model.device) for each in self._micro_batches(batch, index)]
+        rows = [_end_to_end(batch, advantages, temperatures, each, self.model.device) for each in self._micro_batches(batch, index)]
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
         sequence = torch.cat([part.sequence for part in rows])
         weights = token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
@@ -264,53 +267,49 @@ class Learner:
         if self._reference is None:
             return None
         with torch.no_grad(), self.model.disable_adapter() if has_lora(self.model) else nullcontext():
-            return self._reference(part.token_ids, part.trained, part.temperature)[part.source]
+            return self._reference(part.token_ids, part.lengths, part.trained, part.temperature)[part.source]
 
     def drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
         """Compute objective.max_ratio_error of one reply and its captured log-probs under the current weights."""
-        token_ids = torch.tensor([[*prompt, *reply]], device=self.model.device)
-        trained = torch.arange(token_ids.shape[1], device=token_ids.device)[None] >= len(prompt)
+        token_ids = torch.tensor([*prompt, *reply], device=self.model.device)
+        trained = torch.arange(len(token_ids), device=token_ids.device) >= len(prompt)
         with torch.no_grad():
-            ours = self._scorer(token_ids, trained, self.temperature)
+            ours = self._scorer(token_ids, [len(token_ids)], trained, self.temperature)
         return max_ratio_error(ours, torch.tensor(logprobs, device=ours.device))
 
     def _micro_batches(self, batch: TrajectoryBatch, index: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens` with padding."""
+        """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens`."""
         lengths = (batch.prompt.lengths + batch.response.lengths)[index]
         order = np.argsort(lengths, kind="stable")
-        start = 0
-        while start < len(order):
-            end = start + 1
-            while end < len(order) and lengths[order[end]] * (end + 1 - start) <= self.micro_batch_tokens:
-                end += 1
-            yield index[order[start:end]]
-            start = end
+        start = tokens = 0
+        for end, longest in enumerate(lengths[order]):
+            tokens = tokens + longest if self._scorer.packs else (end + 1 - start) * longest
+            if end > start and tokens > self.micro_batch_tokens:
+                yield index[order[start:end]]
+                start, tokens = end, longest
+        if start < len(order):
+            yield index[order[start:]]
 
 
-def _not_finite(**values: float) -> str:
-    """Name the first of these values that is not a finite number; empty where all are."""
-    return next((f"the {name} is {value}" for name, value in values.items() if not math.isfinite(value)), "")
-
-
-def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64], device: Any) -> _Rows:
-    prompt, response = take(batch.prompt, index), take(batch.response, index)
-    end = prompt.lengths + response.lengths
-    column = np.arange(int(end.max()))
-    in_prompt = column < prompt.lengths[:, None]
-    in_response = ~in_prompt & (column < end[:, None])
-    tokens = np.zeros(in_prompt.shape, dtype=np.int64)
-    tokens[in_prompt] = prompt.values
-    tokens[in_response] = response.values
-    written = take(batch.response_mask, index).values == 1
-    trained = np.zeros(in_prompt.shape, dtype=np.bool_)
-    trained[in_response] = written
-    captured: Any = take(batch.logprobs, index).values[written]
-    counts = trained.sum(axis=1)
-    spread, sequence = np.repeat(advantages[index], counts), np.repeat(index, counts)
-    scale = np.zeros(in_prompt.shape, dtype=np.float32)
-    scale[trained] = take(temperatures, index).values
-    _, distinct, row = np.unique(np.hstack([tokens, trained, scale.view(np.int32)]), axis=0, return_index=True, return_inverse=True)
-    offsets = np.concatenate([[0], np.cumsum(trained[distinct].sum(axis=1))])
-    source: Any = take(Ragged(np.arange(offsets[-1]), offsets), row.reshape(-1)).values
-    arrays = (tokens[distinct], trained[distinct], source, captured, spread, sequence, scale[distinct][trained[distinct]])
-    return _Rows(*(torch.from_numpy(array).to(device) for array in arrays))
+def _end_to_end(
+    batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64], device: Any
+) -> _Rows:
+    place: dict[tuple[bytes, ...], int] = {}  # of each distinct row: token ids, which are trained, and their temperatures
+    distinct: list[tuple[NDArray[Any], ...]] = []
+    row: list[int] = []
+    for each in index.tolist():
+        prompt, written = batch.prompt[each], batch.response_mask[each] == 1
+        ids = np.concatenate([prompt, batch.response[each]]).astype(np.int64)
+        own = (ids, np.concatenate([np.zeros(len(prompt), np.bool_), written]), temperatures[each].astype(np.float32))
+        row.append(place.setdefault(tuple(array.tobytes() for array in own), len(distinct)))
+        if row[-1] == len(distinct):
+            distinct.append(own)
+    token_ids, trained, scale = (np.concatenate(arrays) for arrays in zip(*distinct, strict=True))
+    offsets = np.concatenate([[0], np.cumsum([len(of_row) for *_, of_row in distinct])])
+    source: Any = take(Ragged(np.arange(offsets[-1]), offsets), np.array(row)).values
+    captured: Any = take(batch.logprobs, index).values[take(batch.response_mask, index).values == 1]
+    counts = np.diff(offsets)[row]
+    arrays = (source, captured, np.repeat(advantages[index], counts), np.repeat(index, counts), scale)
+    lengths = tuple(len(ids) for ids, *_ in distinct)
+    rest = (torch.from_numpy(array).to(device) for array in arrays)
+    return _Rows(torch.from_numpy(token_ids).to(device), lengths, torch.from_numpy(trained).to(device), *rest)

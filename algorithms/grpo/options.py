@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agl_otel.algorithms.grpo.lora import require_lora
+from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.options import (
     AgentMatch,
     Device,
@@ -109,7 +110,8 @@ class Updates:
     minibatches: Annotated[int, Field(ge=1, le=10_000, description="a batch has at least one part")] = 1
     """Parts into which each batch is split at random, with an optimizer step for each (PPO, arXiv:1707.06347, algorithm 1)."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000, description="a forward pass has at least one token")] = 16384
-    """The most tokens of one forward pass, padding included. Gradients are accumulated, so it bounds memory and changes no result."""
+    """The most tokens of one forward pass; a longer trajectory has its own. Trajectories are laid end to end without padding, except with
+    models and attention that cannot keep them apart. Gradients are accumulated, so it bounds memory and changes no result."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input, and compute its activations again in the backward pass: less memory, a third more time."""
     dtype: Dtype = "auto"
@@ -117,6 +119,9 @@ class Updates:
     bfloat16; with LoRA the frozen weights are bfloat16. "auto": float32 on the CPU, else bfloat16."""
     attention: Annotated[str | None, Field(min_length=1, description="transformers knows it by its name")] = None
     """transformers' attn_implementation, as "sdpa" or "flash_attention_2"; None: its choice for the model."""
+    optimizer: OptimizerName = "adamw"
+    """"adamw"; "adamw_8bit", whose states take 2 bytes instead of 8 for each trained weight (extra [bitsandbytes]); or, on a GPU,
+    "paged_adamw_8bit", which moves them to the host where the GPU's memory is full."""
     learning_rate: LearningRate = 1e-3
     """For the tiny model; a real one needs 1e-6 to 1e-5, with LoRA about ten times as much. 0 learns nothing, as a control."""
     learning_rate_schedule: LearningRateSchedule = "constant"
@@ -146,6 +151,7 @@ class Updates:
     def __post_init__(self) -> None:
         if self.lora_rank is not None:
             require_lora()
+        require_optimizer(self.optimizer, self.device)
 
     @property
     def in_bfloat16(self) -> bool:

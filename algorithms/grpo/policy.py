@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,6 +103,11 @@ def check_finite(model: Any) -> None:
     for name, weight in model.named_parameters():
         if weight.requires_grad and not bool(torch.isfinite(weight.detach()).all()):
             raise DataError(f"{name} is not finite after an update: lower learning_rate, and go on from the last checkpoint")
+
+
+def not_finite(**values: float) -> str:
+    """Name the first of these values that is not a finite number, as "the loss is nan"; empty where all are."""
+    return next((f"the {name} is {value}" for name, value in values.items() if not math.isfinite(value)), "")
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -31,6 +31,7 @@ from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
+from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
@@ -82,6 +83,7 @@ _NOT_COMPARED: Final = frozenset(
     }
 )
 """Fields that may change when a run is resumed: where things are, and when it ends."""
+_OF_SPEC: Final = ("optimizer", "learning_rate", "epochs", "batch_rows", "max_grad_norm", "device", "threads")
 KEPT_WEIGHTS: Final = 2  # the newest, which the server reads during a push, and the previous one
 STOP_SECONDS: Final = 5.0
 _logger = logging.getLogger(__name__)
@@ -108,6 +110,8 @@ class SFT(Algorithm):
     epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
     """Passes over the selected attempts."""
     batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16
+    optimizer: OptimizerName = "adamw"
+    """As in grpo/options.py (extra [bitsandbytes] for those with 8-bit states)."""
     learning_rate: LearningRate = 1e-3
     max_grad_norm: MaxGradNorm = 1.0
     from_start: bool = False
@@ -156,6 +160,7 @@ class SFT(Algorithm):
     reports: list[RoundReport] = field(default_factory=list[RoundReport], init=False)
 
     def __post_init__(self) -> None:
+        require_optimizer(self.optimizer, self.device)
         if (self.top_fraction, self.min_reward, self.best_of_group) == (None, None, None):
             raise UsageError("SFT would train on all that its own model wrote: give top_fraction, min_reward or best_of_group")
         if self.offline_mode is None and self.best_of_group is not None and self.best_of_group > self.group_size:
@@ -399,7 +404,7 @@ class SFT(Algorithm):
             temperature=self.temperature if self.offline_mode is None and begun_with == self._weights else None,
             out=str(self._folder / "weights" / str(self._number)),
             seed=self.seed + self._number,
-            **{name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_rows", "max_grad_norm", "device", "threads")},
+            **{name: getattr(self, name) for name in _OF_SPEC},
         )
 
     async def _publish(self) -> None:

@@ -7,7 +7,6 @@ Its end frees the memory of optimizer and gradients, so that a model server has 
 from __future__ import annotations
 
 import json
-import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 from agl_otel.adapters.records import IGNORED
 from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.objective import max_ratio_error
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, check_finite, load_policy, load_weights, save_weights
+from agl_otel.algorithms.grpo.optimizers import OptimizerName, make_optimizer
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, check_finite, load_policy, load_weights, not_finite, save_weights
 from agl_otel.algorithms.run_folder import sync_file, write_digests
 from agl_otel.errors import DataError
 
@@ -64,6 +64,7 @@ class Spec:
     threads: int
     temperature: float | None = None
     """The temperature at which the initial weights sampled the rows; None where others sampled them: then no drift is reported."""
+    optimizer: OptimizerName = "adamw"
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,10 @@ NOT_TRAINED: Final = Trained(0.0, 0.0, 0, 0)
 
 
 def logprobs(scorer: Scorer, rows: Sequence[Row], temperature: float = 1.0) -> Tensor:
-    """Compute the log-probs of all tokens with a loss, row by row: float32 [tokens]. The first token of a row has no loss.
-
-    Rows are padded on the right, which does not affect earlier tokens under causal attention.
-    """
-    width = max(len(row.input_ids) for row in rows)
-    ids = torch.tensor([row.input_ids + [0] * (width - len(row.input_ids)) for row in rows], device=scorer.device)
-    labels = torch.tensor([row.labels + [IGNORED] * (width - len(row.labels)) for row in rows], device=scorer.device)
-    return scorer(ids, labels != IGNORED, temperature)
+    """Compute the log-probs of all tokens with a loss, row by row: float32 [tokens]. The first token of a row has no loss."""
+    ids = torch.tensor([token for row in rows for token in row.input_ids], device=scorer.device)
+    labels = torch.tensor([label for row in rows for label in [IGNORED, *row.labels[1:]]], device=scorer.device)
+    return scorer(ids, [len(row.input_ids) for row in rows], labels != IGNORED, temperature)
 
 
 def drift(scorer: Scorer, rows: Sequence[Row], temperature: float) -> float | None:
@@ -107,7 +104,7 @@ def drift(scorer: Scorer, rows: Sequence[Row], temperature: float) -> float | No
 
 
 def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
-    """Train `model` in place: AdamW without weight decay on the mean over the tokens of each batch, for `epochs` passes over the rows.
+    """Train `model` in place, without weight decay, on the mean over the tokens of each batch, for `epochs` passes over the rows.
 
     A batch whose loss or gradient is not finite is left out and counted. Raises DataError where no row has a token to learn, NOT_FINITE
     batches in a row are left out, or a weight is not finite.
@@ -115,7 +112,7 @@ def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
     learnt = sum(label != IGNORED for row in rows for label in row.labels[1:])
     if not learnt:
         raise DataError(f"none of the {len(rows)} rows has a token to learn: labels are all {IGNORED}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.0)
+    optimizer = make_optimizer(spec.optimizer, model.parameters(), spec.learning_rate)
     scorer, source = Scorer(model), random.Random(spec.seed)
     before, total, updates, left_out, in_a_row = 0.0, 0.0, 0, 0, 0
     drifted: float | None = None
@@ -131,10 +128,10 @@ def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
             loss = -found.sum()
             (loss / len(found)).backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
-            if not math.isfinite(loss.item()) or not math.isfinite(norm.item()):
+            if wrong := not_finite(loss=loss.item(), gradient=norm.item()):
                 left_out, in_a_row = left_out + 1, in_a_row + 1
                 if in_a_row == NOT_FINITE:
-                    raise DataError(f"{NOT_FINITE} batches in a row: loss {loss.item()}, gradient {norm.item()}: lower learning_rate")
+                    raise DataError(f"{NOT_FINITE} batches in a row were not finite (of the last, {wrong}): lower learning_rate")
                 continue
             in_a_row = 0
             optimizer.step()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -397,21 +398,63 @@ async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Serv
     assert reports[-1].next_version == "5" and reports[-1].gradient_norm > 0
 
 
-async def test_a_batch_without_signal_does_not_change_the_weights(server: Server, tmp_path: Path) -> None:
-    class Flat(CallingStore):
+def always_one(traces: Traces) -> Traces:
+    return replace(traces, rewards={key: [replace(each, value=1.0) for each in found] for key, found in traces.rewards.items()})
+
+
+def nan_rewards_but_one_of_a_group(traces: Traces) -> Traces:
+    rewards = {
+        key: [replace(each, value=math.nan if number % 8 else each.value) for each in found]
+        for number, (key, found) in enumerate(traces.rewards.items())
+    }
+    return replace(traces, rewards=rewards)
+
+
+def nan_logprobs_but_those_of_one_of_a_group(traces: Traces) -> Traces:
+    logprobs = [[math.nan] * len(row) if number % 8 else row.tolist() for number, row in enumerate(traces.calls.logprobs)]
+    return replace(traces, calls=replace(traces.calls, logprobs=Ragged.from_rows(logprobs, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "refused", "groups", "version"),
+    [
+        (always_one, {}, {}, (2, 0), "1"),
+        (nan_rewards_but_one_of_a_group, {}, {"no_reward": 14}, (2, 2), "1"),
+        (nan_logprobs_but_those_of_one_of_a_group, {}, {"logprobs_not_finite": 14}, (2, 2), "1"),
+        (None, {"learning_rate": 0.0}, {}, None, "2"),
+    ],
+)
+async def test_a_control_without_signal_changes_no_bit_of_the_weights(
+    server: Server,
+    tmp_path: Path,
+    spoil: Callable[[Traces], Traces] | None,
+    options: dict[str, Any],
+    refused: dict[str, int],
+    groups: tuple[int, int] | None,
+    version: str,
+) -> None:
+    """A grader that always gives 1, rewards and log-probs that are no numbers, a learning rate of 0. The second step is after a first."""
+
+    class Spoilt(CallingStore):
         async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
             traces = await super().traces(rollouts)
-            rewards = {key: [replace(each, value=1.0) for each in found] for key, found in traces.rewards.items()}
-            return replace(traces, rewards=rewards)
+            return spoil(traces) if spoil is not None else traces
 
     async with aiohttp.ClientSession() as session:
-        store = Flat(session, target=0)
+        store = Spoilt(session, target=0)
         grpo = GRPO.from_options(
-            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=2
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=2, **options
         )
         reports = await grpo.train(store, tiny.TRAIN_NUMBERS)
-    assert [(report.zero_variance_groups, report.tokens, report.weights_version) for report in reports] == [(2, 0, "1")] * 2
-    assert store.version == 1
+    assert [report.refused for report in reports] == [refused] * 2
+    assert reports[-1].weights_version == version
+    if groups is not None:
+        assert [(report.zero_variance_groups, report.singleton_groups) for report in reports] == [groups] * 2
+        assert store.version == 1 and all(report.tokens == 0 for report in reports)
+    else:
+        assert all(report.tokens > 0 and report.gradient_norm > 0 for report in reports)
+    before = load_policy(server.folder).model.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in grpo.policy.model.state_dict().items())
 
 
 async def test_a_step_without_training_data_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:

@@ -87,6 +87,17 @@ def test_update_is_one_step_on_the_mean_over_model_tokens(policy: Policy, micro_
         assert torch.allclose(ours.grad, theirs.grad, atol=1e-6), name
 
 
+def test_a_forward_pass_has_as_many_real_tokens_as_it_may(policy: Policy) -> None:
+    """ROWS have 5, 6, 6 and 7 tokens: 24 end to end, 28 with padding."""
+    for limit, passes in ((24, 1), (23, 2), (11, 3), (1, 4)):
+        model, seen = copy.deepcopy(policy.model), list[int]()
+        learner = Learner(model, learning_rate=1e-3, micro_batch_tokens=limit)
+        model.model.embed_tokens.register_forward_hook(lambda _, given, __, seen=seen: seen.append(given[0].numel()))
+        learner.update(make_batch(policy), np.ones(len(ROWS), np.float32))
+        assert len(seen) == passes, limit
+        assert sum(seen) == (24 if passes > 2 else 18), "the first and the last row are equal: in one pass they are computed once"
+
+
 def test_logprobs_of_another_model_are_reported_as_drift(policy: Policy) -> None:
     learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
     update = learner.update(make_batch(policy, shift=0.1), np.ones(len(ROWS), np.float32))
@@ -256,16 +267,16 @@ def test_a_few_tokens_far_off_do_not_exceed_the_limit() -> None:
     assert worst_ratio_error(errors[:0]) == 0.0
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_an_update_that_is_not_finite_is_not_made(policy: Policy, where: str) -> None:
+@pytest.mark.parametrize(("where", "captured"), [("loss", -1e30), ("loss", math.nan), ("gradient", None)])
+def test_an_update_that_is_not_finite_is_not_made(policy: Policy, where: str, captured: float | None) -> None:
     batch, advantages = make_batch(policy), np.array([1.0, -0.5, 2.0, -3.0], np.float32)
     model = copy.deepcopy(policy.model)
     learner = Learner(model, learning_rate=1e-3, updates=3)
     learner.update(batch, advantages)
     before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(learner.optimizer.state_dict())
-    if where == "loss":
+    if captured is not None:
         damaged: Any = batch.logprobs.values.copy()
-        damaged[3] = -1e30  # the ratio is infinite, the advantage negative
+        damaged[3] = captured  # at -1e30 the ratio is infinite, the advantage negative
         batch = replace(batch, logprobs=Ragged(damaged, batch.logprobs.offsets))
     else:
         model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * float("nan"))
@@ -386,6 +397,6 @@ def test_the_learning_rate_warms_up_and_decays() -> None:
 
 def test_an_update_uses_the_rate_it_is_given(policy: Policy) -> None:
     model = copy.deepcopy(policy.model)
-    learner = Learner(model, learning_rate=1.0)
-    learner.update(make_batch(policy), ADVANTAGES, learning_rate=0.0)
+    learner = Learner(model, learning_rate=1.0, objective=Objective(kl=0.1), updates=2, minibatches=2)
+    assert learner.update(make_batch(policy), ADVANTAGES, learning_rate=0.0).made == 4
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), policy.model.parameters(), strict=True))

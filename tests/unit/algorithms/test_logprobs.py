@@ -1,19 +1,31 @@
-"""Log-probs computed in chunks, against those of whole logits."""
+"""Log-probs of rows end to end and in chunks, against those of whole logits of each row."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import random
 from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-from agl_otel.algorithms.grpo.logprobs import Scorer
+from agl_otel.algorithms.grpo.logprobs import Scorer, _attend_by_row, _Layout  # pyright: ignore[reportPrivateUsage]  # the GPU's way is taken on the CPU
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import token_logprobs
-from agl_otel.algorithms.grpo.policy import Policy
+from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations
 
 pytestmark = pytest.mark.full
 SIZES: dict[str, Any] = {
@@ -41,6 +53,10 @@ def some_rows(seed: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, t
     return ids, trained, 0.3 + torch.rand(int(trained.sum()), generator=source)
 
 
+def scored(scorer: Scorer, ids: torch.Tensor, trained: torch.Tensor, temperature: torch.Tensor | float = 1.0) -> torch.Tensor:
+    return scorer(ids.flatten(), [ids.shape[1]] * len(ids), trained.flatten(), temperature)
+
+
 def whole(model: Any, ids: torch.Tensor, trained: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
     where = trained[:, 1:]
     return token_logprobs(model(input_ids=ids).logits[:, :-1][where], ids[:, 1:][where], temperature=temperature)
@@ -53,7 +69,7 @@ def test_chunks_give_the_log_probs_and_gradients_of_whole_logits(tied: bool, chu
     ids, trained, temperature = some_rows(1, 211)
     scorer = Scorer(ours, chunk_logits=chunk)
     assert not scorer.whole_logits
-    found, expected = scorer(ids, trained, temperature), whole(plain, ids, trained, temperature)
+    found, expected = scored(scorer, ids, trained, temperature), whole(plain, ids, trained, temperature)
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
     weights = torch.linspace(-1, 1, len(found))
     (found * weights).sum().backward()
@@ -68,7 +84,7 @@ def test_only_the_adapter_gets_gradients(policy: Policy) -> None:
     scorer = Scorer(model)
     assert not scorer.whole_logits
     ids, trained, temperature = some_rows(2, policy.vocabulary)
-    found, expected = scorer(ids, trained, temperature), whole(model, ids, trained, temperature)
+    found, expected = scored(scorer, ids, trained, temperature), whole(model, ids, trained, temperature)
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
     found.sum().backward()
     parameters: dict[str, Any] = dict(model.named_parameters())
@@ -78,7 +94,7 @@ def test_only_the_adapter_gets_gradients(policy: Policy) -> None:
 def test_bfloat16_is_as_exact_as_whole_logits_in_bfloat16() -> None:
     model = qwen(tied=True).bfloat16()
     ids, trained, temperature = some_rows(3, 211)
-    found = Scorer(model, chunk_logits=500)(ids, trained, temperature)
+    found = scored(Scorer(model, chunk_logits=500), ids, trained, temperature)
     assert found.dtype is torch.float32
     assert torch.allclose(found, whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
 
@@ -89,12 +105,148 @@ def test_a_head_that_is_not_linear_is_scored_from_its_logits() -> None:
     scorer = Scorer(model)
     assert scorer.whole_logits
     ids, trained, temperature = some_rows(4, 211)
-    assert torch.allclose(scorer(ids, trained, temperature), whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
+    assert torch.allclose(scored(scorer, ids, trained, temperature), whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
+
+
+def ragged(seed: int, vocabulary: int = 211) -> tuple[torch.Tensor, list[int], torch.Tensor, torch.Tensor]:
+    """Make token ids of rows end to end, the lengths of the rows, trained tokens, and a temperature for each of these."""
+    source, lengths = torch.Generator().manual_seed(seed), [7, 2, 11, 1, 7]
+    ids = torch.randint(0, vocabulary, (sum(lengths),), generator=source)
+    trained = torch.rand(sum(lengths), generator=source) < 0.6
+    trained[[0, 7, 9, 20, 21]] = False
+    return ids, lengths, trained, 0.3 + torch.rand(int(trained.sum()), generator=source)
+
+
+def row_by_row(model: Any, ids: torch.Tensor, lengths: list[int], trained: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    counts = [int(part.sum()) for part in trained.split(lengths)]
+    parts = zip(ids.split(lengths), trained.split(lengths), temperature.split(counts), strict=True)
+    return torch.cat([whole(model, row[None], where[None], scale) for row, where, scale in parts])
+
+
+def mistral() -> Any:
+    """Make a model whose tokens see themselves and the three before."""
+    torch.manual_seed(0)
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)).eval()
+
+
+def checkpointed() -> Any:
+    model = qwen(tied=False)
+    checkpoint_activations(model)
+    return model
+
+
+def adapted() -> Any:
+    pytest.importorskip("peft", reason="needs the [lora] extra")
+    model = with_lora(qwen(tied=True), 2)
+    for name, weight in model.named_parameters():
+        if ".lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def eager() -> Any:
+    model = qwen(tied=False)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def recurrent() -> Any:
+    torch.manual_seed(0)
+    return MambaForCausalLM(MambaConfig(vocab_size=211, hidden_size=32, state_size=4, num_hidden_layers=2)).eval()
+
+
+PACKED: dict[str, Any] = {
+    "untied": lambda: qwen(tied=False), "tied": lambda: qwen(tied=True), "sliding": mistral, "checkpointed": checkpointed, "lora": adapted,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_rows_end_to_end_have_the_log_probs_and_gradients_of_padded_rows_and_of_rows_alone(name: str) -> None:
+    """All in float64, but for norms, rotations and the log-probs themselves, which are float32 in any case: 1e-6."""
+    models = [PACKED[name]().double() for _ in range(3)]
+    inputs = ragged(7)
+    packed, padded = Scorer(models[0]), Scorer(models[1], pack=False)
+    assert packed.packs and not padded.packs
+    found = [packed(*inputs), padded(*inputs), row_by_row(models[2], *inputs)]
+    weights = torch.linspace(-1, 1, len(found[0]))
+    for each in found:
+        (each * weights / len(weights)).sum().backward()
+    for each, model in zip(found[1:], models[1:], strict=True):
+        assert torch.allclose(found[0], each.float(), rtol=0, atol=1e-6)
+        for (weight, one), (_, other) in zip(models[0].named_parameters(), model.named_parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None)
+            assert one.grad is None or torch.allclose(one.grad, other.grad, rtol=0, atol=1e-6), weight
+
+
+def test_a_row_end_to_end_with_others_does_not_see_them() -> None:
+    scorer, (ids, lengths, trained, temperature) = Scorer(qwen(tied=False)), ragged(8)
+    other = torch.cat([(ids[:9] + 1) % 211, ids[9:]])
+    before = int(trained[:9].sum())
+    found = [scorer(each, lengths, trained, temperature) for each in (ids, other)]
+    assert torch.equal(found[0][before:], found[1][before:])
+    assert not torch.isclose(found[0][:before], found[1][:before]).any()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_attention_that_pads_rows_for_itself_is_attention_to_each_row(window: int | None) -> None:
+    """The first is for GPUs, where calls for short rows are slow."""
+    lengths, found = (7, 2, 11, 1), list[list[torch.Tensor]]()
+    row = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    place = torch.cat([torch.arange(length) for length in lengths])
+    module = mistral().model.layers[0].self_attn
+    for together in (True, False):
+        torch.manual_seed(0)
+        states: Any = [torch.randn(1, heads, sum(lengths), 16, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
+        layout = _Layout(lengths, row, place, together)
+        attend: Any = _attend_by_row
+        attended, _ = attend(module, *states, None, row_layout=layout, sliding_window=window, scaling=0.25)
+        attended.square().sum().backward()
+        found.append([attended, *(state.grad for state in states)])
+    assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(*found, strict=True))
+
+
+def test_mixed_precision_scores_rows_end_to_end_as_padded_ones() -> None:
+    """bfloat16 has 8 bits, and matrix products round by their shapes: log-probs differ by less than 0.02."""
+    inputs = ragged(9)
+    packed, padded = (Scorer(qwen(tied=False), compute_dtype=torch.bfloat16, pack=pack) for pack in (True, False))
+    assert packed.packs
+    assert torch.allclose(packed(*inputs), padded(*inputs), rtol=0, atol=0.02)
+
+
+def hybrid() -> Any:
+    """Make a model with both attention and recurrent layers, which its config does not list as layer_types."""
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    config = JambaConfig(**sizes, num_experts=1, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False, mamba_d_state=4)
+    return JambaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(hybrid, "JambaForCausalLM has rows padded"), (eager, "its eager attention"), (recurrent, "MambaForCausalLM has rows padded")],
+)
+def test_a_model_that_cannot_keep_rows_apart_gets_padded_ones(make: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "agl_otel"):
+        model = make()
+        scorer = Scorer(model)
+    assert not scorer.packs and words in caplog.text
+    inputs = ragged(10)
+    assert torch.allclose(scorer(*inputs), row_by_row(model, *inputs), rtol=0, atol=1e-6)
+
+
+def test_others_calls_of_a_packed_model_are_as_before() -> None:
+    """A server's or a test's: with padding on the left and a mask."""
+    plain, packed = mistral(), mistral()
+    assert Scorer(packed).packs
+    ids, mask = torch.arange(24).reshape(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[1, :5] = 0
+    assert torch.equal(plain(input_ids=ids, attention_mask=mask).logits, packed(input_ids=ids, attention_mask=mask).logits)
+    assert torch.equal(plain(input_ids=ids).logits, packed(input_ids=ids).logits)
 
 
 def test_no_trained_token_gives_no_log_prob() -> None:
     ids, trained, _ = some_rows(random.Random(5).randrange(100), 211)
-    assert Scorer(qwen(tied=False))(ids, torch.zeros_like(trained)).shape == (0,)
+    assert scored(Scorer(qwen(tied=False)), ids, torch.zeros_like(trained)).shape == (0,)
 
 
 def test_the_logits_of_all_tokens_are_never_held_at_once() -> None:
@@ -113,5 +265,5 @@ def test_the_logits_of_all_tokens_are_never_held_at_once() -> None:
 
     scorer = Scorer(model, chunk_logits=2 * 211)
     with Watch():
-        scorer(ids, trained).sum().backward()
+        scored(scorer, ids, trained).sum().backward()
     assert largest == 2 * 211
