@@ -1,7 +1,7 @@
 """How much memory GRPO's trainer needs: an estimate in bytes, by part, from a model's widths and a job's options. Pure.
 
 What is held all the time (weights, gradients, the optimizer's state) is exact. What is needed for a while comes in phases, of which the
-greatest counts: three moments of a forward and backward pass, the optimizer's step, and writing the weights. The formulas are for decoders
+greatest counts: three moments of a forward and backward pass, the optimizer's step, a checkpoint, and sampling. The formulas are for decoders
 of Llama's kind (RMSNorm, gated MLP; the experts that a token uses, where there are experts); tests/system/test_trainer_memory.py holds
 them to measured peaks. Not counted: the process itself, and what an allocator keeps or cannot use (fragmentation).
 """
@@ -22,7 +22,7 @@ OPTIMIZER_BYTES: Final[Mapping[str, float]] = {"adamw": 8.0, "adamw_8bit": 2 + 8
 8 bits with a float32 scale of each block of 256 (arXiv:2110.02861); pages move to the host where the device is full."""
 VLLM: Final = "vLLM's share"
 HEAD, LAYER, END = "log-probs", "backward pass of a layer", "end of the backward pass"
-STEP, SAVE, SAMPLING = "optimizer's step", "weights written", "sampling"
+STEP, SAVE, SAMPLING = "optimizer's step", "checkpoint", "sampling"
 PHASES: Final = (HEAD, LAYER, END, STEP, SAVE, SAMPLING)
 HELD: Final = ("weights", "gradients", "optimizer")
 """The parts without which nothing is trained, whatever the length of a row."""
@@ -153,7 +153,7 @@ def trainer(facts: ModelFacts, plan: Plan) -> Estimate:
         Part("reference copy", facts.parameters * FLOAT32 if plan.reference and not frozen else 0),
         *_pass(facts, plan),
         Part("temporaries of the update", _update_bytes(facts, plan, trained), STEP),
-        Part("copies of the weights", _save_bytes(facts, plan, stored), SAVE),
+        Part("checkpoint's copies", _save_bytes(facts, plan, trained), SAVE),
     ]
     return Estimate(tuple(part for part in parts if part.bytes))
 
@@ -235,8 +235,13 @@ def _update_bytes(facts: ModelFacts, plan: Plan, trained: int) -> int:
     return 2 * FLOAT32 * (facts.vocabulary * facts.hidden if plan.lora_rank is None else 0)
 
 
-def _save_bytes(facts: ModelFacts, plan: Plan, stored: int) -> int:
-    """Return the device's bytes of copies for the model server: of a merged adapter's layers, and on the CPU the file's in bfloat16."""
-    merged = facts.linear_parameters * stored if plan.lora_rank is not None else 0
-    cast = facts.parameters * BFLOAT16 if plan.bfloat16 and plan.lora_rank is None and not plan.on_gpu else 0
-    return merged + cast
+def _save_bytes(facts: ModelFacts, plan: Plan, trained: int) -> int:
+    """Return the bytes of a checkpoint's copies, from which it is written while rollouts run (checkpoint.Checkpoints.save).
+
+    They are in the machine's memory: the optimizer's state, and float32 weights where the file for the model server is in bfloat16; another
+    file is linked.
+    """
+    if plan.on_gpu:
+        return 0
+    weights = facts.parameters * FLOAT32 if plan.bfloat16 and plan.lora_rank is None else 0
+    return round(trained * OPTIMIZER_BYTES[plan.optimizer]) + weights

@@ -40,7 +40,6 @@ minibatches = 2
 updates_per_step = 1
 micro_batch_tokens = 2048
 gradient_checkpointing = true
-val_every = 1
 threads = 2
 """
 
@@ -100,10 +99,15 @@ def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str
 
 
 @pytest.mark.parametrize(
-    ("options", "worst"), [('dtype = "float32"', 1e-2), ('dtype = "bfloat16"\nlora_rank = 4', 0.1), ('dtype = "bfloat16"', 0.1)]
+    ("options", "worst", "stops"),
+    [
+        ('dtype = "float32"\nval_every = 1', 1e-2, (1, 2)),
+        ('dtype = "bfloat16"\nlora_rank = 4', 0.1, (2,)),
+        ('dtype = "bfloat16"', 0.1, (2,)),
+    ],
 )
 def test_the_job_trains_its_twin_on_a_cpu_and_is_resumed(
-    options: str, worst: float, place: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+    options: str, worst: float, stops: tuple[int, ...], place: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, store = place
     run_dir = folder / f"run-{len(options)}"
@@ -111,13 +115,14 @@ def test_the_job_trains_its_twin_on_a_cpu_and_is_resumed(
     checked, said = train(capsys, str(job(folder, f"{options}\nmax_steps = 2")), "--check", *on)
     assert (checked["ok"], checked["train"], checked["val"], checked["warnings"]) == (True, 4, 2, []), checked
     assert checked["memory"]["peak_bytes"] > 0 and "memory on cpu, estimated" in said
-    train(capsys, str(job(folder, f"{options}\nmax_steps = 1")), "--run-dir", str(run_dir), *on)
-    first = json.loads((run_dir / "metrics.jsonl").read_text())
-    result, _ = train(capsys, str(job(folder, f"{options}\nmax_steps = 2")), "--run-dir", str(run_dir), *on)
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert (result["steps"], steps[0]) == (2, first)
+    steps: list[dict[str, Any]] = []
+    for stop in stops:
+        result, _ = train(capsys, str(job(folder, f"{options}\nmax_steps = {stop}")), "--run-dir", str(run_dir), *on)
+        before, steps = steps, [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert (result["steps"], len(steps), steps[: len(before)]) == (stop, stop, before)
     for step in steps:
         assert step["rollouts"] == step["trajectories"] == 16 and not step["refused"], step
         assert 0 < step["reward_mean"] < 1 and step["zero_variance_groups"] < 4 and step["max_ratio_error"] < worst, step
         assert step["gradient_norm"] > 0 and step["next_version"] != step["weights_version"], step
-    assert [each["step"] for each in json.loads((run_dir / "validation.json").read_text())["validations"]] == [0, 1, 2]
+    validated = [each["step"] for each in json.loads((run_dir / "validation.json").read_text())["validations"]]
+    assert validated == ([0, 1, 2] if "val_every" in options else [0, 2])
