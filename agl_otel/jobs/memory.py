@@ -1,9 +1,9 @@
 """How much memory GRPO's trainer needs: an estimate in bytes, by part, from a model's widths and a job's options. Pure.
 
 What is held all the time (weights, gradients, the optimizer's state) is exact. What is needed for a while comes in phases, of which the
-greatest counts: three moments of a forward and backward pass, the optimizer's step, a checkpoint, and sampling. The formulas are for decoders
-of Llama's kind (RMSNorm, gated MLP; the experts that a token uses, where there are experts); tests/system/test_trainer_memory.py holds
-them to measured peaks. Not counted: the process itself, and what an allocator keeps or cannot use (fragmentation).
+greatest counts: three moments of a forward and backward pass, the optimizer's step, a checkpoint, and sampling. The formulas are for
+decoders of Llama's kind (RMSNorm, gated MLP; the experts that a token uses, where there are experts); tests/system/test_trainer_memory.py
+holds them to measured peaks. Not counted: the process itself, and what an allocator keeps or cannot use (fragmentation).
 """
 
 from __future__ import annotations

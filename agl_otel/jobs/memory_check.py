@@ -30,6 +30,7 @@ from agl_otel.jobs.memory import (
 from agl_otel.jobs.model_check import ModelFacts
 from agl_otel.jobs.served import gpu_share, is_shared
 
+WORTH_SAYING: Final = 0.01  # of the peak
 SMALL_PARAMETERS: Final = 10_000_000
 """Up to this size a model counts as a toy, for which the default learning rate is meant."""
 USUAL_LEARNING_RATE: Final = 1e-4
@@ -122,15 +123,13 @@ def remedies(facts: ModelFacts, plan: Plan, server: tuple[Part, ...]) -> list[st
         "gradient_checkpointing = true": peak(replace(plan, gradient_checkpointing=True)),
         "lora_rank = 16": peak(replace(plan, lora_rank=plan.lora_rank or 16)),
         'dtype = "bfloat16"': peak(replace(plan, bfloat16=True)),
-        'optimizer = "adamw_8bit"': peak(replace(plan, optimizer="adamw_8bit"))
-        if "optimizer" in Updates.__dataclass_fields__
-        else peak(plan),
+        'optimizer = "adamw_8bit"': peak(replace(plan, optimizer="adamw_8bit")),
         "half of gpu_memory_utilization": peak(
             plan, tuple(replace(part, bytes=part.bytes // 2) if part.name == VLLM else part for part in server)
         ),
         "sleep = true": peak(plan, tuple(replace(part, phase=SAMPLING) if part.name == VLLM else part for part in server)),
     }
-    tries = {words: bytes_ for words, bytes_ in tries.items() if bytes_ < peak(plan)}
+    tries = {words: bytes_ for words, bytes_ in tries.items() if bytes_ < (1 - WORTH_SAYING) * peak(plan)}
     return [f"{words} ({gigabytes(bytes_)})" for words, bytes_ in sorted(tries.items(), key=lambda each: each[1])]
 
 

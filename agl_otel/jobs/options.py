@@ -10,7 +10,7 @@ from pydantic import BaseModel, create_model
 
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.options import STRICT, arguments_of
-from agl_otel.errors import UsageError
+from agl_otel.errors import UnavailableError, UsageError
 
 Need = Callable[[], object]
 """A check of something that a job needs; raises UsageError if it is missing, and starts nothing. It may return memory.Findings."""
