@@ -48,7 +48,7 @@ def test_the_estimate_is_within_a_fifth_of_the_measured_peak(
         chunk_logits=CHUNK_LOGITS,
     )
     estimate, found = trainer(facts, plan), measured(tmp_path, options, tokens=tokens, rows=rows)
-    assert estimate.peak / found.step == pytest.approx(1.0, abs=BAR), (estimate, found)
+    assert estimate.peak / max(found.step, found.save) == pytest.approx(1.0, abs=BAR), (estimate, found)
     saving = sum(part.bytes for part in estimate.parts if part.phase in (None, SAVE))
     slack = 100e6  # of code, buffers and what the allocator keeps, where little is held
     assert abs(saving - found.save) < BAR * found.save + slack, (estimate, found)
