@@ -49,6 +49,7 @@ OTHERS_NOT_RUN: Final = {
     r"python -m bench\.scale plan": "tests/unit/bench plays it",
     r"pip install": "the package itself: tests/try_wheel.py tries the wheel; others' from where a test has its own environment",
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
+    r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
     r"python (optimise|runner|algorithm)\.py": "of an example: test_prompt_search.py and test_tutorial.py play it",
 }
 """The same for commands that are not ours."""

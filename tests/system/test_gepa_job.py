@@ -106,7 +106,8 @@ def test_a_killed_search_ends_like_an_uninterrupted_one_and_repeats_no_rollout(p
     until(lambda: naming(killed) == [], "the killed run's processes have ended")
     words = f"killed after {kill_after} of {steps} records of its journal"
     again = trained(place, "killed", capsys)
-    assert {**again, "folder": ""} == {**whole, "folder": ""}, words
+    assert again["result"] == {**whole["result"], "path": str(killed / "best.json")}, words
+    assert {**again, "folder": "", "result": ""} == {**whole, "folder": "", "result": ""}, words
     assert lines(killed / "metrics.jsonl") == lines(place.folder / "whole" / "metrics.jsonl"), words
     assert paid(place) == 2 * cost, words
     assert place.models.server.calls <= 2 * calls + 1, f"{words}: but for the call that the kill may have cut off"
