@@ -155,7 +155,7 @@ def test_the_steps_of_a_learner_are_those_made_by_hand_in_float64(policy: Policy
             with torch.no_grad():
                 for weight, gradient in zip(weights.values(), gradients, strict=True):
                     weight -= RATE * gradient * min(1.0, learner.max_grad_norm / (float(norm) + 1e-6))
-    trained: dict[str, Any] = dict(model.named_parameters())
+    trained: dict[str, Any] = {name.replace(".default.", "."): weight for name, weight in model.named_parameters()}  # PEFT's names
     moved = {key: float((tensor.detach() - before[key]).abs().max()) for key, tensor in weights.items()}
     assert max(moved.values()) > 1e-3
     for key, tensor in weights.items():
