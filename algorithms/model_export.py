@@ -24,6 +24,7 @@ from agl_otel.algorithms.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
     CONFIG_FILE,
+    DTYPES,
     INDEX_FILE,
     POLICY,
     WEIGHTS_FILE,
@@ -34,8 +35,6 @@ from agl_otel.algorithms.run_folder import DIGESTS, RUN, changed_files, read_run
 from agl_otel.algorithms.run_result import RunResult, kept_weights, result_of
 from agl_otel.errors import DataError, SettingsError, UsageError, unwritable
 
-DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""{safetensors' name: torch's}."""
 TRIES: Final = 5  # checkpoints that a running run may remove while they are read
 BLOCK_BYTES: Final = 1 << 22
 _STATE: Final = "state.json"

@@ -18,6 +18,18 @@ ADAPTER_CONFIG: Final = "adapter_config.json"
 """PEFT's; a folder with it holds a LoRA adapter."""
 POLICY: Final = "policy"
 """The folder of a run with the small files of its model; of the tiny model, which the run makes, also its weights."""
+DTYPES: Final = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""{dtype in safetensors' format (https://github.com/huggingface/safetensors#format): torch's name of it}."""
 SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*")
 """Config, generation config, tokenizer, chat template and licence."""
 

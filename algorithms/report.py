@@ -258,6 +258,11 @@ def final_rewards(traces: Traces) -> dict[str, float]:
     return {rollout_id: value for rollout_id, (_, value) in found.items() if math.isfinite(value)}
 
 
+def not_finite(**values: float) -> str:
+    """Name the first of these values that is not a finite number, as "the loss is nan"; empty where all are."""
+    return next((f"the {name} is {value}" for name, value in values.items() if not math.isfinite(value)), "")
+
+
 class Clock:
     """Sums up the seconds spent on each kind of work."""
 

@@ -84,7 +84,7 @@ def plan_of(job: Job, facts: ModelFacts) -> Plan:
         lora_rank=given.get("lora_rank"),
         lora_targets=given.get("lora_targets", Updates.lora_targets),
         gradient_checkpointing=given.get("gradient_checkpointing", Updates.gradient_checkpointing),
-        optimizer=given.get("optimizer", "adamw"),
+        optimizer=given.get("optimizer", Updates.optimizer),
         eager=given.get("attention") == "eager",
         reference=given.get("kl", Objective.kl) > 0,
         on_gpu=not device.startswith("cpu"),

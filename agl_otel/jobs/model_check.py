@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.lora import ALL_LINEAR
-from agl_otel.algorithms.model_files import INDEX_FILE, WEIGHTS_FILE
+from agl_otel.algorithms.model_files import DTYPES, INDEX_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.options import shown
 from agl_otel.errors import SettingsError
 
@@ -76,8 +76,6 @@ class ModelFacts:
             if targets == ALL_LINEAR or any(name == each.split(".")[-1] for each in wanted)
         )
 
-
-_DTYPES: Final[Mapping[str, str]] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 
 _LOGIT_OPTIONS: Final = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Options of a config that change logits after the head; 1 and 0 do not."""
@@ -139,7 +137,7 @@ def _facts(model: Any, stored: Mapping[str, _Tensor]) -> ModelFacts:
         vocabulary=int(model.get_input_embeddings().num_embeddings),
         context=int(config.max_position_embeddings),
         tied=head is not None and head.weight is model.get_input_embeddings().weight,
-        dtype=_DTYPES.get(most, most.lower()),
+        dtype=DTYPES.get(most, most.lower()),
         heads=heads,
         kv_heads=int(_of(config, "num_key_value_heads") or heads),
         head_size=int(_of(config, "head_dim") or hidden // heads),

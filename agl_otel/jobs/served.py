@@ -232,7 +232,7 @@ class ServedRun(JobRun):
         await self._cancel_unfinished()
         weights, version = algorithm.last_weights(self.run)
         if adapter_rank(self.job):
-            weights = await asyncio.to_thread(algorithm.last_adapter, self.run)
+            weights = algorithm.last_adapter(self.run)
         await self._serve(await self._port(), weights, version)
         async with aiohttp.ClientSession() as session:
             self.context = await check_context(session, self.server_url, algorithm.sampling_parameters["max_tokens"])

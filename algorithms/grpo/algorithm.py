@@ -145,8 +145,11 @@ class GRPO(Algorithm):
         return (place, checkpoints.state(place, run.run_id).version) if place is not None else (None, 1)
 
     def last_adapter(self, run: RunFolder) -> Path | None:
-        """Return the folder of the last checkpoint's LoRA adapter, for a server that takes adapters; None without one."""
-        place, _ = self.last_weights(run)
+        """Return the folder of the last checkpoint's LoRA adapter, for a server that takes adapters; None without one.
+
+        `last_weights` compares the checkpoint with its digests.
+        """
+        place = Checkpoints(run.folder, keep=self.schedule.keep_checkpoints).latest()
         return place / ADAPTER if place is not None and (place / ADAPTER).exists() else None
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:

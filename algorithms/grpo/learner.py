@@ -31,7 +31,8 @@ from agl_otel.algorithms.grpo.objective import (
     worst_ratio_error,
 )
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, make_optimizer
-from agl_otel.algorithms.grpo.policy import check_finite, not_finite
+from agl_otel.algorithms.grpo.policy import check_finite
+from agl_otel.algorithms.report import not_finite
 from agl_otel.errors import DataError
 from agl_otel.types.columns import Ragged
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,21 +24,11 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agl_otel.algorithms.grpo.lora import has_lora, merged
 from agl_otel.algorithms.hub import model_folder
-from agl_otel.algorithms.model_files import WEIGHTS_FILE
+from agl_otel.algorithms.model_files import DTYPES, WEIGHTS_FILE
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
 
-_NAMES: Final = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""{dtype: its name in safetensors' format}."""
+_NAMES: Final[dict[torch.dtype, str]] = {getattr(torch, name): short for short, name in DTYPES.items()}
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 
 
@@ -103,11 +92,6 @@ def check_finite(model: Any) -> None:
     for name, weight in model.named_parameters():
         if weight.requires_grad and not bool(torch.isfinite(weight.detach()).all()):
             raise DataError(f"{name} is not finite after an update: lower learning_rate, and go on from the last checkpoint")
-
-
-def not_finite(**values: float) -> str:
-    """Name the first of these values that is not a finite number, as "the loss is nan"; empty where all are."""
-    return next((f"the {name} is {value}" for name, value in values.items() if not math.isfinite(value)), "")
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -111,9 +111,16 @@ async def check_context(session: aiohttp.ClientSession, url: str, max_tokens: in
 
 async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
     """Return status and body. Raises ModelServerError."""
-    try:
+    with _reaching(url):
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as answer:
             return answer.status, await answer.text()
+
+
+@contextmanager
+def _reaching(url: str) -> Generator[None]:
+    """Raise ModelServerError where the block cannot reach the model server."""
+    try:
+        yield
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise ModelServerError(f"cannot reach {url}: {error_text(error)}. Is the model server running?") from error
 
@@ -210,12 +217,10 @@ class Serving:
 
     async def _post(self, what: str) -> None:
         url = f"{self._url.rstrip('/')}/{what}"
-        try:
+        with _reaching(url):
             async with self._session.post(url, json={}, timeout=aiohttp.ClientTimeout(total=SLEEP_SECONDS)) as answer:
                 if answer.status != 200:
                     raise ModelServerError(f"{url}: HTTP {answer.status} {(await answer.text())[:500]}")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ModelServerError(f"cannot reach {url}: {error_text(error)}. Is the model server running?") from error
 
     async def probe(self, drift: Callable[[Sequence[int], Sequence[int], Sequence[float]], Awaitable[float]], tolerance: float) -> None:
         """Check that the model server samples with the pushed weights.
@@ -239,16 +244,15 @@ class Serving:
         url = f"{self._url.rstrip('/')}/v1/chat/completions"
         options = {**self._sampling, "max_tokens": PROBE_TOKENS, "logprobs": True, "return_token_ids": True, "seed": self.published.version}
         body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Say something."}], **options}
-        try:
+        with _reaching(url):
             async with self._session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as answer:
                 text = await answer.text()
-                reply = json.loads(text)
-                choice = reply["choices"][0]
-                logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
-                return reply["prompt_token_ids"], choice["token_ids"], logprobs
+        try:
+            reply = json.loads(text)
+            choice = reply["choices"][0]
+            logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
+            return reply["prompt_token_ids"], choice["token_ids"], logprobs
         except (LookupError, TypeError, ValueError) as error:
             raise ModelServerError(
                 f"{url} returns no token ids and log-probs, so its weights cannot be checked: {error_text(error)}"
             ) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ModelServerError(f"cannot reach {url}: {error_text(error)}. Is the model server running?") from error

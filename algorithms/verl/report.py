@@ -6,13 +6,12 @@ loggers get them as `agl/refused/no_reward`, and lines of metrics.jsonl as GRPO 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from agl_otel.adapters.losses import lost
-from agl_otel.algorithms.report import bias_figures
+from agl_otel.algorithms.report import bias_figures, not_finite
 from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.verl.samples import Counts
 from agl_otel.types.scores import Score
@@ -87,7 +86,7 @@ def step_figures(counts: Counts, update: Update) -> dict[str, float]:
         "off_policy": update.off_policy,
         "zero_variance_groups": counts.zero_variance_groups,
         "singleton_groups": update.singleton_groups,
-        "not_finite": float(bool(not_finite(update.metrics))),
+        "not_finite": float(bool(not_finite_in(update.metrics))),
         "rollout_seconds": update.rollout_seconds,
         "update_seconds": update.update_seconds,
         "adapter_cpu_seconds": counts.cpu_seconds,
@@ -110,10 +109,10 @@ def validation_figures(counts: Counts) -> dict[str, float]:
     return {"val_reward": score.mean, "val_rollouts": score.asked, "val_without_reward": score.missing}
 
 
-def not_finite(metrics: Mapping[str, Any]) -> str:
+def not_finite_in(metrics: Mapping[str, Any]) -> str:
     """Name what is not a finite number in verl's metrics of a step; verl skips such an update. Empty where all is finite."""
-    named = (("loss", "actor/loss"), ("gradient", "actor/grad_norm"))
-    return next((f"the {name} is {metrics[key]}" for name, key in named if key in metrics and not math.isfinite(metrics[key])), "")
+    named = {"loss": "actor/loss", "gradient": "actor/grad_norm"}
+    return not_finite(**{name: metrics[key] for name, key in named.items() if key in metrics})
 
 
 def as_metrics(figures: Mapping[str, float]) -> dict[str, float]:

@@ -30,7 +30,7 @@ from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.verl.order import in_order
 from agl_otel.algorithms.verl.publish import Publisher, sampling_by_mode
 from agl_otel.algorithms.verl.ratios import compared
-from agl_otel.algorithms.verl.report import Update, as_metrics, not_finite, stack_figures, step_figures, validation_figures
+from agl_otel.algorithms.verl.report import Update, as_metrics, not_finite_in, stack_figures, step_figures, validation_figures
 from agl_otel.algorithms.verl.samples import Counts, all_refused, own_temperature_warning
 from agl_otel.algorithms.verl.singletons import compares_groups, groups_of, singleton_keys
 from agl_otel.algorithms.verl.spec import SECTION, Spec, training_step
@@ -130,7 +130,7 @@ class InstrumentedTrainer(_Trainer):
         self._figures = step_figures(counts, self._update(batch, metrics, timing_raw["gen"]))
         metrics.update(as_metrics(self._figures))
         self._warn(counts)
-        if wrong := not_finite(metrics):
+        if wrong := not_finite_in(metrics):
             _log.warning("step %d: %s; verl skipped the update", self.global_steps, wrong)
         self._not_finite = [*self._not_finite, wrong] if wrong else []
         return batch

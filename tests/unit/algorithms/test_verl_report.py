@@ -20,7 +20,7 @@ from agl_otel.algorithms.verl.report import (
     as_metrics,
     is_step,
     line_of,
-    not_finite,
+    not_finite_in,
     stack_figures,
     step_figures,
     validation_figures,
@@ -127,7 +127,7 @@ def test_where_verl_compares_no_log_probs_there_is_no_drift() -> None:
     ],
 )
 def test_a_step_that_is_not_finite_is_named_and_counted(metrics: dict[str, float], says: str) -> None:
-    assert not_finite(metrics) == says
+    assert not_finite_in(metrics) == says
     assert line(metrics=metrics)["not_finite"] == float(bool(says))
 
 
