@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from agl_otel.algorithms.metric_sinks import MetricSink, Sinks, sinks_of
-from agl_otel.algorithms.run_folder import RunFolder, new_run_id
+from agl_otel.algorithms.run_folder import OTHER_CODE, RunFolder, forced_in, new_run_id, other_code
 from agl_otel.algorithms.validation import figures_of, validations
 from agl_otel.errors import AglError
 from agl_otel.types import TrainingStep
@@ -69,10 +69,13 @@ class RunLog:
         self._pending: list[TrainingStep] = []
         self._ends: dict[int, float] = {0: time.time()}
         """{step: when it ended, in Unix seconds} of the steps so far, 0 for the start."""
+        self._forced: list[dict[str, Any]] = []
+        self._steps = 0
         self._shown: set[int] = set()
         """Steps whose validations the sinks have."""
 
     async def __aenter__(self) -> RunLog:
+        self._forced = forced_in(self._folder)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -89,6 +92,7 @@ class RunLog:
 
         Raises what a sink's `begin` raises; DataError for a damaged validation.json.
         """
+        done = [self._with_other_code(step) for step in done]
         self._ends |= {step.step: step.end_time for step in done}
         shown = sorted([*done, *self._new_validations()], key=lambda step: step.step)  # stable: a validation is after its step
         for sink in self._sinks:
@@ -100,6 +104,7 @@ class RunLog:
 
     async def note(self, step: TrainingStep, figures: Mapping[str, float]) -> None:
         """Record a step that has just been done."""
+        step = self._with_other_code(step)
         try:
             await self._store.record_figures(figures, algorithm=self.algorithm)
         except AglError as error:
@@ -108,6 +113,12 @@ class RunLog:
         await self._show(step)
         self._pending.append(step)
         await self._flush()
+
+    def _with_other_code(self, step: TrainingStep) -> TrainingStep:
+        """Count a step, and name its code where the run was begun with other."""
+        self._steps += 1
+        named = other_code(self._forced, self._steps)
+        return step.model_copy(update={"metrics": {**step.metrics, OTHER_CODE: named}}) if named else step
 
     async def note_validations(self) -> None:
         """Show new validations of the steps so far, which are in the run's folder. Raises DataError for a damaged validation.json.

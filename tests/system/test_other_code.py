@@ -108,6 +108,9 @@ def test_other_code_is_refused_unless_it_is_forced(run: Run, algorithm: str, rol
     steps = len((run.folder / "run" / "metrics.jsonl").read_text().splitlines())
     assert steps > 0
     assert run.told["forced"] == [{"step": steps, "changed": {f"{role} {file}": [before, after]}}]
+    assert (f"{role} {file}", f"after {steps} step") in [
+        (name, said[: -len("s" if steps > 1 else "")] or said) for name, said in run.shown()
+    ]
     run.train()
     assert run.told["sources"][f"{role} {file}"] == after
     assert len(run.told["forced"]) == 1, "what was forced once is the run's code"

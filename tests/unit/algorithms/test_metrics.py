@@ -20,6 +20,7 @@ import pytest
 
 from agl_otel.algorithms.metric_sinks import PICTURE, Plots, TensorBoard, check_metrics, sinks_of
 from agl_otel.algorithms.plots import curves
+from agl_otel.algorithms.run_folder import RUN, with_checksum, write_json
 from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.errors import SettingsError, UnavailableError, UsageError
@@ -221,6 +222,21 @@ async def test_sinks_get_each_validation_of_the_run_folder_once_after_its_step(t
     async with RunLog(store, run_id="grpo-1", algorithm="grpo", folder=tmp_path, sinks=[again := Recorded()]) as log:
         await log.begin([a_step(1), a_step(2)])
     assert again.got == sink.got
+
+
+async def test_steps_with_other_code_than_the_run_was_begun_with_name_it(tmp_path: Path) -> None:
+    class Store(FakeStore):
+        async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
+            self.steps += [(step.step, step.metrics.get("other_code")) for step in steps]  # pyright: ignore[reportAttributeAccessIssue]
+            return len(steps)
+
+    fields = {"run_id": "grpo-1", "algorithm": "grpo", "seed": 1, "options": {}, "sources": {"grader": "a.py:g"}}
+    forced = [{"step": 2, "changed": {"grader": ["a.py:f", "a.py:g"]}}]
+    write_json(tmp_path / RUN, with_checksum({**fields, "forced": forced}))
+    async with RunLog(store := Store(), run_id="grpo-1", algorithm="grpo", folder=tmp_path) as log:
+        await log.begin([a_step(1), a_step(2)])
+        await log.note(a_step(3), {})
+    assert store.steps == [(1, None), (2, None), (3, "grader")]
 
 
 async def test_a_cancelled_run_closes_a_sink_after_the_step_under_way(tmp_path: Path) -> None:
