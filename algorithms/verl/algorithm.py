@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -283,7 +284,7 @@ class VERL(Algorithm):
     # --- metrics
     async def _take_lines(self, path: Path, run: RunFolder, log: RunLog) -> None:
         """Record the lines that verl has written since the last call."""
-        for line in _written(path)[self._lines_read :]:
+        for line in written(path)[self._lines_read :]:
             run.metric(line)
             self.metrics.append(line)
             self._lines_read += 1
@@ -317,10 +318,13 @@ def outcome(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _written(path: Path) -> list[dict[str, Any]]:
-    """Read the complete lines of verl's metrics file, in the format of metrics.jsonl."""
+def written(path: Path) -> list[dict[str, Any]]:
+    """Read the complete lines of verl's metrics file, in the format of metrics.jsonl.
+
+    verl's file logger writes numbers that are not finite as null; they are NaN again.
+    """
     rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-    return [line_of(row["step"], row["data"]) for row in rows]
+    return [line_of(row["step"], {name: math.nan if value is None else value for name, value in row["data"].items()}) for row in rows]
 
 
 def _metrics(run: RunFolder, last: int) -> list[dict[str, Any]]:
