@@ -151,7 +151,7 @@ async def test_metric_sinks_get_the_validations_of_a_run_to_its_last_step(store:
     def scored(step: int) -> dict[str, float]:
         return {"val_reward": step / 4, "val_rollouts": 4, "val_without_reward": 1}
 
-    options = {"max_steps": 3, "val_every": 2, "validator": validator, "metrics": [sink]}
+    options: dict[str, Any] = {"max_steps": 3, "val_every": 2, "validator": validator, "metrics": [sink]}
     await trained(kind, store, folder, run, as_good, **options)
     assert sink.got == [(1, None), (2, None), (2, scored(2)), (3, None), (3, scored(3)), (-1, None)]
     seen, sink.got = sink.got, []
