@@ -15,8 +15,8 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo.groups import cancel_all
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.lora import ALL_LINEAR, check_targets
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
