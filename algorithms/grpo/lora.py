@@ -37,8 +37,12 @@ def linear_layers(model: Any) -> Iterator[tuple[str, int, int]]:
     """Iterate over the linear layers of a model, except the head: name, and widths of input and output."""
     head = model.get_output_embeddings()
     for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head:
-            yield name, *((layer.in_features, layer.out_features) if isinstance(layer, torch.nn.Linear) else (layer.nx, layer.nf))
+        if layer is head:
+            continue
+        if isinstance(layer, torch.nn.Linear):
+            yield name, layer.in_features, layer.out_features
+        elif isinstance(layer, Conv1D):
+            yield name, layer.nx, layer.nf
 
 
 def is_target(name: str, targets: Sequence[str] | str) -> bool:
