@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -73,7 +74,7 @@ def export_model(
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is not empty: name a folder that is, or a new one")
+        raise UsageError(f"{target} is not empty: name an empty folder, or a new one")
     for left in range(TRIES, 0, -1):
         found = result_of(run, step=step, last=last)
         if found.step is None:
@@ -223,6 +224,7 @@ def _convert(file: Path, dtype: str) -> None:
         loaded = ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118  # it is no dict
         tensors = {name: tensor.to(new) if tensor.is_floating_point() else tensor for name, tensor in loaded}
     save_file(tensors, beside := file.with_name(f".{file.name}"), metadata={"format": "pt"})
+    beside.chmod(stat.S_IMODE(file.stat().st_mode))  # safetensors makes files that only their owner may read
     beside.replace(file)
 
 

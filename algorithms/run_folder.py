@@ -90,7 +90,7 @@ class Sources:
             if not self.force:
                 raise UsageError(
                     f"the run in {folder} was begun with other code, and its figures would not all be of one kind ({told}): "
-                    "give back the code, or a new folder; with --force it goes on, and run.json records since which step"
+                    "restore the code, or name a new folder; with --force it goes on, and run.json records since which step"
                 )
             _log.warning("the run in %s goes on with other code (%s)", folder, told)
 

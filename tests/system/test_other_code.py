@@ -67,7 +67,7 @@ class Run:
             [sys.executable, "-m", "agl_otel", *arguments],
             cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
-        assert done.returncode == code, done.stderr
+        assert done.returncode == code and "Unclosed" not in done.stderr, done.stderr
         return done.stderr
 
     def shown(self, *where: str) -> dict[str, Any]:

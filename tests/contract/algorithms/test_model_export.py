@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +94,7 @@ async def test_an_exported_model_is_the_runs_own_to_the_bit(
     assert not torch.equal(logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "first")), logprobs(model))
     half = export(capsys, tmp_path / "run", tmp_path / "half", "--dtype", "bfloat16")
     assert half["dtype"] == "bfloat16" and half["bytes"] < 0.6 * done["bytes"]
+    assert stat.S_IMODE((tmp_path / "half" / WEIGHTS_FILE).stat().st_mode) == stat.S_IMODE((out / WEIGHTS_FILE).stat().st_mode)
     low = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
     assert low.dtype == torch.bfloat16
     assert all(torch.equal(tensor, ours.state_dict()[name].bfloat16()) for name, tensor in low.state_dict().items())
@@ -190,7 +192,7 @@ async def test_the_best_validation_is_exported_unless_others_are_asked_for(
 def test_a_folder_that_is_not_empty_and_a_run_without_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
-    assert "full is not empty: name a folder that is, or a new one" in refused(capsys, tmp_path / "run", tmp_path / "full")
+    assert "full is not empty: name an empty folder, or a new one" in refused(capsys, tmp_path / "run", tmp_path / "full")
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
     assert "is not the folder of a run, it holds no run.json" in refused(capsys, tmp_path / "run", tmp_path / "out")
     (tmp_path / "run").mkdir()

@@ -99,8 +99,10 @@ def test_an_adapter_has_the_alpha_and_the_layers_it_is_given(policy: Policy) -> 
     model = with_lora(copy.deepcopy(policy.model), 2, alpha=3.0, targets=["q_proj", "v_proj"])
     assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter(model) or {}} == {"q_proj", "v_proj"}
     assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 1.5}
-    with pytest.raises(UsageError, match=r"lora_targets = \['nothing'\]: .*not found"):
-        with_lora(copy.deepcopy(policy.model), 2, targets=["nothing"])
+    part = with_lora(copy.deepcopy(policy.model), 2, targets=["layers.0.self_attn.q_proj"])
+    assert len(adapter(part) or {}) == 2
+    with pytest.raises(UsageError, match=r"lora_targets: no linear layer of the model has a name that ends in 'v_porj'; .*, v_proj"):
+        with_lora(copy.deepcopy(policy.model), 2, targets=["q_proj", "v_porj"])
 
 
 def test_weights_are_merged_one_at_a_time(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,14 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "warmup_steps = -1", r"warmup_steps = -1: it must be at least 0"),
     ("grpo", "algorithm", "lora_alpha = 0", r"lora_alpha = 0: it must be greater than 0"),
     ("grpo", "algorithm", "lora_targets = []", r"lora_targets = \[\]: it must be non-empty"),
+    ("grpo", "algorithm", 'lora_targets = "q_proj"', r"lora_targets = \"q_proj\": it must be a list of ends .*leave it out for"),
+    (
+        "grpo",
+        "algorithm",
+        'lora_rank = 8\nlora_targets = ["q_proj", "v_porj"]',
+        r"lora_targets: no linear layer of tiny has a name that ends in 'v_porj'; their names end in down_proj, .*v_proj",
+    ),
+    ("grpo", "algorithm", 'lora_rank = 8\nlora_targets = ["lm_head"]', r"no linear layer of tiny has a name that ends in 'lm_head'"),
     ("grpo", "algorithm", "ratio_error_limit = 0", r"ratio_error_limit = 0: it must be greater than 0 and at most 10"),
     ("grpo", "algorithm", "lora_rank = 0", r"lora_rank = 0: it must be at least 1"),
     ("grpo", "algorithm", "lora_rank = 65", r"lora_rank = 65: it must be at most 64, because that is the hidden size of tiny"),
@@ -487,10 +495,10 @@ async def test_limits_are_those_of_the_jobs_model(tmp_path: Path) -> None:
 
 
 def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
-    attention = Linear(widths=3 * 2 * 64, parameters=3 * 64 * 64)
-    mlp = Linear(widths=3 * (64 + 256), parameters=3 * 64 * 256)
-    linear: dict[str, Linear] = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), attention)
-    linear |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), mlp)
+    attention, mlp = Linear(widths=2 * 64, parameters=64 * 64), Linear(widths=64 + 256, parameters=64 * 256)
+    ends = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"), attention)
+    ends |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), mlp)
+    linear = {f"model.layers.{layer}.{end}": kind for layer in range(3) for end, kind in ends.items()}
     facts = ModelFacts(
         parameters=210368,
         layers=3,
