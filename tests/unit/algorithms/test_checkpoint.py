@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
@@ -101,6 +103,32 @@ def test_a_checkpoint_is_of_its_step_though_training_goes_on_while_it_is_written
     second = learner(policy)
     checkpoints.load(place, "grpo-1", second.model, second.optimizer)
     assert second.update(batch, ADVANTAGES) == update
+
+
+class Copies(TorchDispatchMode):
+    """Records the bytes of each floating-point tensor that is made as a copy of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default) and result.is_floating_point():
+            self.sizes.append(result.nbytes)
+        return result
+
+
+def test_a_checkpoint_copies_each_weight_once(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    wide = trained.model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        wide.set_(wide.T.contiguous().T)  # column by column: the file has it row by row
+    with Copies() as copies:
+        place = Checkpoints(tmp_path, keep=1).save(state(1), trained.model, trained.optimizer)
+    held = load_file(place / WEIGHTS_FILE)
+    assert sorted(copies.sizes) == sorted(tensor.nbytes for tensor in held.values())
+    assert all(torch.equal(held[name], tensor) for name, tensor in trained.model.state_dict().items() if name in held)
 
 
 def test_a_checkpoint_that_cannot_be_written_beside_training_ends_the_run(policy: Policy, tmp_path: Path) -> None:
