@@ -27,10 +27,10 @@ _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
 
 
-def require_lora() -> None:
-    """Raise SettingsError, naming the extra, where peft is missing."""
+def require_lora(what: str = "lora_rank") -> None:
+    """Raise SettingsError where peft is missing, which names the extra that is needed for `what`."""
     if find_spec("peft") is None:
-        raise SettingsError("lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
+        raise SettingsError(f"{what} needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
 
 
 def with_lora(model: Any, rank: int, *, alpha: float | None = None, targets: str | Sequence[str] = ALL_LINEAR) -> Any:
@@ -125,7 +125,7 @@ def write_adapter(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 
 def with_saved_adapter(model: Any, folder: Path) -> Any:
     """Add the adapter in `folder`, in PEFT's format, to a model without one. Raises SettingsError without peft."""
-    require_lora()
+    require_lora("merging an adapter")
     from peft import PeftModel
 
     with _without_peft_warning():

@@ -82,6 +82,7 @@ def weights_to_serve(updates: Updates, run: RunFolder, *, model_dir: Path, adapt
     if state.base is not None and folder.parent == run.folder / WEIGHTS:
         check_base(state.base, model_dir, remedy="give the run its own model, or a new folder")
         write = partial(save_merged, dtype=dtype_of_model(updates), device=updates.device, saved=_dtype_of_files(updates))
+        shutil.rmtree(folder, ignore_errors=True)  # it may hold an adapter, pushed to a server that took it
         with ThreadPoolExecutor(1, "merge", torch.set_num_threads, (updates.threads,)) as worker:
             worker.submit(write, model_dir, place / ADAPTER, folder).result()
             worker.submit(release_memory).result()

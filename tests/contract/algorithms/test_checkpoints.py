@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,8 +86,10 @@ async def test_a_checkpoint_of_a_lora_run_holds_the_adapter_and_is_served_with_i
     with closing(RunFolder(tmp_path / "run", algorithm="grpo", options=stored["options"])) as run:
         assert grpo.last_weights(run) == (place, 3)
         assert grpo.weights_to_serve(run, adapter_rank=2) == (place / ADAPTER, 3)
+        shutil.copytree(place / ADAPTER, run.folder / "weights" / "3")  # as pushed to a server that took it
         merged, version = grpo.weights_to_serve(run, adapter_rank=1)
     assert merged is not None and merged == tmp_path / "run" / "weights" / "3" and str(version) == reports[-1].next_version
+    assert [path.name for path in merged.iterdir()] == [WEIGHTS_FILE]
     assert (merged / WEIGHTS_FILE).read_bytes() == (folder / "weights" / "3" / WEIGHTS_FILE).read_bytes(), "as they were pushed"
 
 

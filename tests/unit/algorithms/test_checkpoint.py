@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from agl_otel.algorithms.base_model import find_base, name_of_base
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.groups import TaskOrder
@@ -224,6 +225,19 @@ def test_metrics_after_the_checkpoint_are_truncated(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text('{"run_id"')
     with pytest.raises(DataError, match=r"run\.json is damaged"):
         RunFolder(tmp_path, algorithm="grpo", options={})
+
+
+def test_a_base_model_is_named_by_its_digest_and_where_it_is(policy: Policy, tmp_path: Path) -> None:
+    run, cached = tmp_path / "run", tmp_path / "hub" / "models--owner--name" / "snapshots" / "0a1b"
+    for folder in (run / "policy", cached):
+        policy.model.config.save_pretrained(folder)
+    inside, of_hub = (name_of_base(folder, run, dtype="float32") for folder in (run / "policy", cached))
+    digest = model_fingerprint(cached)
+    assert inside == {"digest": digest, "dtype": "float32", "folder": "policy"}
+    assert of_hub == {"digest": digest, "dtype": "float32", "id": "owner/name", "commit": "0a1b"}
+    moved = run.rename(tmp_path / "moved")
+    assert find_base(inside, moved) == moved / "policy"
+    assert find_base(of_hub, moved, given=str(cached)) == cached
 
 
 def test_model_fingerprints_differ_between_models(policy: Policy, tmp_path: Path) -> None:
