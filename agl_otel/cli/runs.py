@@ -153,13 +153,17 @@ def compare(
 @click.option("--last", is_flag=True, help="The last weights that the run keeps.")
 @click.option("--adapter", is_flag=True, help="Only the LoRA adapter, as peft and `vllm serve --lora-modules` load it.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights.  [default: as the run has them]")
+@click.option("--base", metavar="MODEL", help="Where the model now is that a LoRA run began with.  [default: where it was]")
 @json_option
-def export(run: Path, target: Path, step: int | None, last: bool, adapter: bool, dtype: str | None, as_json: bool) -> None:
+def export(
+    run: Path, target: Path, step: int | None, last: bool, adapter: bool, dtype: str | None, base: str | None, as_json: bool
+) -> None:
     """Write the trained model of RUN, a run's folder, to the new folder DIR.
 
     DIR then has weights, config, tokenizer, chat template and generation config, as `AutoModelForCausalLM.from_pretrained`, `vllm serve`
     and [policy] model open them. A LoRA adapter is merged into the weights, unless --adapter asks for it alone. The run may go on:
-    its last complete checkpoint is read. Weights are compared with their digests.
+    its last complete checkpoint is read. Weights are compared with their digests, and so is the model that a LoRA run began with, which
+    must still be there, since checkpoints hold the adapter alone.
 
     Runs of grpo, sft and verl have weights. Checkpoints of verl are merged by verl's own program, to bfloat16, in the environment of the
     run.
@@ -169,7 +173,7 @@ def export(run: Path, target: Path, step: int | None, last: bool, adapter: bool,
     setup_logging()
     if step is not None and last:
         raise UsageError("--step and --last exclude each other: give one")
-    done = export_model(run, target, step=step, last=last, adapter=adapter, dtype=dtype)
+    done = export_model(run, target, step=step, last=last, adapter=adapter, dtype=dtype, base=base)
     if as_json:
         print_json(asdict(done))
         return

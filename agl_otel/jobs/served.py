@@ -234,9 +234,7 @@ class ServedRun(JobRun):
         self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"], model=model)
         self._exit.callback(self.run.close)
         await self._cancel_unfinished()
-        weights, version = algorithm.last_weights(self.run)
-        if adapter_rank(self.job):
-            weights = algorithm.last_adapter(self.run)
+        weights, version = await asyncio.to_thread(self._weights_to_serve, algorithm)
         await self._serve(await self._port(), weights, version)
         async with aiohttp.ClientSession() as session:
             self.context = await check_context(session, self.server_url, algorithm.sampling_parameters["max_tokens"])
@@ -332,6 +330,10 @@ class ServedRun(JobRun):
         self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log", env=env)
         await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
         await self._server.ready(self._server_is_healthy, timeout_seconds=seconds)
+
+    def _weights_to_serve(self, algorithm: Any) -> tuple[Path | None, int]:
+        """Return folder (None: the model's) and version of the weights with which the server of a resumed run starts."""
+        return algorithm.last_weights(self.run)
 
     @property
     def described(self) -> list[str]:

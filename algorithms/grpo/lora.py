@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
-from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, replacing_files
 from agl_otel.errors import SettingsError, UsageError
 
 ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter
@@ -27,10 +28,10 @@ _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
 
 
-def require_lora() -> None:
-    """Raise SettingsError, naming the extra, where peft is missing."""
+def require_lora(what: str = "lora_rank") -> None:
+    """Raise SettingsError where peft is missing, which names the extra that is needed for `what`."""
     if find_spec("peft") is None:
-        raise SettingsError("lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
+        raise SettingsError(f"{what} needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
 
 
 def linear_layers(model: Any) -> Iterator[tuple[str, int, int]]:
@@ -86,9 +87,16 @@ def with_lora(model: Any, rank: int, *, alpha: float | None = None, targets: str
     check_targets(targets, (name for name, _, _ in linear_layers(model)), "the model")
     scale: Any = ALPHA_OVER_RANK * rank if alpha is None else alpha  # a number; peft annotates int
     config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=0.0, target_modules=targets if isinstance(targets, str) else [*targets])
-    with warnings.catch_warnings():  # peft uses a deprecated attribute of transformers
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+    with _without_peft_warning():
         return get_peft_model(model, config, adapter_name=_ADAPTER).eval()
+
+
+@contextmanager
+def _without_peft_warning() -> Generator[None]:
+    """Leave out the warning that peft uses a deprecated attribute of transformers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        yield
 
 
 def has_lora(model: Any) -> bool:
@@ -134,10 +142,7 @@ def adapter_config(model: Any) -> dict[str, Any]:
 
 
 def save_adapter(model: Any, folder: Path) -> Path:
-    """Write the adapter to `folder` in PEFT's format, as PeftModel.from_pretrained and vLLM load it; return the folder's absolute path.
-
-    The files are adapter_config.json and adapter_model.safetensors; each is replaced as a whole, the weights last.
-    """
+    """Write the adapter to `folder` in PEFT's format, as PeftModel.from_pretrained and vLLM load it; return the folder's absolute path."""
     weights = {name: tensor.detach().to("cpu") for name, tensor in (adapter(model) or {}).items()}
     return write_adapter(weights, adapter_config(model), folder)
 
@@ -145,12 +150,19 @@ def save_adapter(model: Any, folder: Path) -> Path:
 def write_adapter(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> Path:
     """Write `adapter` and `adapter_config` of a model as `save_adapter` does, from tensors on the CPU."""
     path = folder.absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    (path / f".{ADAPTER_CONFIG}").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (path / f".{ADAPTER_CONFIG}").replace(path / ADAPTER_CONFIG)
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path / f".{ADAPTER_FILE}", metadata={"format": "pt"})
-    (path / f".{ADAPTER_FILE}").replace(path / ADAPTER_FILE)
+    with replacing_files(path) as new:
+        (new / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, new / ADAPTER_FILE, metadata={"format": "pt"})
     return path
+
+
+def with_saved_adapter(model: Any, folder: Path) -> Any:
+    """Add the adapter in `folder`, in PEFT's format, to a model without one. Raises SettingsError without peft."""
+    require_lora("merging an adapter")
+    from peft import PeftModel
+
+    with _without_peft_warning():
+        return PeftModel.from_pretrained(model, folder, adapter_name=_ADAPTER).eval()
 
 
 def load_adapter(model: Any, weights: Mapping[str, torch.Tensor], source: str) -> None:

@@ -130,6 +130,8 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     load_adapter(ours, load_file(place / "adapter" / "adapter_model.safetensors"), str(place))
 
     export(capsys, tmp_path / "run", tmp_path / "merged")
+    pushed = folder / "weights" / "2" / WEIGHTS_FILE
+    assert (tmp_path / "merged" / WEIGHTS_FILE).read_bytes() == pushed.read_bytes()
     merged = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     assert (merged - logprobs(ours)).abs().max() < LORA_TOLERANCE
     assert (merged - logprobs(load_policy(folder).model)).abs().max() > 100 * LORA_TOLERANCE
@@ -141,6 +143,32 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     }
     opened = peft.PeftModel.from_pretrained(load_policy(folder).model, tmp_path / "adapter")
     assert torch.equal(logprobs(opened), logprobs(ours))
+
+    half = export(capsys, tmp_path / "run", tmp_path / "half", "--dtype", "bfloat16")
+    low = load_file(tmp_path / "half" / WEIGHTS_FILE)
+    assert half["dtype"] == "bfloat16" and all(torch.equal(low[name], each.bfloat16()) for name, each in load_file(pushed).items())
+
+
+async def test_a_lora_run_is_exported_with_the_model_that_it_began_with_wherever_that_is(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft", reason="needs the [lora] extra")
+    folder, run, out = make_policy(tmp_path / "policy"), tmp_path / "run", tmp_path / "out"
+    await trained(KINDS[0], store, folder, run, by_place, lora_rank=2, learning_rate=1e-2)
+    pushed = (folder / "weights" / "2" / WEIGHTS_FILE).read_bytes()
+    shutil.move(folder, moved := tmp_path / "elsewhere")
+    assert f"{folder} holds no model that transformers can load" in (error := refused(capsys, run, out))
+    assert "name the folder of the model that the run began with by --base" in error
+    other = make_policy(tmp_path / "other", tied=True)
+    assert f"{other} is another model, of digest " in refused(capsys, run, out, "--base", other)
+    assert not out.exists() and names_in(tmp_path) == ["elsewhere", "other", "run"], "nothing is left"
+    export(capsys, run, out, "--base", moved)
+    assert (out / WEIGHTS_FILE).read_bytes() == pushed
+    export(capsys, run, tmp_path / "adapter", "--adapter")
+
+    file = run / "checkpoints" / "step-000001" / "adapter" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x55")
+    assert f"{file} is damaged (it has changed since it was written)" in refused(capsys, run, tmp_path / "more", "--base", moved)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
