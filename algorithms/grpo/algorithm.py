@@ -11,6 +11,7 @@ import logging
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -238,6 +239,8 @@ class GRPO(Algorithm):
         while True:
             new = await self._next_groups(store, self.rollouts.prompts_per_step - len(groups), tasks)
             groups = [*groups, *new]
+            if self.rollouts.offline_mode is None:
+                await self._serving.check_server()
             clock.lap("rollout")
             found = await store.traces(_finished(new))
             traces = found if traces is None else Traces.joined(traces, found)
@@ -294,11 +297,34 @@ class GRPO(Algorithm):
         """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
         batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match)
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
+        batch = self._of_this_run(batch, groups)
         late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
         batch.refused.update({"not_finished": late} if late else {})
         ids = {rollout_id for group in groups for rollout_id in group.rollout_ids}
         rows = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
         return self._score(traces, pick(batch, rows) if len(rows) < len(batch) else batch, groups, clock)
+
+    def _of_this_run(self, batch: TrajectoryBatch, groups: Sequence[Group]) -> TrajectoryBatch:
+        """Return the trajectories of weights that the run had pushed when they were sampled; `refused` counts others as `other_weights`.
+
+        These were replaced before the rollout was enqueued, or are not the run's: the server did not load what it was given.
+        """
+        if self.rollouts.offline_mode is not None:
+            return batch
+        first = {rollout_id: self._version_at(group.step) for group in groups for rollout_id in group.rollout_ids}
+        last = self._serving.published.version
+        own = [
+            not version or (version.isdecimal() and first.get(rollout_id, 0) <= int(version) <= last)
+            for rollout_id, version in zip(batch.rollout_id, batch.model_version, strict=True)
+        ]
+        if all(own):
+            return batch
+        refused = batch.refused + Counter({"other_weights": len(own) - sum(own)})
+        return pick(replace(batch, refused=refused), np.flatnonzero(own))
+
+    def _version_at(self, step: int) -> int:
+        """Return the version of the weights that were published last when a step began."""
+        return int(self.reports[step - 2].next_version) if 2 <= step <= self._number else 1
 
     def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _StepData:
         """Compute the advantage of each rollout within its group, which all its trajectories share."""
