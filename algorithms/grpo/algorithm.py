@@ -92,7 +92,7 @@ class GRPO(Algorithm):
     validator: Callable[[int, Path], Awaitable[object]] | None = None
     """Called with the number and checkpoint of each step that `val_every` names, before the next step; again when the run is resumed."""
     weights_dir: str | Path | None = None
-    """Where weights are written for the server; default: `weights` in `model_dir`, with a model of the hub in the run's folder."""
+    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`."""
     run_dir: str | Path | RunFolder | None = None
     """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
     metrics: Sequence[Any] | None = None
@@ -134,7 +134,9 @@ class GRPO(Algorithm):
 
     def run_fingerprint(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """Return the run's fingerprint, as JSON: the options in its run.json."""
-        return run_fingerprint(self.options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
+        decays = self.updates.learning_rate_schedule != "constant"  # to 0 at max_steps
+        without = _NOT_COMPARED - {"max_steps"} if decays else _NOT_COMPARED
+        return run_fingerprint(self.options, tasks, model_dir=self.model_dir, without=without)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
         """Return the folder (None: `model_dir`) and version of the weights with which a model server must start when `run` is resumed.
@@ -219,11 +221,13 @@ class GRPO(Algorithm):
 
     def _place_for_weights(self) -> Path:
         """Return where weights are written for the server. Raises UsageError where a model of the hub leaves none."""
-        if self.weights_dir is not None or origin_of(self.model_dir) is None:
-            return Path(self.weights_dir or Path(self.model_dir) / WEIGHTS).absolute()
-        if (run := folder_of(self.run_dir)) is None:
+        if self.weights_dir is not None:
+            return Path(self.weights_dir).absolute()
+        if (run := folder_of(self.run_dir)) is not None:  # not beside the model, which other runs begin with, too
+            return run.absolute() / WEIGHTS
+        if origin_of(self.model_dir) is not None:
             raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir or weights_dir")
-        return run.absolute() / WEIGHTS
+        return (Path(self.model_dir) / WEIGHTS).absolute()
 
     @property
     def _number(self) -> int:

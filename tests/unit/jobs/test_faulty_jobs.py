@@ -106,6 +106,13 @@ FAULTS: list[tuple[str, str, str, str]] = [
         f'{VLLM}vllm_options = ["--enable-lora"]',
         r"vllm_options has --enable-lora, which the run sets",
     ),
+    (
+        "grpo",
+        "policy",
+        f'{VLLM}vllm_options = ["--logprobs_mode=raw_logprobs"]',
+        r"vllm_options has --logprobs-mode, which the run sets",
+    ),
+    ("grpo", "policy", f'{VLLM}vllm_options = ["--no-enable-lora"]', r"vllm_options has --no-enable-lora, which the run sets"),
     ("grpo", "policy", "devices = [99]", r"devices = \[99\]: this machine has .*there is none with the number 99; name others"),
     ("grpo", "policy", "devices = []", r"devices = \[\]: it must be non-empty, because these are GPUs, by their numbers"),
     ("grpo", "policy", 'devices = "0"', r'devices = "0": it must be a list'),
