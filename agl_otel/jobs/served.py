@@ -15,12 +15,14 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo.groups import cancel_all
+from agl_otel.algorithms.grpo.lora import ALL_LINEAR
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
 from agl_otel.algorithms.model_files import POLICY
+from agl_otel.algorithms.options import shown
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
@@ -170,6 +172,13 @@ def check_policy(job: Job) -> ModelFacts:
         raise SettingsError(
             f"[algorithm] lora_rank = {rank}: it must be at most {facts.hidden}, because that is the hidden size of {name}; "
             "give such a value (8 to 64 are usual), or leave it out"
+        )
+    targets = given.get("lora_targets", ALL_LINEAR)
+    known = [*facts.linear, *([] if facts.tied else ["lm_head"])]  # a tied head's adapter would be the embedding's, too
+    if rank and not isinstance(targets, str) and (unknown := [each for each in targets if each.rpartition(".")[2] not in known]):
+        raise SettingsError(
+            f"[algorithm] lora_targets = {shown(targets)}: {name} has no linear layer {shown(unknown[0])} that takes an adapter; its own are "
+            f"{', '.join(known)}; give some of these, or leave it out"
         )
     return facts
 
