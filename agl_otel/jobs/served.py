@@ -177,8 +177,8 @@ def check_policy(job: Job) -> ModelFacts:
     known = [*facts.linear, *([] if facts.tied else ["lm_head"])]  # a tied head's adapter would be the embedding's, too
     if rank and not isinstance(targets, str) and (unknown := [each for each in targets if each.rpartition(".")[2] not in known]):
         raise SettingsError(
-            f"[algorithm] lora_targets = {shown(targets)}: {name} has no linear layer {shown(unknown[0])} that takes an adapter; its own are "
-            f"{', '.join(known)}; give some of these, or leave it out"
+            f"[algorithm] lora_targets = {shown(targets)}: {name} has no linear layer {shown(unknown[0])} that takes an adapter: its own "
+            f"are {', '.join(known)}; give some of these, or leave it out"
         )
     return facts
 

@@ -152,7 +152,9 @@ class Updates:
         if self.lora_rank is not None:
             require_lora()
         elif self.lora_alpha is not None or self.lora_targets != ALL_LINEAR:
-            raise UsageError("lora_alpha and lora_targets are of an adapter, and without lora_rank there is none: give it, or leave them out")
+            raise UsageError(
+                "lora_alpha and lora_targets are of an adapter, and without lora_rank there is none: give it, or leave them out"
+            )
         require_optimizer(self.optimizer, self.device)
 
     @property

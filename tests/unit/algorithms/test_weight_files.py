@@ -85,8 +85,14 @@ async def test_weights_that_the_engine_has_read_are_not_read_again(policy: Polic
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda weights: weights.pop("lm_head.weight"), "lack 1 of the model's tensors, first lm_head.weight, which would be drawn at random"),
-        (lambda weights: weights["model.norm.weight"].fill_(torch.nan), "are damaged: model.norm.weight is not finite; copy the model again"),
+        (
+            lambda weights: weights.pop("lm_head.weight"),
+            "lack 1 of the model's tensors, first lm_head.weight, which would be drawn at random",
+        ),
+        (
+            lambda weights: weights["model.norm.weight"].fill_(torch.nan),
+            "are damaged: model.norm.weight is not finite; copy the model again",
+        ),
     ],
     ids=["missing", "nan"],
 )
