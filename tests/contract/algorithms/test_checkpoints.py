@@ -48,7 +48,7 @@ async def test_a_run_with_a_folder_writes_nothing_beside_its_model(store: Lightn
 
 async def test_a_schedule_that_decays_is_resumed_with_its_own_length_only(store: LightningStore, tmp_path: Path) -> None:
     folder = make_policy(tmp_path / "policy", seed=1)
-    decay = {"learning_rate_schedule": "linear"}
+    decay: dict[str, Any] = {"learning_rate_schedule": "linear"}
     await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=1, **decay)
     with pytest.raises(UsageError, match="begun with another max_steps"):
         await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=2, **decay)
