@@ -102,6 +102,23 @@ class Sources:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+OTHER_CODE: Final = "other_code"
+"""The metric, a text, of a step that ran with other code than the run was begun with."""
+
+
+def other_code(forced: Sequence[Mapping[str, Any]], step: int) -> str:
+    """Name the code of a step that the run was not begun with, each change by its key in `Sources.changes`; empty where there is none.
+
+    `forced` is that of run.json, `step` counts from 1.
+    """
+    return ", ".join(name for each in forced if step > each["step"] for name in each["changed"])
+
+
+def forced_in(folder: Path | None) -> list[dict[str, Any]]:
+    """Return `forced` in run.json of this folder; empty without either. Raises DataError where run.json is damaged."""
+    return read_run(folder / RUN).get("forced", []) if folder is not None and (folder / RUN).exists() else []
+
+
 SOURCES: Final[ContextVar[Sources | None]] = ContextVar("agl_otel_sources", default=None)
 """The code of the job that runs in this context: run folders that are opened in it record it. None outside of a job."""
 
@@ -231,9 +248,10 @@ class RunFolder:
             write_json(path, with_checksum(content) if self._checked else content)
 
     def _steps_done(self) -> int:
-        """Count the whole lines of metrics.jsonl."""
+        """Return the `step` of the last whole line of metrics.jsonl, the number of these lines where it has none."""
         path = self.folder / METRICS
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return int(self._row(path, len(lines), lines[-1]).get("step", len(lines))) if lines else 0
 
 
 def folder_of(where: str | Path | RunFolder | None) -> Path | None:

@@ -22,7 +22,7 @@ from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
-from agl_otel.cli.training_steps import configuration_of, run_id_of
+from agl_otel.cli.training_steps import configuration_of, forced_of, run_id_of
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
@@ -198,7 +198,7 @@ async def read_run(store: Store, run: str) -> RunReport:
         alarms = sum(each.verdict.alarm for each in found)
     return RunReport(
         run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run)),
-        result_if_any(Path(run)),
+        result_if_any(Path(run)), forced_of(run),
     )  # fmt: skip
 
 
@@ -248,6 +248,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
         ("best validation", best.described() if (best := report.best_validation()) else None),
         ("lost in training", report.lost() or None),
+        ("other code", "; ".join(f"{name} after {done} steps" for done, name in report.other_code().items()) or None),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),
         ("cost", None if cost is None else f"{cost:,.4g}"),

@@ -225,7 +225,7 @@ class ServedRun(JobRun):
         self.context: int | None = None
         """The greatest number of tokens of a prompt and its reply that the model server takes."""
         self.on_validation: Callable[[Validation], object] | None = None
-        """Receives each validation during the training."""
+        """Receives each validation that `val_every` names."""
 
     async def _start(self) -> None:
         self.model_dir = await prepare_policy(self.job, self.folder)
@@ -294,7 +294,8 @@ class ServedRun(JobRun):
     async def validate(self, step: int, weights: Path) -> None:
         """Validate the weights after a step of the training, which are in the folder `weights`."""
         done, _ = await self._validated(step, weights)
-        if self.on_validation is not None:
+        every = self.options.get("val_every")
+        if self.on_validation is not None and every and step % every == 0:  # otherwise the last step, which `validate_after` reads again
             self.on_validation(done)
 
     async def validate_before(self) -> Evaluation:
@@ -302,7 +303,7 @@ class ServedRun(JobRun):
         return (await self._validated(0, None))[1]
 
     async def validate_after(self, steps: int) -> Evaluation:
-        """Validate the weights after the last step; where `val_every` has done so, its result is read again."""
+        """Return the validation of the weights after the last step, which the training has done; without any step, do it."""
         weights, _ = await asyncio.to_thread(self.algorithm().last_weights, self.run)
         return (await self._validated(steps, weights))[1]
 

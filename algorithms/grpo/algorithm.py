@@ -90,7 +90,8 @@ class GRPO(Algorithm):
     schedule: Schedule = field(default_factory=Schedule)
     on_step: Callable[[StepReport], object] | None = None
     validator: Callable[[int, Path], Awaitable[object]] | None = None
-    """Called with the number and checkpoint of each step that `val_every` names, before the next step; again when the run is resumed."""
+    """Called with the number and checkpoint of the last step, and of each that `val_every` names, before the next step; again when the run
+    is resumed. The metric sinks get what it adds to the run's validation.json."""
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`."""
     run_dir: str | Path | RunFolder | None = None
@@ -208,6 +209,7 @@ class GRPO(Algorithm):
                     await self._validate()
                 await self._save_last(order)
                 await self._in_flight.cancel()
+                await self._validate(last=True)
         return self.reports
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
@@ -561,11 +563,13 @@ class GRPO(Algorithm):
     def _validates(self, step: int) -> bool:
         return self.validator is not None and bool(self.schedule.val_every) and step % (self.schedule.val_every or 1) == 0
 
-    async def _validate(self) -> None:
-        """Have the weights of the last step validated where that is due."""
-        if self._run is not None and self.validator is not None and self.reports and self._validates(len(self.reports)):
+    async def _validate(self, *, last: bool = False) -> None:
+        """Have the weights of the last step validated where that is due; `last`: the training ends, so it is due unless it was done."""
+        step = len(self.reports)
+        if self._run is not None and self.validator is not None and step and last != self._validates(step):
             await self._in_worker(self._checkpoints.wait)  # the validation names it
-            await self.validator(len(self.reports), self._checkpoints.of_step(len(self.reports)))
+            await self.validator(step, self._checkpoints.of_step(step))
+            await self._log.note_validations()
 
     async def _save_last(self, order: TaskOrder) -> None:
         """Have a complete checkpoint of the last step."""

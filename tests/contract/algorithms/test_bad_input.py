@@ -154,8 +154,8 @@ async def trained(
     await store.open()
     async with serving(folder, engine_of) as url:
         algorithm = kind.make(
-            model_dir=folder, model_server_url=url, run_dir=run_dir, max_steps=max_steps, prompts_per_step=4, group_size=2, metrics=[],
-            **{**kind.options, **given},
+            model_dir=folder, model_server_url=url, run_dir=run_dir, max_steps=max_steps, prompts_per_step=4, group_size=2,
+            **{"metrics": [], **kind.options, **given},
         )  # fmt: skip
         failed = asyncio.ensure_future(act(store, decide))  # it only ends with an error
         try:

@@ -28,7 +28,8 @@ from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.cli import main
 from agl_otel.jobs.model_check import model_facts
 from agl_otel.store import LightningStore
-from tests.contract.algorithms.test_bad_input import KINDS, Kind, by_place, serving, trained
+from tests.contract.algorithms.test_bad_input import KINDS, Kind, as_good, by_place, serving, trained
+from tests.unit.algorithms.test_metrics import Recorded
 
 IDS = torch.arange(8, 40).reshape(2, 16)
 LORA_TOLERANCE = 1e-5  # of merged weights: W + BA is rounded once, and (W + BA)x in another order than Wx + B(Ax)
@@ -138,6 +139,24 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     }
     opened = peft.PeftModel.from_pretrained(load_policy(folder).model, tmp_path / "adapter")
     assert torch.equal(logprobs(opened), logprobs(ours))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_metric_sinks_get_the_validations_of_a_run_to_its_last_step(store: LightningStore, tmp_path: Path, kind: Kind) -> None:
+    run, folder, sink = tmp_path / "run", make_policy(tmp_path / "policy"), Recorded()
+
+    async def validator(step: int, weights: Path) -> None:
+        note_validation(run, Validation(step, f"step-{step}", step / 4, 4, 1, str(weights.relative_to(run))))
+
+    def scored(step: int) -> dict[str, float]:
+        return {"val_reward": step / 4, "val_rollouts": 4, "val_without_reward": 1}
+
+    options: dict[str, Any] = {"max_steps": 3, "val_every": 2, "validator": validator, "metrics": [sink]}
+    await trained(kind, store, folder, run, as_good, **options)
+    assert sink.got == [(1, None), (2, None), (2, scored(2)), (3, None), (3, scored(3)), (-1, None)]
+    seen, sink.got = sink.got, []
+    await trained(kind, store, folder, run, as_good, **options)
+    assert sink.got == seen, "the same when a run that has ended is started again"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -17,6 +17,8 @@ from agl_otel.types import AttemptedRollout, Span
 from agl_otel_hook import conventions
 
 ASKED: list[dict[str, Any]] = [{"type": "text", "content": "my number is 42"}]
+FORMS = ("trajectories", "transitions", "sft", "dpo", "tinker", "messages", "triplets", "openai", "openai_dpo")
+SOUND: list[dict[str, Any]] = [{"type": "text", "content": "?"}, {"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}}]
 PICTURE: list[dict[str, Any]] = [{"type": "text", "content": "what is it?"}, {"type": "input_image", "file_id": "file-1"}]
 LEFT_OUT: list[dict[str, Any]] = [{"type": "text", "content": "3 messages of 900 characters are left out"}]
 
@@ -159,7 +161,8 @@ def test_what_was_refused_is_reported_by_reward_and_task(store: LightningStore, 
         (None, "openai_dpo", 0, {"no_reply": 2}),
         (None, "sft", 2, {}),
         (LEFT_OUT, "dpo", 0, {"shortened": 2}),
-        *((PICTURE, form, 0, {"no_image": 2}) for form in ("trajectories", "sft", "dpo", "messages", "openai", "openai_dpo")),
+        *((PICTURE, form, 0, {"no_image": 2}) for form in FORMS),
+        *((SOUND, form, 0, {"other_media": 2}) for form in FORMS),
     ],
 )
 def test_calls_without_the_text_or_images_that_the_form_needs_make_no_row(

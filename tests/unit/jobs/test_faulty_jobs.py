@@ -221,6 +221,13 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "clip = 1.5", r"clip = 1\.5: it must be .*less than 1"),
     ("grpo", "algorithm", "clip_high = -0.1", r"clip_high = -0\.1: it must be greater than 0"),
     ("grpo", "algorithm", "dual_clip = 1.0", r"dual_clip = 1\.0: it must be greater than 1"),
+    ("grpo", "algorithm", "weight_cap = 1", r"weight_cap = 1: it must be greater than 1, because it bounds ratios"),
+    (
+        "grpo",
+        "algorithm",
+        "weight_cap = 5.0\nclip_high = 0.28",
+        r"weight_cap = 5 and clip_high = 0\.28: clip_high is of the clipped surrogate",
+    ),
     ("grpo", "algorithm", 'average = "tokens"', r"average = \"tokens\": it must be 'token', .*did you mean token\?"),
     ("grpo", "algorithm", 'average = "constant"', r"constant_tokens = 0: it must be at least 1, because average = \"constant\""),
     ("grpo", "algorithm", "constant_tokens = -1", r"constant_tokens = -1: it must be at least 0"),
