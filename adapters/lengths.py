@@ -23,6 +23,7 @@ LENGTH_REFUSALS: Final = {
     "beyond_context": "prompt and response are longer than the model's context",
     "nothing_left": "after max_response_tokens no token of the model's is left",
     "beyond_vocabulary": "a token id that the trained model does not have: another model answered, or its server sends wrong ids",
+    "other_weights": "sampled by weights that its run had not given the model server, or had replaced before (GRPO)",
 }
 """Reasons for refusing a trajectory; counted once per trajectory."""
 

@@ -7,7 +7,6 @@ case, need no Python work per call (chains.py).
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -36,10 +35,13 @@ ATTEMPT_REFUSALS: Final = {
     "verdict_unproven": "nothing says how many spans there should be",
     "verdict_empty": "nothing was observed",
     "no_verdict": "the reader gave none",
-    "no_reward": "no primary reward, or one that is not finite, and no fill value",
+    "no_reward": "no primary reward and no fill value, or a reward that is not finite, or beyond 1e9",
     "no_calls": "no model call was captured",
 }
 """Reasons for refusing an attempt; only the first that applies is counted."""
+
+MAX_REWARD: Final = 1e9
+"""A greater one is as wrong as one that is not finite: beside it, other rewards are equal in float32."""
 
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
@@ -169,10 +171,10 @@ def judged(
 
 
 def _final_reward(rewards: Sequence[Reward], fill: float | None, name: str | None) -> float | None:
-    """Return the last reward of the dimension (`rewards` are ordered by sequence), else `fill`; None if it is not finite."""
+    """Return the last reward of the dimension (`rewards` are ordered by sequence), else `fill`; None if it is not finite, or too great."""
     for reward in reversed(rewards):
         if reward.is_of(name):
-            return reward.value if math.isfinite(reward.value) else None
+            return reward.value if abs(reward.value) <= MAX_REWARD else None
     return fill
 
 

@@ -10,6 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
+from agl_otel.errors import FULL_DISK, DiskFullError
+
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
 CONFIG_FILE: Final = "config.json"
@@ -61,15 +63,19 @@ def replacing_files(folder: Path) -> Generator[Path]:
     """Create `folder`, and give a temporary one within it, whose files replace those of their names at the end of the block.
 
     Each is replaced as a whole, weights after what describes them. Nothing is flushed to disk: a run that is resumed writes what it pushes
-    again, and checkpoints and exports flush their files before they rename their folder.
+    again, and checkpoints and exports flush their files before they rename their folder. Raises DiskFullError.
     """
     beside = folder / ".new"
     shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
-    beside.mkdir(parents=True)
     try:
+        beside.mkdir(parents=True)
         yield beside
         for path in sorted(beside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name)):
             path.replace(folder / path.name)
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            raise DiskFullError.of(f"the weights in {folder}", error.strerror) from error
+        raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

@@ -29,7 +29,7 @@ from typing import IO, Any, Final, cast
 
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
-from agl_otel.algorithms.model_files import weights_files
+from agl_otel.algorithms.model_files import CONFIG_FILE, small_files, weights_files
 from agl_otel.algorithms.utils import items
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
 from agl_otel.service.framed import free_name
@@ -56,7 +56,8 @@ AGENT: Final = "agent"
 """The option that names a job's agent and grader, which count as its code."""
 SHOWN_DIGITS: Final = 12  # of a digest
 _log = logging.getLogger(__name__)
-FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes
+FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes, and as much spread over it
+FINGERPRINT_BLOCKS: Final = 64
 
 
 def digest_of(*values: Any) -> str:
@@ -331,18 +332,26 @@ def run_fingerprint(options: Mapping[str, Any], tasks: Sequence[Any], *, model_d
 
 
 def model_fingerprint(folder: str | Path) -> str:
-    """Return a digest of the model in `folder`: 16 hex characters over its config and the sizes and ends of its weights' files.
+    """Return a digest of the model in `folder`: 16 hex characters over its small files (tokenizer and chat template, too), and the sizes of
+    its weights' files, their ends and blocks spread over them.
 
     Raises UsageError where there is no config.
     """
     found = hashlib.sha256()
     try:
-        found.update((Path(folder) / "config.json").read_bytes())
+        found.update((Path(folder) / CONFIG_FILE).read_bytes())
+        for path in small_files(Path(folder)):
+            if not path.name.startswith(("LICENSE", "NOTICE")):
+                found.update(path.name.encode() + path.read_bytes())
         for path in weights_files(Path(folder)):
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
+                found.update(f"{path.name} {size}".encode())
+                for block in range(FINGERPRINT_BLOCKS):
+                    file.seek(size * block // FINGERPRINT_BLOCKS)
+                    found.update(file.read(FINGERPRINT_BYTES // FINGERPRINT_BLOCKS))
                 file.seek(max(0, size - FINGERPRINT_BYTES))
-                found.update(f"{path.name} {size}".encode() + file.read())
+                found.update(file.read())
     except OSError as error:
         raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
     return found.hexdigest()[:16]

@@ -39,8 +39,9 @@ def needs(job: Job) -> list[Need]:
 
 
 def _check_options(job: Job) -> None:
+    adapter = ("lora_rank", "lora_alpha", "lora_targets") if job.options.get("lora_rank") is not None else ()  # checked by themselves
     with of_table("algorithm"):
-        GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank"))
+        GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", *adapter))
 
 
 class GRPORun(ServedRun):

@@ -137,7 +137,8 @@ class PolicySpec(_Strict):
         if self.vllm_options and not self.vllm_options[0].startswith("-"):
             raise ValueError(f'vllm_options = {shown(self.vllm_options)}: the first must begin with "--", as in ["--dtype", "float32"]')
         for option in self.vllm_options:
-            if (name := option.partition("=")[0]) in SET_BY_RUN:
+            name = option.partition("=")[0].replace("_", "-")  # vLLM takes both
+            if name in SET_BY_RUN or name.replace("--no-", "--", 1) in SET_BY_RUN:
                 raise ValueError(
                     f"vllm_options has {name}, which the run sets itself: leave it out ({_KEYS_OF_POLICY} are keys of [policy])"
                 )

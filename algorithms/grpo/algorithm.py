@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
@@ -90,7 +91,7 @@ class GRPO(Algorithm):
     """Called with the number and checkpoint of the last step, and of each that `val_every` names, before the next step; again when the run
     is resumed. The metric sinks get what it adds to the run's validation.json."""
     weights_dir: str | Path | None = None
-    """Where weights are written for the server; default: `weights` in `model_dir`, with a model of the hub in the run's folder."""
+    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`."""
     run_dir: str | Path | RunFolder | None = None
     """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
     metrics: Sequence[Any] | None = None
@@ -132,7 +133,9 @@ class GRPO(Algorithm):
 
     def run_fingerprint(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """Return the run's fingerprint, as JSON: the options in its run.json."""
-        return run_fingerprint(self.options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
+        decays = self.updates.learning_rate_schedule != "constant"  # to 0 at max_steps
+        without = _NOT_COMPARED - {"max_steps"} if decays else _NOT_COMPARED
+        return run_fingerprint(self.options, tasks, model_dir=self.model_dir, without=without)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
         """Return folder (None: `model_dir`) and version of the weights that `run` goes on with. Raises what `last_checkpoint` raises."""
@@ -228,6 +231,8 @@ class GRPO(Algorithm):
         while True:
             new = await self._next_groups(store, self.rollouts.prompts_per_step - len(groups), tasks)
             groups = [*groups, *new]
+            if self.rollouts.offline_mode is None:
+                await self._serving.check_server()
             clock.lap("rollout")
             found = await store.traces(_finished(new))
             traces = found if traces is None else Traces.joined(traces, found)
@@ -284,11 +289,34 @@ class GRPO(Algorithm):
         """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
         batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match)
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
+        batch = self._of_this_run(batch, groups)
         late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
         batch.refused.update({"not_finished": late} if late else {})
         ids = {rollout_id for group in groups for rollout_id in group.rollout_ids}
         rows = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
         return self._score(traces, pick(batch, rows) if len(rows) < len(batch) else batch, groups, clock)
+
+    def _of_this_run(self, batch: TrajectoryBatch, groups: Sequence[Group]) -> TrajectoryBatch:
+        """Return the trajectories of weights that the run had pushed when they were sampled; `refused` counts others as `other_weights`.
+
+        These were replaced before the rollout was enqueued, or are not the run's: the server did not load what it was given.
+        """
+        if self.rollouts.offline_mode is not None:
+            return batch
+        first = {rollout_id: self._version_at(group.step) for group in groups for rollout_id in group.rollout_ids}
+        last = self._serving.published.version
+        own = [
+            not version or (version.isdecimal() and first.get(rollout_id, 0) <= int(version) <= last)
+            for rollout_id, version in zip(batch.rollout_id, batch.model_version, strict=True)
+        ]
+        if all(own):
+            return batch
+        refused = batch.refused + Counter({"other_weights": len(own) - sum(own)})
+        return pick(replace(batch, refused=refused), np.flatnonzero(own))
+
+    def _version_at(self, step: int) -> int:
+        """Return the version of the weights that were published last when a step began."""
+        return int(self.reports[step - 2].next_version) if 2 <= step <= self._number else 1
 
     def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _StepData:
         """Compute the advantage of each rollout within its group, which all its trajectories share."""

@@ -98,7 +98,7 @@ class Sampling:
 
     temperature: Annotated[
         float,
-        Field(gt=0, le=5, description="replies at 0 (greedy) are all equal, so that groups teach nothing, and above 5 they are noise"),
+        Field(ge=0.01, le=5, description="replies at 0 (greedy) are all equal, so that groups teach nothing; vLLM has 0.01 for less"),
     ] = 1.0
     """The trainer divides its logits by it as well."""
     max_tokens: MaxTokens = 64
@@ -161,6 +161,10 @@ class Updates:
     def __post_init__(self) -> None:
         if self.lora_rank is not None:
             require_lora()
+        elif self.lora_alpha is not None or self.lora_targets != ALL_LINEAR:
+            raise UsageError(
+                "lora_alpha and lora_targets are of an adapter, and without lora_rank there is none: give it, or leave them out"
+            )
         require_optimizer(self.optimizer, self.device)
 
     @property

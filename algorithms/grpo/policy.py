@@ -78,13 +78,29 @@ def load_policy(folder: str | Path, *, device: str = "cpu", dtype: torch.dtype =
     folder = model_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation=attention)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=dtype, attn_implementation=attention, output_loading_info=True
+        )
     except (ImportError, OSError, ValueError) as error:
         raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
+    model: Any = loaded[0]
+    _check_loaded(folder, model, sorted(loaded[1]["missing_keys"]))
     stop = model.generation_config.eos_token_id
     stops = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
     model.to(device).eval()
     return Policy(model, tokenizer, frozenset(s for s in stops if s is not None), model.config.max_position_embeddings)
+
+
+def _check_loaded(folder: Path, model: Any, missing: list[str]) -> None:
+    """Raise UsageError where weights were drawn at random, because the folder lacks them, or are no finite numbers."""
+    if missing:
+        raise UsageError(
+            f"the weights in {folder} lack {len(missing)} of the model's tensors, first {missing[0]}, which would be drawn at random: copy "
+            "all files of the model, or correct config.json"
+        )
+    for name, weight in model.named_parameters():
+        if not bool(torch.isfinite(weight.detach()).all()):
+            raise UsageError(f"the weights in {folder} are damaged: {name} is not finite; copy the model again")
 
 
 def check_finite(model: Any) -> None:

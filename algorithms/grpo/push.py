@@ -91,11 +91,13 @@ def weights_to_serve(updates: Updates, run: RunFolder, *, model_dir: Path, adapt
 
 def place_for_weights(model_dir: Path, weights_dir: str | Path | None, run: Path | None) -> Path:
     """Return where weights are written for the server. Raises UsageError where a model of the hub leaves none."""
-    if weights_dir is not None or origin_of(model_dir) is None:
-        return Path(weights_dir or model_dir / WEIGHTS).absolute()
-    if run is None:
+    if weights_dir is not None:
+        return Path(weights_dir).absolute()
+    if run is not None:  # not beside the model, which other runs begin with, too
+        return run.absolute() / WEIGHTS
+    if origin_of(model_dir) is not None:
         raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir or weights_dir")
-    return run.absolute() / WEIGHTS
+    return (model_dir / WEIGHTS).absolute()
 
 
 def dtype_of_model(updates: Updates) -> torch.dtype:

@@ -61,6 +61,8 @@ async def offline_rollouts(store: RolloutStore, mode: RolloutMode, taken: Collec
 class ServerWeights:
     """What a model server samples with, and takes: GET /weights of model_port.py."""
 
+    version: str | None = None
+    """None where the server does not say it."""
     path: str | None = None
     """The folder whose files these weights are of; None where it is not known."""
     adapter_rank: int = 0
@@ -86,7 +88,9 @@ async def server_weights(session: aiohttp.ClientSession, url: str) -> ServerWeig
         )
     try:
         found = json.loads(text)
-        return ServerWeights(found.get("path"), int(found.get("adapter_rank", 0)), bool(found.get("sleeps", False)))
+        version = found.get("version")
+        known = str(version) if version is not None else None
+        return ServerWeights(known, found.get("path"), int(found.get("adapter_rank", 0)), bool(found.get("sleeps", False)))
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelServerError(f"{address} does not say what the server samples with: {error_text(error)} in {text[:200]!r}") from error
 
@@ -143,6 +147,7 @@ class Serving:
         }
         self._current: ResourcesUpdate | None = None
         self._stored: ResourcesUpdate | None = None
+        self._pushed: Path | None = None
         self.server = ServerWeights()
 
     @property
@@ -183,6 +188,23 @@ class Serving:
     async def push(self, folder: Path) -> None:
         """Load the weights in `folder` into the model server as the current version. Raises ModelServerError."""
         await push_weights(self._session, self._url, folder, str(self.published.version))
+        self._pushed = await asyncio.to_thread(folder.resolve)
+
+    async def check_server(self) -> None:
+        """Raise ModelServerError where the model server no longer has the weights of the last push, or cannot be reached.
+
+        Then the rollouts since were sampled by others, which small updates hide from `ratio_error_limit`.
+        """
+        now, wanted = await server_weights(self._session, self._url), str(self.published.version)
+        other_file = now.path is not None and self._pushed is not None and now.path != str(self._pushed)
+        if now.version in (None, wanted) and not other_file:
+            return
+        raise ModelServerError(
+            f"{self._url} has version {now.version} of the weights in {now.path or 'files that have changed since'}, and this run pushed "
+            f"version {wanted} from {self._pushed}: another training uses the server, or it was started again, and the last rollouts were "
+            "sampled by other weights. Nothing was trained on them. Give each run a server of its own, and start the run again in a new "
+            "folder, or, if only the server was started again, in the same one"
+        )
 
     async def push_origin(self, folder: Path) -> bool:
         """If the model server was started with the weights in `folder`, make these the current version, without reading them again.

@@ -279,6 +279,7 @@ class SFT(Algorithm):
         clock = Clock()
         if self.offline_mode is None:
             ids, finished = await self._roll_out(store, list(islice(tasks, self.prompts_per_step)))
+            await self._serving.check_server()
         else:
             ids, finished = await self._take_offline(store, self.offline_mode)
         clock.lap("rollout")

@@ -56,6 +56,8 @@ class Did:
     """It does not end."""
     cut: bool = False
     """Its reply ends at the token limit."""
+    version: str = ""
+    """Of the weights that sampled, as its server says it."""
 
 
 def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
@@ -66,6 +68,7 @@ def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
         conventions.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
         conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
         conventions.LLM_RESPONSE_LOGPROBS: list(did.logprobs),
+        **({conventions.LLM_MODEL_VERSION: did.version} if did.version else {}),
     }
     if did.cut:
         call["gen_ai.response.finish_reasons"] = ["length"]
@@ -378,6 +381,45 @@ def renamed_run(folder: Path) -> Generator[None]:
     yield
     for path, text in before.items():
         path.write_text(text)
+
+
+async def test_samples_of_weights_that_the_run_had_not_pushed_are_refused(store: LightningStore, folder: Path, tmp_path: Path) -> None:
+    """Versions before the step's, after it, and of no number at all: the ratio check would take them for stale, and let them pass."""
+
+    def decide(rollout: AttemptedRollout) -> Did:
+        step, task = (rollout.metadata or {})["step"], (rollout.metadata or {})["group"]
+        return replace(by_place(rollout), version={(2, 0): "1", (2, 1): "3", (2, 2): "banana"}.get((step, task), str(step)))
+
+    first, second = await trained(KINDS[0], store, folder, tmp_path / "run", decide, max_steps=2)
+    assert (first.refused, first.trajectories, first.off_policy) == ({}, 8, 0)
+    assert (second.refused, second.trajectories, second.off_policy) == ({"other_weights": 6}, 2, 0)
+    assert "refused other_weights 6" in second.losses
+
+
+class Shared(Engine):
+    """Is given other weights under the same version, as by a second training that uses the server."""
+
+    async def set_weights(self, folder: Path, version: str) -> None:
+        await super().set_weights(folder, version)
+        if version == "2":
+            await super().set_weights(make_policy(folder.parent / "others", seed=3), version)
+
+
+class Restarted(Engine):
+    """Is at its start again after the second push, as a server is that is supervised."""
+
+    async def set_weights(self, folder: Path, version: str) -> None:
+        await super().set_weights(folder, version)
+        self.version = "0" if version == "2" else version
+
+
+@pytest.mark.parametrize(("engine_of", "has"), [(Shared, "2 of the weights in .*others"), (Restarted, "0 of the weights in ")])
+async def test_a_server_that_has_other_weights_than_the_pushed_ones_ends_the_run(
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, engine_of: type[Engine], has: str
+) -> None:
+    with pytest.raises(ModelServerError, match=rf"has version {has}.*this run pushed version 2 from .*another training uses the server"):
+        await trained(kind, store, folder, tmp_path / "run", by_place, max_steps=3, engine_of=engine_of)
+    assert [line["step"] for line in steps_of(tmp_path / "run")] == [1], "nothing was trained on rollouts of other weights"
 
 
 class Deaf(Engine):

@@ -14,7 +14,7 @@ import pytest
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
-from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.run_folder import RunFolder, model_fingerprint
 from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
 from tests.contract.algorithms.test_bad_input import KINDS, by_place, checkpoints_of, make_policy, steps_of, trained
@@ -41,9 +41,36 @@ async def test_checkpoints_are_written_by_time_or_by_steps_and_after_the_last(
     reports = await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=STEPS, keep_checkpoints=STEPS, **options)
     places = checkpoints_of(tmp_path / "run")
     assert [place.name for place in places] == [f"step-{step:06d}" for step in steps]
-    pushed = folder / "weights" / reports[-1].next_version
+    pushed = tmp_path / "run" / "weights" / reports[-1].next_version
     assert (places[-1] / WEIGHTS_FILE).samefile(pushed / WEIGHTS_FILE), "equal bytes are written once"
     assert [line["step"] for line in steps_of(tmp_path / "run")] == [1, 2, 3]
+
+
+async def test_a_run_with_a_folder_writes_nothing_beside_its_model(store: LightningStore, tmp_path: Path) -> None:
+    """Two runs that begin with one model would overwrite each other's weights between their push and their checkpoint."""
+    folder = make_policy(tmp_path / "policy", seed=1)
+    before = sorted(folder.rglob("*"))
+    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=1)
+    assert sorted(folder.rglob("*")) == before and (tmp_path / "run" / "weights" / "2" / WEIGHTS_FILE).exists()
+
+
+async def test_a_schedule_that_decays_is_resumed_with_its_own_length_only(store: LightningStore, tmp_path: Path) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    decay: dict[str, Any] = {"learning_rate_schedule": "linear"}
+    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=1, **decay)
+    with pytest.raises(UsageError, match="begun with another max_steps"):
+        await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=2, **decay)
+
+
+@pytest.mark.parametrize("changed", ["chat_template.jinja", "tokenizer.json", "model.safetensors"])
+def test_a_models_fingerprint_is_of_all_that_a_run_reads(tmp_path: Path, changed: str) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    with (folder / "model.safetensors").open("ab") as file:
+        file.truncate(64 << 20)  # so that its end does not tell
+    before = model_fingerprint(folder)
+    with (folder / changed).open("r+b") as file:
+        file.write(b"#other")
+    assert model_fingerprint(folder) != before
 
 
 @pytest.mark.parametrize(
@@ -86,11 +113,13 @@ async def test_a_checkpoint_of_a_lora_run_holds_the_adapter_and_is_served_with_i
     with closing(RunFolder(tmp_path / "run", algorithm="grpo", options=stored["options"])) as run:
         assert grpo.last_weights(run) == (place, 3)
         assert grpo.weights_to_serve(run, adapter_rank=2) == (place / ADAPTER, 3)
+        pushed = (run.folder / "weights" / "3" / WEIGHTS_FILE).read_bytes()
+        shutil.rmtree(run.folder / "weights" / "3")
         shutil.copytree(place / ADAPTER, run.folder / "weights" / "3")  # as pushed to a server that took it
         merged, version = grpo.weights_to_serve(run, adapter_rank=1)
     assert merged is not None and merged == tmp_path / "run" / "weights" / "3" and str(version) == reports[-1].next_version
     assert [path.name for path in merged.iterdir()] == [WEIGHTS_FILE]
-    assert (merged / WEIGHTS_FILE).read_bytes() == (folder / "weights" / "3" / WEIGHTS_FILE).read_bytes(), "as they were pushed"
+    assert (merged / WEIGHTS_FILE).read_bytes() == pushed, "as they were pushed"
 
 
 @needs_peft

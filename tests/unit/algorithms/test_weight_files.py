@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from agl_otel.algorithms.grpo import sampler
 from agl_otel.algorithms.grpo.model_port import Origin
-from agl_otel.algorithms.grpo.policy import Policy, save_weights
+from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.model_files import WEIGHTS_FILE, replacing_files
+from agl_otel.errors import DiskFullError, UsageError
+
+TINY = Path(__file__).parents[2] / "tiny_policy"
 
 
 class Mixed(torch.nn.Module):
@@ -100,3 +105,34 @@ async def test_weights_that_the_engine_has_read_are_not_read_again(policy: Polic
         await engine.take_weights(policy.model.state_dict(), "3")
         await engine.set_weights(one, "4")
         assert read == [two, one, one], "weights from memory are of no folder"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda weights: weights.pop("lm_head.weight"),
+            "lack 1 of the model's tensors, first lm_head.weight, which would be drawn at random",
+        ),
+        (
+            lambda weights: weights["model.norm.weight"].fill_(torch.nan),
+            "are damaged: model.norm.weight is not finite; copy the model again",
+        ),
+    ],
+    ids=["missing", "nan"],
+)
+def test_a_model_that_is_not_whole_is_not_loaded(tmp_path: Path, change: Any, words: str) -> None:
+    shutil.copytree(TINY, tmp_path / "model")
+    weights = load_file(TINY / WEIGHTS_FILE)
+    change(weights)
+    save_file(weights, tmp_path / "model" / WEIGHTS_FILE, metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=words):
+        load_policy(tmp_path / "model")
+
+
+def test_weights_that_find_a_full_disk_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_policy(TINY).model
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("agl_otel.algorithms.grpo.policy._write", lambda tensors, file: (_ for _ in ()).throw(full))
+    with pytest.raises(DiskFullError, match=f"the weights in {tmp_path}"):
+        save_weights(model, tmp_path)
