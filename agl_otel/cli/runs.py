@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
+from agl_otel.adapters.losses import CUT, cut_replies
 from agl_otel.algorithms.run_result import result_if_any
 from agl_otel.algorithms.validation import validations
 from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
@@ -99,6 +100,9 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
         console.print(_by_step([report], chosen_metrics([report], ())[:4], points, title=f"by {report.curve.by}"))
         if lost := report.losses():
             console.print(table_of("what steps lost", ("step", "lost"), [(step, lost[step]) for step in thinned(sorted(lost), points)]))
+        if cut := {step: cut_replies(count) for step, count in report.series().get(CUT, {}).items() if count}:
+            rows = [(step, cut[step]) for step in thinned(sorted(cut), points)]
+            console.print(table_of("what was cut, and is trained on", ("step", "cut"), rows))
 
     run_async(main)
 
@@ -252,6 +256,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
         ("best validation", best.described() if (best := report.best_validation()) else None),
         ("lost in training", report.lost() or None),
+        ("cut, and trained on", cut_replies(totals[CUT]) or None),
         ("other code", "; ".join(f"{name} after {done} steps" for done, name in report.other_code().items()) or None),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),

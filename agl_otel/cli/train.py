@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from agl_otel.adapters.losses import cut_replies
 from agl_otel.cli.common import Folder, data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
 from agl_otel.cli.output import open_console
@@ -206,8 +207,8 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console, fo
     from agl_otel.jobs.sft import SFTRun
 
     def show(done: RoundReport) -> None:
-        lost = f"; {done.losses}" if done.losses else ""
-        console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept{lost}", soft_wrap=True)
+        notes = [f"; {kind} {words}" for kind, words in (("lost", done.losses), ("cut", cut_replies(done.replies_cut))) if words]
+        console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept{''.join(notes)}", soft_wrap=True)
 
     async with (
         _stack(settings) as (store, failed),
