@@ -100,9 +100,10 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
 
 
 async def _train(job_file: Path, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
-    from agl_otel.jobs.check import checked_job
+    from agl_otel.jobs.check import check_run_folder, checked_job
 
     job = checked_job(job_file)
+    check_run_folder(job, folder, force=force)
     run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _custom}[job.run_by.rpartition(".")[2]]
     click.echo(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …", err=True)
     return await run(job, settings, folder, console, force)

@@ -102,7 +102,9 @@ def test_console_runs_show_and_dashboard_say_what_a_step_lost() -> None:
     printed = io.StringIO()
     LiveSteps(Console(file=printed, width=400)).add(shown)
     assert printed.getvalue().strip() == (
-        "step 3  reward 0.38  model calls 12  spans 40  verdicts complete 7 incomplete 1 ALARMS 1  seconds 2.50  lost " + words + "  cut 1 reply at max_tokens"
+        "step 3  reward 0.38  model calls 12  spans 40  verdicts complete 7 incomplete 1 ALARMS 1  seconds 2.50  lost "
+        + words
+        + "  cut 1 reply at max_tokens"
     )
     figures = step_figures(COUNTS, update())
     recorded = training_step(Spec(store="", run_id="verl-1", start=1), COUNTS, figures, 3, ("2", "3"), 1.0)
