@@ -82,7 +82,7 @@ def export_model(
         DataError: the checkpoint or run.json is damaged.
         SettingsError: a package is missing, or `target` cannot be written.
     """
-    target = target.absolute()
+    target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is not empty: name an empty folder, or a new one")
     for left in range(TRIES, 0, -1):

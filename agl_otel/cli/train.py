@@ -62,7 +62,7 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     if check:
         _check(job_file, settings, console, as_json=as_json)
         return
-    folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
+    folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
         result = run_async(lambda: _train(job_file, settings, folder, console, force))
     except KeyboardInterrupt:

@@ -177,8 +177,9 @@ def begun(tmp_path: Path) -> Path:
 def refused(job: Path, capsys: pytest.CaptureFixture[str], code: int, *more: str) -> str:
     """Return why a run is refused, before a stack is started for it."""
     with pytest.raises(SystemExit) as ended:
-        main(["train", str(job), "--run-dir", str(job.parent / "run"), "--data-dir", str(job.parent / "data"), *more])
+        main(["train", str(job), "--run-dir", str(job.parent / "data" / ".." / "run"), "--data-dir", str(job.parent / "data"), *more])
     said = capsys.readouterr().err
+    assert f"the run in {job.parent / 'run'} " in said
     assert (ended.value.code, "the stack" in said, (job.parent / "data").exists()) == (code, False, False), said
     return said
 
