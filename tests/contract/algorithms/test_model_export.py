@@ -130,7 +130,7 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     load_adapter(ours, load_file(place / "adapter" / "adapter_model.safetensors"), str(place))
 
     export(capsys, tmp_path / "run", tmp_path / "merged")
-    pushed = folder / "weights" / "2" / WEIGHTS_FILE
+    pushed = tmp_path / "run" / "weights" / "2" / WEIGHTS_FILE
     assert (tmp_path / "merged" / WEIGHTS_FILE).read_bytes() == pushed.read_bytes()
     merged = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     assert (merged - logprobs(ours)).abs().max() < LORA_TOLERANCE
@@ -155,7 +155,7 @@ async def test_a_lora_run_is_exported_with_the_model_that_it_began_with_wherever
     pytest.importorskip("peft", reason="needs the [lora] extra")
     folder, run, out = make_policy(tmp_path / "policy"), tmp_path / "run", tmp_path / "out"
     await trained(KINDS[0], store, folder, run, by_place, lora_rank=2, learning_rate=1e-2)
-    pushed = (folder / "weights" / "2" / WEIGHTS_FILE).read_bytes()
+    pushed = (run / "weights" / "2" / WEIGHTS_FILE).read_bytes()
     shutil.move(folder, moved := tmp_path / "elsewhere")
     assert f"{folder} holds no model that transformers can load" in (error := refused(capsys, run, out))
     assert "name the folder of the model that the run began with by --base" in error
