@@ -27,13 +27,16 @@ def step(number):
     return TrainingStep(run_id="grpo-1", algorithm="grpo", step=number, start_time=1e9, end_time=1e9, metrics={"reward_mean": number / 10})
 
 check_metrics(["wandb"])
+started = 0
 for done, new in ((0, 3), (2, 4)):
-    time.sleep(done)  # W&B names a run's folder by the second of its start
+    while int(time.time()) <= started:  # W&B names a run's folder by the second of its start
+        time.sleep(0.05)
     sink = SINKS["wandb"].make()
     sink.begin("grpo-1", folder, [step(number) for number in range(1, done + 1)])
     for number in range(done + 1, new + 1):
         sink.step(step(number))
     sink.close()
+    started = int(time.time())
 import wandb
 wandb.teardown()  # its own process writes the last rows, and this waits for its end
 def records(content):
