@@ -153,7 +153,7 @@ def _unreachable() -> tuple[type[Exception], ...]:
     from huggingface_hub import errors
 
     # of the HTTP client that this version of huggingface_hub uses
-    return errors.HTTPError, OSError  # pyright: ignore[reportPrivateImportUsage]
+    return errors.HTTPError, OSError  # pyright: ignore[reportPrivateImportUsage] - the library re-exports it without saying so
 
 
 def _parts(model: str) -> tuple[str, str | None]:

@@ -32,13 +32,13 @@ def check(config: Tree, tasks: int) -> None:
 
 def run(given: Tree, tasks: int) -> None:
     """Train with the config `given`. Raises UsageError for an invalid config, and what verl raises."""
-    import ray  # pyright: ignore[reportMissingImports]
-    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env  # pyright: ignore[reportMissingImports]
-    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo  # pyright: ignore[reportMissingImports]
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy  # pyright: ignore[reportMissingImports]
-    from verl.utils.config import validate_config  # pyright: ignore[reportMissingImports]
-    from verl.utils.device import auto_set_device  # pyright: ignore[reportMissingImports]
+    import ray  # pyright: ignore[reportMissingImports] - of the [verl] extra
+    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports] - of the [verl] extra
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env  # pyright: ignore[reportMissingImports] - of the [verl] extra
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo  # pyright: ignore[reportMissingImports] - of the [verl] extra
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy  # pyright: ignore[reportMissingImports] - of the [verl] extra
+    from verl.utils.config import validate_config  # pyright: ignore[reportMissingImports] - of the [verl] extra
+    from verl.utils.device import auto_set_device  # pyright: ignore[reportMissingImports] - of the [verl] extra
 
     tree = compose_config(given)
     check(tree, tasks)

@@ -36,8 +36,8 @@ def compose_config(given: Mapping[str, Any]) -> Tree:
 def verl_config(engine: str | None = None) -> Tree:
     """Return verl's own config with its defaults, unresolved, for one of its engines. Raises UsageError for an unknown one."""
     from hydra import compose, initialize_config_dir  # pyright: ignore[reportMissingImports] - of the extra [verl], as all of these
-    from hydra.errors import MissingConfigException  # pyright: ignore[reportMissingImports]
-    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
+    from hydra.errors import MissingConfigException  # pyright: ignore[reportMissingImports] - of the [verl] extra
+    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports] - of the [verl] extra
 
     found = find_spec("verl")
     assert found is not None and found.submodule_search_locations, "the extra is there"

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import torch
 import verl.utils.distributed  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
-import verl.workers.rollout.base  # pyright: ignore[reportMissingImports]
-from verl.plugin.platform.platform_base import PlatformBase  # pyright: ignore[reportMissingImports]
-from verl.plugin.platform.platform_manager import PlatformRegistry  # pyright: ignore[reportMissingImports]
-from verl.workers.rollout.replica import RolloutReplicaRegistry  # pyright: ignore[reportMissingImports]
+import verl.workers.rollout.base  # pyright: ignore[reportMissingImports] - of the [verl] extra
+from verl.plugin.platform.platform_base import PlatformBase  # pyright: ignore[reportMissingImports] - of the [verl] extra
+from verl.plugin.platform.platform_manager import PlatformRegistry  # pyright: ignore[reportMissingImports] - of the [verl] extra
+from verl.workers.rollout.replica import RolloutReplicaRegistry  # pyright: ignore[reportMissingImports] - of the [verl] extra
 
 BACKEND: Final = "agl_otel_cpu"
 """`actor_rollout_ref.rollout.name` of the model server in server.py."""

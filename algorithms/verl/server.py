@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
 import torch
-from verl.workers.rollout.base import BaseRollout  # pyright: ignore[reportMissingImports]
-from verl.workers.rollout.replica import RolloutReplica  # pyright: ignore[reportMissingImports]
+from verl.workers.rollout.base import BaseRollout  # pyright: ignore[reportMissingImports] - of the [verl] extra
+from verl.workers.rollout.replica import RolloutReplica  # pyright: ignore[reportMissingImports] - of the [verl] extra
 
 from agl_otel.algorithms.verl.model_server import ModelServer
 

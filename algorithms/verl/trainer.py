@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
 import torch
-import transfer_queue as tq  # pyright: ignore[reportMissingImports]
-from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
-from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
+import transfer_queue as tq  # pyright: ignore[reportMissingImports] - of the [verl] extra
+from omegaconf import open_dict  # pyright: ignore[reportMissingImports] - of the [verl] extra
+from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports] - of the [verl] extra
 
 from agl_otel.adapters.losses import lost
 from agl_otel.adapters.own_sampling import several_choices_warning

@@ -58,8 +58,8 @@ class Notes:
     def _open(self) -> None:
         self._pid = os.getpid()
         folder = os.path.join(os.environ["PROOF_NOTES"], self.attempt_id)  # noqa: PTH118 - pathlib would be loaded for this alone
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        name = os.path.join(folder, f"{self._pid}-{time.time_ns()}")  # noqa: PTH118
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as above
+        name = os.path.join(folder, f"{self._pid}-{time.time_ns()}")  # noqa: PTH118 - as above
         self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         if threading.current_thread() is threading.main_thread() and os.environ.get("AGL_ATTEMPT_ID") == self.attempt_id:
             self._signals = os.open(f"{name}.signals", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
@@ -443,7 +443,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         steps = json.loads(sys.argv[1])
     elif "AGL_TASK_FILE" in os.environ:
-        with open(os.environ["AGL_TASK_FILE"]) as file:  # noqa: PTH123
+        with open(os.environ["AGL_TASK_FILE"]) as file:  # noqa: PTH123 - without pathlib, too
             steps = json.load(file)["plan"]
     else:
         steps = json.loads(os.environ["AGL_TASK"])["plan"]

@@ -361,7 +361,7 @@ def test_a_search_with_a_failing_agent_resumes_after_the_agent_is_fixed(models: 
         fit(search_of(tmp_path), models, store, "copy", agent=broken)
     assert rollouts_of(store) - before == 5
     search = search_of(tmp_path)
-    fit(search, models, store, "copy", agent=lambda task: 0.5)  # pyright: ignore[reportUnknownLambdaType]
+    fit(search, models, store, "copy", agent=lambda task: 0.5)  # pyright: ignore[reportUnknownLambdaType] - an agent in one line
     assert [row["score"] for row in search.history] == [0.5, 0.5]
     assert rollouts_of(store) - before == 10, "what had failed was tried again, under the same ids"
 

@@ -227,7 +227,7 @@ def test_fit_without_an_algorithm_publishes_the_resources_and_serves_the_queue(s
         await store.enqueue_rollout("waits")
 
     asyncio.run(queued())
-    trained(store, max_rollouts=1, hooks=Ends()).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType]
+    trained(store, max_rollouts=1, hooks=Ends()).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType] - an agent in one line
     assert done.is_set() and rewards(store)["waits"] == [1.0]
 
 
@@ -237,7 +237,7 @@ def test_an_error_of_the_algorithm_ends_fit(store: LightningStore) -> None:
         raise RuntimeError("no idea")
 
     with pytest.raises(RuntimeError, match="no idea"):
-        trained(store, algorithm=algorithm).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType]
+        trained(store, algorithm=algorithm).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType] - an agent in one line
 
 
 def test_an_agent_match_that_matches_nothing_is_known_before_a_job_starts(store: LightningStore, tmp_path: Path) -> None:

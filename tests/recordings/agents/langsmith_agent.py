@@ -5,7 +5,7 @@ from openai import OpenAI
 
 provider = keep.start()
 from langsmith import Client, traceable  # noqa: E402  # it takes the provider that is there
-from langsmith.wrappers import wrap_openai  # noqa: E402
+from langsmith.wrappers import wrap_openai  # noqa: E402 - as above
 
 client = Client(otel_enabled=True)
 

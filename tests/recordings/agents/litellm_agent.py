@@ -1,6 +1,7 @@
 """litellm's OpenTelemetry callback, with the provider that keeps vLLM's token ids."""
 
 import os
+import time
 
 import keep
 import litellm
@@ -23,8 +24,6 @@ url = os.environ["OPENAI_BASE_URL"]
 messages = [{"role": "system", "content": keep.SYSTEM}, {"role": "user", "content": keep.QUESTION}]
 litellm.completion(model="hosted_vllm/m", messages=messages, api_base=url, api_key="none", logprobs=True)
 litellm.completion(model="hosted_vllm/m", messages=messages, api_base=url, api_key="none", tools=[keep.TOOL])
-import time  # noqa: E402
-
 deadline = time.monotonic() + 20  # its callbacks run in threads of their own
 while len(keep._spans.get_finished_spans()) < 4 and time.monotonic() < deadline:
     time.sleep(0.1)

@@ -162,7 +162,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_value_of_an_attribute_stops_a_reader(dialect: str, value: Any) -> None:
     spans = hostile(CALLS[dialect], value)
     for read in (to_messages, TracerTraceToTriplet(), LlmProxyTraceToTriplet(), find_final_reward, TraceTree.from_spans):
-        read(spans)  # pyright: ignore[reportArgumentType]
+        read(spans)  # pyright: ignore[reportArgumentType] - spans of a wrong type
 
 
 def test_every_dialect_is_tried() -> None:

@@ -16,7 +16,7 @@ def names(tree: TraceTree) -> object:
 
 
 def rewards(spans: list[Span], **options: object) -> list[float | None]:
-    return [triplet.reward for triplet in TracerTraceToTriplet(**options)(spans)]  # type: ignore[arg-type]
+    return [triplet.reward for triplet in TracerTraceToTriplet(**options)(spans)]  # type: ignore[arg-type] - rows of any kind
 
 
 def test_triplet_has_tokens_content_and_metadata() -> None:

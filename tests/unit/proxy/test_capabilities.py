@@ -126,4 +126,4 @@ async def test_many_model_names_of_agents_are_bounded_and_keep_places_in_use() -
         assert await capabilities.lacks_route(place(model=str(number)), MESSAGES, server)
         assert number % 1000 or await capabilities.lacks_route(place(), MESSAGES, server)
     assert len(server.asked) == 2 * (2 * MAX_PLACES + 1), "each place is asked about once"
-    assert len(capabilities._detected) == MAX_PLACES  # pyright: ignore[reportPrivateUsage]
+    assert len(capabilities._detected) == MAX_PLACES  # pyright: ignore[reportPrivateUsage] - what it keeps shows in nothing public
