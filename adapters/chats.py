@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from agl_otel.adapters.texts import SHORTENED
+from agl_otel.adapters.texts import SHORTENED, UNFIT_MEDIA
 from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.tolerant import json_of
 
@@ -21,9 +21,9 @@ CHAT_REFUSALS: Final = {
     "no_reply": "no reply was captured with the call",
     "unreadable_messages": "the messages do not have the shape of their dialect",
     "shortened": "messages of the prompt were left out when it was stored, because they were too long",
-    "no_image": "an image of the prompt has neither an address nor data where it was stored",
+    **UNFIT_MEDIA,
 }
-"""Reasons for refusing a call in a form that needs its text, or its images; counted once per call."""
+"""Reasons for refusing a call in a form that is read from spans, or of messages; counted once per call."""
 _KEPT: Final = ("name", "tool_calls", "tool_call_id")
 
 

@@ -14,7 +14,7 @@ from agl_otel.adapters.base import TraceAdapter
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.spans.calls import JoinedCall
 from agl_otel.spans.dialects.dialect import Conversation, Message
-from agl_otel.spans.dialects.shapes import openai_call
+from agl_otel.spans.dialects.shapes import OTHER_MEDIA, openai_call
 from agl_otel.spans.history import expand_spans
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
@@ -62,8 +62,8 @@ def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match:
             refused["incomplete_reply"] += 1
         elif not found.reply:
             refused["no_reply"] += 1
-        elif lacks_image(found.prompt):
-            refused["no_image"] += 1
+        elif why := unfit_media(found.prompt):
+            refused[why] += 1
         else:
             rows.append(_row(found))
     return rows
@@ -108,11 +108,16 @@ def image_urls(messages: Iterable[Message]) -> list[str]:
     return [url for url in _images(messages) if url]
 
 
-def lacks_image(messages: Iterable[Message]) -> bool:
-    """Whether an image of some messages has neither an address nor data."""
-    return any(not url or url.endswith(";base64,") for url in _images(messages))
+def unfit_media(messages: Sequence[Message]) -> str:
+    """Return the key of chats.CHAT_REFUSALS for which nobody can train on messages with these media; empty if they are fit."""
+    if any(part.get("type") in OTHER_MEDIA for part in _parts(messages)):
+        return "other_media"
+    return "no_image" if any(not url or url.endswith(";base64,") for url in _images(messages)) else ""
 
 
 def _images(messages: Iterable[Message]) -> list[str | None]:
-    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
-    return [part["image_url"].get("url") for part in parts if part.get("type") == "image_url"]
+    return [part["image_url"].get("url") for part in _parts(messages) if part.get("type") == "image_url"]
+
+
+def _parts(messages: Iterable[Message]) -> list[Any]:
+    return [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from agl_otel.adapters.call_rewards import call_rewards
 from agl_otel.adapters.chats import conversations, unfit
 from agl_otel.adapters.lengths import limit_lengths, pick
-from agl_otel.adapters.messages import image_urls, lacks_image, whole_messages
+from agl_otel.adapters.messages import image_urls, whole_messages
 from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
 from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
@@ -264,15 +264,7 @@ def _of_calls(column: NDArray[np.float64] | None, rows: NDArray[Any]) -> list[fl
 
 def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
     batch = _batch(reading, traces)
-    seen, rows = traces.calls.has_images, list[Row]()
-    for place in range(len(batch)):
-        row = _row(traces, batch, place)
-        unread = seen is not None and not row["messages"] and seen[batch.rows[place].tolist()].any()
-        if unread or lacks_image(row["messages"]):
-            batch.refused["no_image"] += 1
-        else:
-            rows.append(row)
-    return Rows(rows, batch.refused, batch.breaks)
+    return Rows([_row(traces, batch, place) for place in range(len(batch))], batch.refused, batch.breaks)
 
 
 def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:

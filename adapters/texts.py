@@ -14,6 +14,11 @@ from agl_otel.types.columns import CallTexts
 
 SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")
 """The proxy's replacement for messages too long for an attribute."""
+UNFIT_MEDIA: Final = {
+    "other_media": "the prompt has audio or video, which no form of training data and no trainer here has",
+    "no_image": "an image of the prompt has neither an address nor data where it was stored",
+}
+"""Reasons for refusing a call in every form and in training, by the media of its prompt (messages.unfit_media)."""
 MASKED: Final = "[masked]"
 """The collector's replacement for a text that a rule drops."""
 

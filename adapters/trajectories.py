@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.chains import chains, lay_out_chains
 from agl_otel.adapters.merge import Call, Merged, lay_out, merge
-from agl_otel.adapters.messages import image_urls
+from agl_otel.adapters.messages import image_urls, unfit_media
 from agl_otel.adapters.own_sampling import sampled_otherwise
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
-from agl_otel.adapters.texts import conversation_at, messages_at
+from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
@@ -52,6 +52,7 @@ CALL_REFUSALS: Final = {
     "logprobs_length": "another number of log-probs than response tokens",
     "logprobs_not_finite": "a log-prob that is no finite number",
     "dangling_prefix": "the prompt goes on from a call that is not there",
+    **UNFIT_MEDIA,
     "too_many_tokens": f"the prompts of its attempt go on from earlier ones, and have more than {MAX_TOKENS} tokens in all",
 }
 """Reasons for refusing a (call, choice) of a taken attempt; only the first that applies is counted."""
@@ -124,6 +125,7 @@ def to_trajectories(
     rewards = taken_attempts(traces, take, fill_reward, refused, reward_name)
     attempt, keys = _attempt_of_calls(traces.calls, rewards, refused)
     fit = _fit_calls(traces.calls, attempt, agent_match, temperature, refused)
+    fit = _fit_media(traces, fit, refused)
     return _assemble(traces, fit, attempt, keys, rewards, refused, by_call)
 
 
@@ -216,6 +218,29 @@ def _fit_calls(
     return fit
 
 
+def _fit_media(traces: Traces, fit: NDArray[np.bool_], refused: Counter[str]) -> NDArray[np.bool_]:
+    """Return which of the `fit` calls have no media that make them unfit; count the others. Media whose messages are not known are."""
+    fit, has = fit.copy(), traces.calls.has_media
+    if traces.texts is None or has is None:
+        return fit
+    for row in np.flatnonzero(fit & _near_media(traces.calls)).tolist():
+        prompt = conversation_at(traces.texts, row).prompt
+        why = unfit_media(prompt) if prompt or not has[row] else "no_image"
+        if why:
+            fit[row] = False
+            refused[why] += 1
+    return fit
+
+
+def _near_media(calls: CallColumns) -> NDArray[np.bool_]:
+    """Return which calls are of a process with media: a prompt holds those of the calls that it continues, which alone store them."""
+    if calls.has_media is None or not calls.has_media.any():
+        return np.zeros(len(calls), np.bool_)
+    places = list(zip(calls.rollout_id, calls.attempt_id, calls.process, strict=True))
+    with_media = {places[row] for row in np.flatnonzero(calls.has_media).tolist()}
+    return np.array([place in with_media for place in places], np.bool_)
+
+
 def _assemble(
     traces: Traces,
     fit: NDArray[np.bool_],
@@ -262,11 +287,11 @@ def _assemble(
 
 def _images(traces: Traces, rows: Ragged) -> list[list[str]]:
     """Return the images of each trajectory, from its last call's prompt, which holds the whole conversation."""
-    has = traces.calls.has_images
-    if traces.texts is None or has is None or not has.any():
+    near = _near_media(traces.calls)
+    if traces.texts is None or not near.any():
         return [[] for _ in range(len(rows))]
     last: Any = rows.values[rows.offsets[1:] - 1]
-    return [image_urls(conversation_at(traces.texts, row).prompt) if has[row] else [] for row in last.tolist()]
+    return [image_urls(conversation_at(traces.texts, row).prompt) if near[row] else [] for row in last.tolist()]
 
 
 def _merge_rows(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.base import TraceToTripletBase
-from agl_otel.adapters.messages import image_urls
+from agl_otel.adapters.messages import image_urls, unfit_media
 from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
 from agl_otel.spans.attributes import filter_attributes, unflatten_attributes
 from agl_otel.spans.calls import JoinedCall, repeated
@@ -119,6 +119,8 @@ def whole_triplets(spans: Sequence[Span], refused: Counter[str], *, agent_match:
             refused["incomplete_reply"] += 1
         elif not triplet.response["token_ids"] and not triplet.response["raw_content"]:
             refused["no_reply"] += 1
+        elif why := next(filter(None, (unfit_media(each.readable.prompt) for each in call.calls)), ""):
+            refused[why] += 1
         else:
             whole.append(triplet)
     return whole

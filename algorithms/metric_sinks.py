@@ -1,6 +1,7 @@
 """Metric sinks show the figures of a run's steps: TensorBoard, Weights & Biases, a picture.
 
-A sink implements MetricSink; `SINKS` lists the built-in ones by name. Each gets every number of a TrainingStep's metrics.
+A sink implements MetricSink; `SINKS` lists the built-in ones by name. Each gets every number of a TrainingStep's metrics. A validation
+that is no part of a step (`validation.is_validation`) comes as a TrainingStep of its own, after the one whose weights it is of (0: none).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
+from agl_otel.algorithms.validation import is_validation
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import TrainingStep
 
@@ -24,7 +26,7 @@ TENSORBOARD: Final = "tensorboard"
 WANDB: Final = "wandb.json"
 PICTURE: Final = "plots.png"
 DRAWN_EVERY_STEPS: Final = 25  # drawing takes half a second of CPU; also drawn at the end
-NO_STEP: Final = -1
+NO_ROW: Final = -1
 Sinks = Sequence[Any]
 """Names in SINKS, and MetricSink objects."""
 
@@ -41,7 +43,7 @@ class MetricSink(Protocol):
         ...
 
     def step(self, step: TrainingStep) -> None:
-        """Show a step that is done. A prompt search that is resumed sends its steps again."""
+        """Show a step that is done, or a validation of it. A prompt search that is resumed sends its steps again."""
         ...
 
     def close(self) -> None:
@@ -113,7 +115,8 @@ def _without_torch() -> Generator[None]:
 class WandB:
     """Logs to a Weights & Biases run with the run's id. Project, mode and key come from W&B's environment variables (WANDB_…).
 
-    wandb.json records the last step sent, so that a resumed run sends no step twice.
+    Rows are drawn by their `step`. W&B's own count of rows, which must grow with each, is `_row_number`; wandb.json records the last one,
+    so that a resumed run sends no row twice.
     """
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
@@ -122,25 +125,32 @@ class WandB:
 
         assert folder is not None
         self._cursor = folder / WANDB
-        self._sent: int = read_checked(self._cursor)["step"] if self._cursor.exists() else NO_STEP
+        self._sent: int = read_checked(self._cursor)["row"] if self._cursor.exists() else NO_ROW
         project = os.environ.get("WANDB_PROJECT", "agl-otel")
         try:
             self._run: Any = wandb.init(project=project, id=run_id, name=run_id, dir=str(folder), resume="allow")
         except Exception as error:  # W&B raises many types, network errors among them
             raise SettingsError(f"Weights & Biases cannot open a run: {error}. WANDB_MODE=offline stores it in {folder}") from error
+        self._run.define_metric("*", step_metric="step")
         for step in done:
             self.step(step)
 
     def step(self, step: TrainingStep) -> None:
         """Log one row."""
-        if step.step > self._sent:
-            self._run.log(numbers(step), step=step.step, commit=True)  # otherwise the row is held back until the next one
-            write_json(self._cursor, with_checksum({"step": step.step}))
-            self._sent = step.step
+        row = _row_number(step)
+        if row > self._sent:
+            self._run.log({**numbers(step), "step": step.step}, step=row, commit=True)  # otherwise it is held back until the next one
+            write_json(self._cursor, with_checksum({"row": row}))
+            self._sent = row
 
     def close(self) -> None:
         """Send buffered rows and close the W&B run."""
         self._run.finish()
+
+
+def _row_number(step: TrainingStep) -> int:
+    """Return a number that grows from a step to its validation, and to the next step."""
+    return 2 * step.step + is_validation(step.metrics)
 
 
 class Plots:

@@ -1,7 +1,8 @@
 """Write the weights of a run as a model's folder, which transformers, peft and vLLM open: `agl-otel runs export`.
 
 The folder is written beside its place and renamed, so that it is complete or absent. A run that goes on meanwhile is not disturbed: its
-checkpoints are only read, and where it has removed one of them, the next is taken. Imports torch only to convert weights.
+checkpoints are only read, and where it has removed one of them, the next is taken. Imports torch only to convert weights, and to merge
+an adapter into the model that its run began with.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from agl_otel.algorithms.base_model import find_base
 from agl_otel.algorithms.model_files import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -55,7 +58,14 @@ class Exported:
 
 
 def export_model(
-    run: Path, target: Path, *, step: int | None = None, last: bool = False, adapter: bool = False, dtype: str | None = None
+    run: Path,
+    target: Path,
+    *,
+    step: int | None = None,
+    last: bool = False,
+    adapter: bool = False,
+    dtype: str | None = None,
+    base: str | None = None,
 ) -> Exported:
     """Write the weights of the run in a folder to `target`: of the best validation, where there is one, else the last ones.
 
@@ -65,28 +75,29 @@ def export_model(
         step: after which step instead; `last`: the last ones.
         adapter: write the LoRA adapter in PEFT's format, instead of all weights with the adapter merged in.
         dtype: of the weights, as "bfloat16"; None: as the run has them.
+        base: where the model now is that a LoRA run began with: a folder, or a model of the hub; None: where the checkpoint names it.
 
     Raises:
-        UsageError: `target` is not empty, or the run has no such weights.
+        UsageError: `target` is not empty, the run has no such weights, or its base model is missing or another one.
         DataError: the checkpoint or run.json is damaged.
         SettingsError: a package is missing, or `target` cannot be written.
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is not empty: name a folder that is, or a new one")
+        raise UsageError(f"{target} is not empty: name an empty folder, or a new one")
     for left in range(TRIES, 0, -1):
         found = result_of(run, step=step, last=last)
         if found.step is None:
             raise UsageError(f"the run in {found.run} made prompts, not weights: they are in {found.path}")
         try:
-            return _export(found, found.step, target, adapter=adapter, dtype=dtype)
+            return _export(found, found.step, target, adapter=adapter, dtype=dtype, base=base)
         except FileNotFoundError as error:
             if step is not None or left == 1 or result_of(run, last=last).path == found.path:
                 raise DataError(f"{error.filename} is missing: {_other(found)}") from error
     raise AssertionError
 
 
-def _export(found: RunResult, step: int, target: Path, *, adapter: bool, dtype: str | None) -> Exported:
+def _export(found: RunResult, step: int, target: Path, *, adapter: bool, dtype: str | None, base: str | None) -> Exported:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -99,7 +110,7 @@ def _export(found: RunResult, step: int, target: Path, *, adapter: bool, dtype: 
         elif adapter:
             _write_adapter(found, beside)
         else:
-            _write_model(found, beside)
+            _write_model(found, beside, base)
         if dtype is not None:
             for path in beside.glob("*.safetensors"):
                 _convert(path, dtype)
@@ -120,13 +131,36 @@ def _export(found: RunResult, step: int, target: Path, *, adapter: bool, dtype: 
     return Exported(str(target), str(found.run), found.which, step, adapter, written, size)
 
 
-def _write_model(found: RunResult, folder: Path) -> None:
+def _write_model(found: RunResult, folder: Path, base: str | None) -> None:
     policy = found.run / POLICY
     if not (policy / CONFIG_FILE).exists():
         raise DataError(f"{policy} holds no {CONFIG_FILE} of the run's model: copy the model's files there, all but its weights")
     for path in small_files(policy):
         shutil.copyfile(path, folder / path.name)
-    _copy_verified(found, WEIGHTS_FILE, folder)
+    if named := _state(found).get("base"):
+        _merge(found, named, folder, base)
+    else:
+        _copy_verified(found, WEIGHTS_FILE, folder)
+
+
+def _merge(found: RunResult, named: Mapping[str, str], folder: Path, given: str | None) -> None:
+    """Write the weights of the model that a LoRA checkpoint names, with the adapter merged in. Raises SettingsError without torch, peft."""
+    model = find_base(named, found.run, given=given)
+    try:
+        import torch
+        from transformers.utils.logging import disable_progress_bar
+
+        from agl_otel.algorithms.grpo.policy import save_merged
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"merging an adapter needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train,lora]', or write it alone "
+            "with --adapter"
+        ) from error
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory(dir=folder) as copied:  # the run may remove the checkpoint meanwhile
+        for name in (ADAPTER_CONFIG, ADAPTER_FILE):
+            _copy_verified(found, f"{ADAPTER}/{name}", Path(copied))
+        save_merged(model, Path(copied), folder, dtype=getattr(torch, named["dtype"]))
 
 
 def _write_adapter(found: RunResult, folder: Path) -> None:
@@ -152,11 +186,16 @@ def _copy_verified(found: RunResult, name: str, folder: Path) -> None:
 
 
 def _digests(found: RunResult) -> Mapping[str, str]:
+    return _state(found)["files"]
+
+
+def _state(found: RunResult) -> Mapping[str, Any]:
+    """Return the content of a checkpoint's state.json; of weights with digests alone {"files": digests}."""
     file = found.path / (_STATE if (found.path / _STATE).exists() else DIGESTS)
     try:
         content: dict[str, Any] = without_checksum(file.read_bytes(), needed=True)
-        return content["files"] if file.name == _STATE else content
-    except (ValueError, KeyError) as error:
+        return content if file.name == _STATE else {"files": content}
+    except ValueError as error:
         raise DataError(f"{file} is damaged ({error}): {_other(found)}") from error
 
 
@@ -223,6 +262,7 @@ def _convert(file: Path, dtype: str) -> None:
         loaded = ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118  # it is no dict
         tensors = {name: tensor.to(new) if tensor.is_floating_point() else tensor for name, tensor in loaded}
     save_file(tensors, beside := file.with_name(f".{file.name}"), metadata={"format": "pt"})
+    beside.chmod(stat.S_IMODE(file.stat().st_mode))  # safetensors makes files that only their owner may read
     beside.replace(file)
 
 

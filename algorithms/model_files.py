@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
@@ -52,6 +54,24 @@ def weights_files(folder: Path) -> list[Path]:
         return sorted({folder / name for name in json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return sorted(folder.glob("*.safetensors"))
+
+
+@contextmanager
+def replacing_files(folder: Path) -> Generator[Path]:
+    """Create `folder`, and give a temporary one within it, whose files replace those of their names at the end of the block.
+
+    Each is replaced as a whole, weights after what describes them. Nothing is flushed to disk: a run that is resumed writes what it pushes
+    again, and checkpoints and exports flush their files before they rename their folder.
+    """
+    beside = folder / ".new"
+    shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        for path in sorted(beside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name)):
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def keep_small_files(model: Path, run: Path) -> None:

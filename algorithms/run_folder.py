@@ -90,7 +90,7 @@ class Sources:
             if not self.force:
                 raise UsageError(
                     f"the run in {folder} was begun with other code, and its figures would not all be of one kind ({told}): "
-                    "give back the code, or a new folder; with --force it goes on, and run.json records since which step"
+                    "restore the code, or name a new folder; with --force it goes on, and run.json records since which step"
                 )
             _log.warning("the run in %s goes on with other code (%s)", folder, told)
 
@@ -99,6 +99,23 @@ class Sources:
         before: dict[str, str] = stored.get("sources", self.digests)  # an earlier release recorded none
         pairs = {name: [before.get(name), self.digests.get(name)] for name in sorted({*before, *self.digests})}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+OTHER_CODE: Final = "other_code"
+"""The metric, a text, of a step that ran with other code than the run was begun with."""
+
+
+def other_code(forced: Sequence[Mapping[str, Any]], step: int) -> str:
+    """Name the code of a step that the run was not begun with, each change by its key in `Sources.changes`; empty where there is none.
+
+    `forced` is that of run.json, `step` counts from 1.
+    """
+    return ", ".join(name for each in forced if step > each["step"] for name in each["changed"])
+
+
+def forced_in(folder: Path | None) -> list[dict[str, Any]]:
+    """Return `forced` in run.json of this folder; empty without either. Raises DataError where run.json is damaged."""
+    return read_run(folder / RUN).get("forced", []) if folder is not None and (folder / RUN).exists() else []
 
 
 SOURCES: Final[ContextVar[Sources | None]] = ContextVar("agl_otel_sources", default=None)
@@ -230,9 +247,10 @@ class RunFolder:
             write_json(path, with_checksum(content) if self._checked else content)
 
     def _steps_done(self) -> int:
-        """Count the whole lines of metrics.jsonl."""
+        """Return the `step` of the last whole line of metrics.jsonl, the number of these lines where it has none."""
         path = self.folder / METRICS
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return int(self._row(path, len(lines), lines[-1]).get("step", len(lines))) if lines else 0
 
 
 def folder_of(where: str | Path | RunFolder | None) -> Path | None:

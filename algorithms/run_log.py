@@ -1,4 +1,4 @@
-"""Record the steps of a run in the store, as spans linked to their attempts, and in metric sinks.
+"""Record the steps of a run in the store, as spans linked to their attempts, and in metric sinks; validations in the sinks alone.
 
 Steps that the store did not accept are sent again with the next one, and those of a killed run when it resumes. The store keeps each
 step once, in the version that was sent last.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -19,7 +20,8 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from agl_otel.algorithms.metric_sinks import MetricSink, Sinks, sinks_of
-from agl_otel.algorithms.run_folder import RunFolder, new_run_id
+from agl_otel.algorithms.run_folder import OTHER_CODE, RunFolder, forced_in, new_run_id, other_code
+from agl_otel.algorithms.validation import figures_of, validations
 from agl_otel.errors import AglError
 from agl_otel.types import TrainingStep
 
@@ -65,8 +67,15 @@ class RunLog:
         self._sink_seconds = sink_seconds
         self._threads: list[_SinkThread] = []
         self._pending: list[TrainingStep] = []
+        self._ends: dict[int, float] = {0: time.time()}
+        """{step: when it ended, in Unix seconds} of the steps so far, 0 for the start."""
+        self._forced: list[dict[str, Any]] = []
+        self._steps = 0
+        self._shown: set[int] = set()
+        """Steps whose validations the sinks have."""
 
     async def __aenter__(self) -> RunLog:
+        self._forced = forced_in(self._folder)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -79,23 +88,65 @@ class RunLog:
             await self._end()
 
     async def begin(self, done: Sequence[TrainingStep]) -> None:
-        """Start the sinks, with the steps that the run had done when it was stopped. Raises what a sink's `begin` raises."""
+        """Start the sinks, with the steps that the run had done when it was stopped, and their validations in the run's folder.
+
+        Raises what a sink's `begin` raises; DataError for a damaged validation.json.
+        """
+        done = [self._with_other_code(step) for step in done]
+        self._ends |= {step.step: step.end_time for step in done}
+        shown = sorted([*done, *self._new_validations()], key=lambda step: step.step)  # stable: a validation is after its step
         for sink in self._sinks:
             self._threads.append(thread := _SinkThread(sink))
-            await thread.call(partial(sink.begin, self.run_id, self._folder, done))
+            await thread.call(partial(sink.begin, self.run_id, self._folder, shown))
             thread.in_use = True
         self._pending = list(done)
         await self._flush()
 
     async def note(self, step: TrainingStep, figures: Mapping[str, float]) -> None:
         """Record a step that has just been done."""
+        step = self._with_other_code(step)
         try:
             await self._store.record_figures(figures, algorithm=self.algorithm)
         except AglError as error:
             _logger.warning("the figures of step %d were not exported as metrics: %s", step.step, error)
-        await asyncio.gather(*(self._call(thread, partial(thread.sink.step, step)) for thread in self._threads))
+        self._ends[step.step] = step.end_time
+        await self._show(step)
         self._pending.append(step)
         await self._flush()
+
+    def _with_other_code(self, step: TrainingStep) -> TrainingStep:
+        """Count a step, and name its code where the run was begun with other."""
+        self._steps += 1
+        named = other_code(self._forced, self._steps)
+        return step.model_copy(update={"metrics": {**step.metrics, OTHER_CODE: named}}) if named else step
+
+    async def note_validations(self) -> None:
+        """Show new validations of the steps so far, which are in the run's folder. Raises DataError for a damaged validation.json.
+
+        The store has them already, as the rewards of their rollouts.
+        """
+        for step in self._new_validations():
+            await self._show(step)
+
+    def _new_validations(self) -> list[TrainingStep]:
+        """Return the validations, as steps for the sinks, that they do not have; a later one waits for its step."""
+        found = validations(self._folder) if self._folder is not None else []
+        new = [each for each in found if each.step in self._ends and each.step not in self._shown]
+        self._shown |= {each.step for each in new}
+        return [
+            TrainingStep(
+                run_id=self.run_id,
+                algorithm=self.algorithm,
+                step=each.step,
+                start_time=self._ends[each.step],
+                end_time=self._ends[each.step],
+                metrics=figures_of(each.scored),
+            )
+            for each in new
+        ]
+
+    async def _show(self, step: TrainingStep) -> None:
+        await asyncio.gather(*(self._call(thread, partial(thread.sink.step, step)) for thread in self._threads))
 
     async def _call(self, thread: _SinkThread, work: Callable[[], None]) -> None:
         """Have a sink that is in use do `work`, and wait for it at most `sink_seconds`."""

@@ -1,19 +1,32 @@
 """The validations of a run: scores by step, and the weights with the best one, in validation.json of the run's folder.
 
-The file is replaced as a whole, and weights that it names as the best are not removed with older ones, so it always names some that exist.
+A run log shows each in the metric sinks, as a step with `figures_of` alone (run_log.py). The file is replaced as a whole, and weights that
+it names as the best are not removed with older ones, so it always names some that exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
 from agl_otel.types.scores import Score
 
 VALIDATION: Final = "validation.json"
+VAL_REWARD: Final = "val_reward"
+"""The score of a validation, by the step whose weights it is of."""
+
+
+def figures_of(score: Score) -> dict[str, float]:
+    """Return the metrics of a validation, under the same names for all trainers."""
+    return {VAL_REWARD: score.mean, "val_rollouts": score.asked, "val_without_reward": score.missing}
+
+
+def is_validation(metrics: Mapping[str, Any]) -> bool:
+    """Return whether these are the metrics of a validation alone, not also of a step."""
+    return VAL_REWARD in metrics and "reward_mean" not in metrics
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,10 @@ def main(folder: Path, options: dict[str, Any], tokens: int, rows: int) -> None:
     forget_peak()
     with TemporaryDirectory(dir=folder) as place:
         pushed = save_weights(grpo.policy.model, Path(place) / "1", dtype=torch.bfloat16 if grpo.updates.in_bfloat16 else None)
-        mixed = grpo.updates.in_bfloat16 and grpo.updates.lora_rank is None
         checkpoints = Checkpoints(Path(place), keep=1)
-        checkpoints.save(State("run", 1, "", 1, {}, 0), grpo.policy.model, learner.optimizer, pushed=None if mixed else pushed)
+        checkpoints.save(
+            State("run", 1, "", 1, {}, 0), grpo.policy.model, learner.optimizer, pushed=None if grpo.updates.in_bfloat16 else pushed
+        )
     print(json.dumps({"step": step - base, "save": _status("VmHWM") - base}))
 
 

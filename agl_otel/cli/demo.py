@@ -162,7 +162,7 @@ class _Demo:
 
     def _scored(self, when: str, done: Any) -> Any:
         self._count(done)
-        self.console.print(f"   score {when} training, on {len(self.tasks)} held-out tasks: [bold]{done.score:.2f}[/]")
+        self.console.print(f"   score {when} training: [bold]{done.scored.described()}[/]", soft_wrap=True)
         return done
 
     def _count(self, done: Any) -> None:
@@ -192,6 +192,8 @@ class _Demo:
         return {
             "score_before": round(before.score, 4),
             "score_after": round(after.score, 4),
+            "without_reward_before": before.scored.missing,
+            "without_reward_after": after.scored.missing,
             "steps": len(report.steps),
             "rollouts": self.rollouts,
             "trajectories": sum(step.trajectories for step in report.steps),
@@ -217,8 +219,11 @@ class _Demo:
 
 
 def _closing(result: dict[str, Any], data_dir: Path, console: Console) -> None:
+    missing = [result["without_reward_before"], result["without_reward_after"]]
+    without = "; without a reward, which count as 0: {} before, {} after".format(*missing) if any(missing) else ""
+    score = f"[bold]{result['score_before']:.2f} → {result['score_after']:.2f}[/] on {result['tasks_scored']} held-out tasks{without}"
     rows: Sequence[tuple[str, str]] = (
-        ("score", f"[bold]{result['score_before']:.2f} → {result['score_after']:.2f}[/] on {result['tasks_scored']} held-out tasks"),
+        ("score", score),
         (
             "trained on",
             f"{result['trajectories']} trajectories in {result['steps']} steps; ClickHouse says {result['trajectories_in_clickhouse']}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
@@ -16,9 +17,10 @@ from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.adapters.pins import Pin, differences
 from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.queue import must_exist, rollout_ids_of
+from agl_otel.cli.queue import must_exist, rollouts_of
 from agl_otel.cli.training_files import WRITERS, to_stdout
 from agl_otel.errors import ConflictError, UsageError, unwritable
+from agl_otel.queue.client import QueueClient
 from agl_otel.runner.loading import load_function
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
@@ -29,14 +31,24 @@ from agl_otel.types.options import Finite, Whole
 
 TASKS_SHOWN: Final = 5
 STDOUT: Final = Path("-")
+SCORED: Final[Collection[RolloutMode]] = ("val", "test")
+"""Modes of rollouts that nothing should be trained on: the score of their tasks would be of what was learnt by heart."""
 _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 
 
 @click.command()
 @click.argument("target", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
 @click.option("--as", "form", type=click.Choice(list(FORMS)), help="What a row is.  [default: trajectories]")
-@click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).  [default: all that succeeded]")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
+@click.option(
+    "--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).  [default: all that succeeded, of --mode]"
+)
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    type=click.Choice(get_args(RolloutMode)),
+    help="Only these modes (repeatable).  [default: all but val and test, whose tasks score the training]",
+)
 @click.option("--take", multiple=True, type=click.Choice(get_args(VerdictKind)), help="Verdicts to take.  [default: complete, unproven]")
 @click.option("--agent-match", metavar="REGEX", help="Only the calls of agents whose names match.")
 @click.option("--reward", metavar="NAME", help="The reward dimension to use.  [default: the primary one]")
@@ -112,14 +124,27 @@ def export(
     async def main() -> dict[str, Any]:
         async with open_store(settings) as opened:
             if pin is None:
-                ids = await must_exist(opened.queue, rollout_ids) or await rollout_ids_of(opened.queue, ["succeeded"], modes)
-                return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None)
+                ids, left_out = await must_exist(opened.queue, rollout_ids), {}
+                if not ids:
+                    ids, left_out = await _of_modes(opened.queue, modes)
+                return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None) | {"left_out": left_out}
             if diff_pin is not None:
                 return await _compare(opened, pin, changes)
             return await _write(opened, cast("Path", target), pin.reading, rules or pin.rules, list(pin.rollouts), pin)
 
     report = run_async(main)
     click.echo(json_text(report) if as_json else "\n".join(_lines(report)), err=target == STDOUT)
+
+
+async def _of_modes(queue: QueueClient, modes: Sequence[RolloutMode]) -> tuple[list[str], dict[str, int]]:
+    """Return the ids of the rollouts of these modes that succeeded; without modes of all but SCORED, and {mode: how many are left out}."""
+    ids, left_out = list[str](), Counter[str]()
+    async for rollout in rollouts_of(queue, ["succeeded"], modes):
+        if not modes and rollout.mode in SCORED:
+            left_out[rollout.mode] += 1
+        else:
+            ids.append(rollout.rollout_id)
+    return ids, dict(left_out)
 
 
 async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
@@ -217,6 +242,10 @@ def _lines(report: dict[str, Any]) -> list[str]:
         return [
             f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
             f"refused: {refused}",
+            *(
+                f"left out: {count} rollouts of mode {mode}, whose tasks score the training (--mode {mode} takes them)"
+                for mode, count in sorted(report.get("left_out", {}).items())
+            ),
             *(
                 [f"{report['without_messages']} rows have token ids and no messages: none were captured"]
                 if report["without_messages"]

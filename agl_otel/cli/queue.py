@@ -21,7 +21,7 @@ from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import DAY_SECONDS
 from agl_otel.stack.supervisor import must_have_data, stack_for
-from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
+from agl_otel.types import AttemptedRollout, Rollout, RolloutMode, RolloutStatus
 from agl_otel.types.options import Whole
 
 BOTH_STORES: Final = ("queue", "collector")  # the services that deletion needs
@@ -64,13 +64,19 @@ def span_of_time(text: str) -> float:
     raise UsageError(f"{text[:40]!r} is not a span of time: write a number and s, m, h, d or w, as in 30d")
 
 
+async def rollouts_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> AsyncGenerator[Rollout]:
+    """Iterate over all rollouts with these statuses and modes (none: all)."""
+    query: dict[str, Any] = {"status_in": list(statuses) or None, "mode_in": list(modes) or None, "limit": CHUNK}
+    seen = 0
+    while page := await queue.query_rollouts(**query, offset=seen):
+        seen += len(page)
+        for rollout in page:
+            yield rollout
+
+
 async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> list[str]:
     """List the ids of all rollouts with these statuses and modes (none: all)."""
-    found: list[str] = []
-    query: dict[str, Any] = {"status_in": list(statuses) or None, "mode_in": list(modes) or None, "limit": CHUNK}
-    while page := await queue.query_rollouts(**query, offset=len(found)):
-        found += [item.rollout_id for item in page]
-    return found
+    return [rollout.rollout_id async for rollout in rollouts_of(queue, statuses, modes)]
 
 
 async def must_exist(queue: QueueClient, rollout_ids: Sequence[str]) -> list[str]:

@@ -6,9 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from agl_otel.adapters.losses import LOSSES, lost, recorded_losses, refused_in
+from agl_otel.algorithms.run_folder import OTHER_CODE, other_code
 from agl_otel.algorithms.run_result import RunResult
 from agl_otel.algorithms.validation import ScoredWeights, Validation, best_of
 from agl_otel.errors import UsageError
@@ -43,6 +45,8 @@ class RunReport:
     """Those in the run's folder."""
     result: RunResult | None = None
     """What the run made; None if it has nothing yet, or its folder was not given."""
+    forced: Sequence[Mapping[str, Any]] = ()
+    """That of run.json (run_folder.py), if the run's folder was given."""
 
     @property
     def start_time(self) -> float:
@@ -98,6 +102,16 @@ class RunReport:
         found = {step.step: recorded_losses(step.metrics) for step in self.steps}
         return {step: words for step, words in found.items() if words}
 
+    def other_code(self) -> dict[int, str]:
+        """Return {number of steps done before: the code since then} where the run was resumed with other code than it was begun with.
+
+        An algorithm of one's own may have recorded no steps: then it is that of the run's folder.
+        """
+        named = [step.metrics.get(OTHER_CODE, "") for step in self.steps]
+        if not any(named):
+            return {each["step"]: other_code(self.forced, each["step"] + 1) for each in self.forced}
+        return {done: name for done, (before, name) in enumerate(pairwise(["", *named])) if name != before}
+
     def totals(self) -> dict[str, Any]:
         """Return sums over the run, and the last and best step's mean reward."""
         validation = [point for point in self.curve.points if point.mode == "val"]
@@ -127,6 +141,7 @@ class RunReport:
             "best_validation": asdict(best) if (best := self.best_validation()) is not None else None,
             "result": self.result.as_json() if self.result is not None else None,
             "losses": self.losses(),
+            "other_code": self.other_code(),
             "versions": {step.step: step.version_after for step in self.steps},
             "start_time": self.start_time,
             "seconds": self.seconds,

@@ -22,7 +22,7 @@ from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
-from agl_otel.cli.training_steps import configuration_of, run_id_of
+from agl_otel.cli.training_steps import configuration_of, forced_of, run_id_of
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
@@ -153,13 +153,17 @@ def compare(
 @click.option("--last", is_flag=True, help="The last weights that the run keeps.")
 @click.option("--adapter", is_flag=True, help="Only the LoRA adapter, as peft and `vllm serve --lora-modules` load it.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of the weights.  [default: as the run has them]")
+@click.option("--base", metavar="MODEL", help="Where the model now is that a LoRA run began with.  [default: where it was]")
 @json_option
-def export(run: Path, target: Path, step: int | None, last: bool, adapter: bool, dtype: str | None, as_json: bool) -> None:
+def export(
+    run: Path, target: Path, step: int | None, last: bool, adapter: bool, dtype: str | None, base: str | None, as_json: bool
+) -> None:
     """Write the trained model of RUN, a run's folder, to the new folder DIR.
 
     DIR then has weights, config, tokenizer, chat template and generation config, as `AutoModelForCausalLM.from_pretrained`, `vllm serve`
     and [policy] model open them. A LoRA adapter is merged into the weights, unless --adapter asks for it alone. The run may go on:
-    its last complete checkpoint is read. Weights are compared with their digests.
+    its last complete checkpoint is read. Weights are compared with their digests, and so is the model that a LoRA run began with, which
+    must still be there, since checkpoints hold the adapter alone.
 
     Runs of grpo, sft and verl have weights. Checkpoints of verl are merged by verl's own program, to bfloat16, in the environment of the
     run.
@@ -169,7 +173,7 @@ def export(run: Path, target: Path, step: int | None, last: bool, adapter: bool,
     setup_logging()
     if step is not None and last:
         raise UsageError("--step and --last exclude each other: give one")
-    done = export_model(run, target, step=step, last=last, adapter=adapter, dtype=dtype)
+    done = export_model(run, target, step=step, last=last, adapter=adapter, dtype=dtype, base=base)
     if as_json:
         print_json(asdict(done))
         return
@@ -198,7 +202,7 @@ async def read_run(store: Store, run: str) -> RunReport:
         alarms = sum(each.verdict.alarm for each in found)
     return RunReport(
         run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run)),
-        result_if_any(Path(run)),
+        result_if_any(Path(run)), forced_of(run),
     )  # fmt: skip
 
 
@@ -248,6 +252,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
         ("best validation", best.described() if (best := report.best_validation()) else None),
         ("lost in training", report.lost() or None),
+        ("other code", "; ".join(f"{name} after {done} steps" for done, name in report.other_code().items()) or None),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),
         ("cost", None if cost is None else f"{cost:,.4g}"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from agl_otel.algorithms.run_folder import RUN, read_run
+from agl_otel.algorithms.run_folder import RUN, forced_in, read_run
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, table_of
 from agl_otel.cli.queue import clock
@@ -68,6 +68,11 @@ def configuration_of(run: str) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"algorithm": found["algorithm"], "seed": found["seed"], **_flat(found["options"])}
+
+
+def forced_of(run: str) -> list[dict[str, Any]]:
+    """Return `forced` of the run in this folder; empty if `run` is none. Raises DataError for a damaged run.json."""
+    return forced_in(Path(run))
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -75,21 +75,22 @@ class CustomRun(JobRun):
         """Run the algorithm, with runners, and return it. Raises SettingsError if the job does not fit it, and what it raises."""
         adapter = TracerTraceToTriplet()
         algorithm = self.algorithm(val=val is not None)
-        algorithm.set_store(LightningStore.over(self.store))
         algorithm.set_adapter(adapter)
         if self.job.resources:
             algorithm.set_initial_resources(self.job.resources)
-        with run_folder_for(
-            algorithm,
-            None if self._opens_folder else self.folder,
-            train=train,
-            val=val,
-            resources=self.job.resources,
-            options=self.job.options,
-            agent=self.job.agent.model_dump(include={"function", "command", "grader"}),
-        ):
-            async with self.runners():
-                await unless_failed(self.failed, call(algorithm.run, train, val))
+        async with LightningStore(self.store.description.queue, token=self.store.token) as store:
+            algorithm.set_store(store)
+            with run_folder_for(
+                algorithm,
+                None if self._opens_folder else self.folder,
+                train=train,
+                val=val,
+                resources=self.job.resources,
+                options=self.job.options,
+                agent=self.job.agent.model_dump(include={"function", "command", "grader"}),
+            ):
+                async with self.runners():
+                    await unless_failed(self.failed, call(algorithm.run, train, val))
         return algorithm
 
     def algorithm(self, *, val: bool = False) -> Algorithm:

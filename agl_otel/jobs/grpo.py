@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel
@@ -14,7 +15,7 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
-from agl_otel.jobs.served import ServedRun, needs_of_policy, notes_of_policy
+from agl_otel.jobs.served import ServedRun, adapter_rank, needs_of_policy, notes_of_policy
 
 notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset(
@@ -46,6 +47,9 @@ class GRPORun(ServedRun):
     """The processes of one GRPO run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     name = "grpo"
+
+    def _weights_to_serve(self, algorithm: GRPO) -> tuple[Path | None, int]:
+        return algorithm.weights_to_serve(self.run, adapter_rank=adapter_rank(self.job))
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], object] | None = None) -> GRPO:
         """Create the job's algorithm over this run's policy and model server."""

@@ -238,10 +238,10 @@ def _update_bytes(facts: ModelFacts, plan: Plan, trained: int) -> int:
 def _save_bytes(facts: ModelFacts, plan: Plan, trained: int) -> int:
     """Return the bytes of a checkpoint's copies, from which it is written while rollouts run (checkpoint.Checkpoints.save).
 
-    They are in the machine's memory: the optimizer's state, and float32 weights where the file for the model server is in bfloat16; another
-    file is linked.
+    They are in the machine's memory: the optimizer's state, and an adapter, or all weights in float32 where the file for the model server
+    is in bfloat16; another file is linked.
     """
     if plan.on_gpu:
         return 0
-    weights = facts.parameters * FLOAT32 if plan.bfloat16 and plan.lora_rank is None else 0
+    weights = trained * FLOAT32 if plan.bfloat16 or plan.lora_rank is not None else 0
     return round(trained * OPTIMIZER_BYTES[plan.optimizer]) + weights

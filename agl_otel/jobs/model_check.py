@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agl_otel.algorithms.grpo import tiny
-from agl_otel.algorithms.grpo.lora import ALL_LINEAR
+from agl_otel.algorithms.grpo.lora import is_target, linear_layers
 from agl_otel.algorithms.model_files import DTYPES, INDEX_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.options import shown
 from agl_otel.errors import SettingsError
@@ -28,12 +28,12 @@ PROBE: Final = "hello"
 
 @dataclass(frozen=True)
 class Linear:
-    """The linear layers of one name, in all decoder layers."""
+    """A linear layer."""
 
     widths: int
-    """Sum of their input and output widths."""
+    """Sum of its input and output widths."""
     parameters: int
-    """Sum of their weights."""
+    """Number of its weights."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ModelFacts:
     intermediate: int
     """Width of the MLP; of a mixture of experts, of all experts that a token uses."""
     linear: Mapping[str, Linear]
-    """{end of a name: the linear layers with it}, without the head."""
+    """{name: a linear layer}, without the head."""
     whole_logits: bool
     """Whether logits are more than a linear head of the last hidden states (logprobs.Scorer)."""
 
@@ -69,12 +69,7 @@ class ModelFacts:
 
     def adapter_inputs(self, targets: Sequence[str] | str) -> int:
         """Return the parameters of an adapter of rank 1 of these layers, as lora.with_lora selects them."""
-        wanted = [targets] if isinstance(targets, str) else targets
-        return sum(
-            layer.widths
-            for name, layer in self.linear.items()
-            if targets == ALL_LINEAR or any(name == each.split(".")[-1] for each in wanted)
-        )
+        return sum(layer.widths for name, layer in self.linear.items() if is_target(name, targets))
 
 
 _LOGIT_OPTIONS: Final = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -142,7 +137,7 @@ def _facts(model: Any, stored: Mapping[str, _Tensor]) -> ModelFacts:
         kv_heads=int(_of(config, "num_key_value_heads") or heads),
         head_size=int(_of(config, "head_dim") or hidden // heads),
         intermediate=_intermediate(config),
-        linear=_linear(model, head),
+        linear={name: Linear(inputs + outputs, inputs * outputs) for name, inputs, outputs in linear_layers(model)},
         whole_logits=any(_of(config, name) not in (None, 0, 1) for name in _LOGIT_OPTIONS),
     )
 
@@ -157,17 +152,6 @@ def _intermediate(config: Any) -> int:
     if experts and width:
         return int(experts) * int(width)
     return int(_of(config, "intermediate_size") or _of(config, "n_inner") or 4 * config.hidden_size)
-
-
-def _linear(model: Any, head: Any) -> dict[str, Linear]:
-    found: dict[str, Linear] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear) and layer is not head:
-            end = name.rpartition(".")[2]
-            had = found.get(end, Linear(0, 0))
-            widths, parameters = layer.in_features + layer.out_features, layer.in_features * layer.out_features
-            found[end] = Linear(had.widths + widths, had.parameters + parameters)
-    return found
 
 
 def _config(folder: Path) -> Any:

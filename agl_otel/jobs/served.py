@@ -15,6 +15,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo.groups import cancel_all
+from agl_otel.algorithms.grpo.lora import ALL_LINEAR, check_targets
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.tiny import make_policy
@@ -171,6 +172,9 @@ def check_policy(job: Job) -> ModelFacts:
             f"[algorithm] lora_rank = {rank}: it must be at most {facts.hidden}, because that is the hidden size of {name}; "
             "give such a value (8 to 64 are usual), or leave it out"
         )
+    if rank:
+        with of_table("algorithm"):
+            check_targets(given.get("lora_targets", ALL_LINEAR), facts.linear, name)
     return facts
 
 
@@ -216,7 +220,7 @@ class ServedRun(JobRun):
         self.context: int | None = None
         """The greatest number of tokens of a prompt and its reply that the model server takes."""
         self.on_validation: Callable[[Validation], object] | None = None
-        """Receives each validation during the training."""
+        """Receives each validation that `val_every` names."""
 
     async def _start(self) -> None:
         self.model_dir = await prepare_policy(self.job, self.folder)
@@ -230,9 +234,7 @@ class ServedRun(JobRun):
         self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"], model=model)
         self._exit.callback(self.run.close)
         await self._cancel_unfinished()
-        weights, version = algorithm.last_weights(self.run)
-        if adapter_rank(self.job):
-            weights = algorithm.last_adapter(self.run)
+        weights, version = await asyncio.to_thread(self._weights_to_serve, algorithm)
         await self._serve(await self._port(), weights, version)
         async with aiohttp.ClientSession() as session:
             self.context = await check_context(session, self.server_url, algorithm.sampling_parameters["max_tokens"])
@@ -285,7 +287,8 @@ class ServedRun(JobRun):
     async def validate(self, step: int, weights: Path) -> None:
         """Validate the weights after a step of the training, which are in the folder `weights`."""
         done, _ = await self._validated(step, weights)
-        if self.on_validation is not None:
+        every = self.options.get("val_every")
+        if self.on_validation is not None and every and step % every == 0:  # otherwise the last step, which `validate_after` reads again
             self.on_validation(done)
 
     async def validate_before(self) -> Evaluation:
@@ -293,7 +296,7 @@ class ServedRun(JobRun):
         return (await self._validated(0, None))[1]
 
     async def validate_after(self, steps: int) -> Evaluation:
-        """Validate the weights after the last step; where `val_every` has done so, its result is read again."""
+        """Return the validation of the weights after the last step, which the training has done; without any step, do it."""
         weights, _ = await asyncio.to_thread(self.algorithm().last_weights, self.run)
         return (await self._validated(steps, weights))[1]
 
@@ -327,6 +330,10 @@ class ServedRun(JobRun):
         self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log", env=env)
         await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
         await self._server.ready(self._server_is_healthy, timeout_seconds=seconds)
+
+    def _weights_to_serve(self, algorithm: Any) -> tuple[Path | None, int]:
+        """Return folder (None: the model's) and version of the weights with which the server of a resumed run starts."""
+        return algorithm.last_weights(self.run)
 
     @property
     def described(self) -> list[str]:

@@ -118,7 +118,7 @@ def call_columns(table: Table) -> CallColumns:
         model_version=strings(calls, "ModelVersion"),
         agent=_agents(table, calls),
         incomplete=_incomplete(calls, rollouts, attempts),
-        has_images=_numbers(calls, "HasImages", np.bool_),
+        has_media=_numbers(calls, "HasMedia", np.bool_),
         truncated=_numbers(calls, "IsTruncated", np.bool_),
         temperature=_numbers(calls, "Temperature", np.float64),
         top_p=_numbers(calls, "TopP", np.float64),
@@ -148,8 +148,8 @@ def rollouts_to_read(calls: CallColumns) -> list[str]:
         return []
     keys = list(zip(calls.rollout_id, calls.attempt_id, calls.process, strict=True))
     needed = (calls.prefix_call == 0) & np.array([False, *(a == b for a, b in itertools.pairwise(keys))])
-    if calls.has_images is not None:
-        needed |= calls.has_images
+    if calls.has_media is not None:
+        needed |= calls.has_media
     return list(dict.fromkeys(calls.rollout_id[row] for row in np.flatnonzero(needed).tolist()))
 
 

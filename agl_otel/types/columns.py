@@ -96,8 +96,8 @@ class CallColumns:
     """Name of the agent that made the call; empty where unknown."""
     incomplete: list[str]
     """Why the reply is incomplete; empty for a complete one."""
-    has_images: NDArray[np.bool_] | None = None
-    """Whether the prompt seems to hold images, whose addresses are in the texts; None: unknown."""
+    has_media: NDArray[np.bool_] | None = None
+    """Whether the stored part of the prompt seems to hold images, audio or video, which are in the texts; None: unknown."""
     truncated: NDArray[np.bool_] | None = None
     """Whether the reply reached its length limit (finish reason `length`); None: unknown."""
     temperature: NDArray[np.float64] | None = None

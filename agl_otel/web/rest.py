@@ -305,7 +305,7 @@ ROUTES: Final = (
         "GET",
         "/resources/latest",
         _latest_resources,
-        "The set that was written last, or null.",
+        "The set that was written last and is the default of rollouts that name none, which those of training jobs never are; or null.",
         None,
         ResourcesUpdate | None,
     ),

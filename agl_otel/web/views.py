@@ -14,6 +14,7 @@ from pydantic import Field
 
 from agl_otel.adapters.losses import LOSSES, recorded_losses, refused_in
 from agl_otel.adapters.tree import TraceTree
+from agl_otel.algorithms.run_folder import OTHER_CODE
 from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.spans.calls import JoinedCall
@@ -64,7 +65,7 @@ class Verdicts(Model):
 
 
 class StepLosses(Model):
-    """What a step of a training run lost on its way from rollouts to samples."""
+    """What a step of a training run lost on its way from rollouts to samples, and whether it ran with other code than the first ones."""
 
     step: int
     rollouts: int
@@ -79,6 +80,8 @@ class StepLosses(Model):
     """Calls and attempts by the reason for which they were refused."""
     lost: str
     """All of it in words; empty where nothing was lost."""
+    other_code: str
+    """The code with which the step ran, and the run was not begun (`agl-otel train --force`); empty where there is none."""
 
 
 class Outline(Model):
@@ -202,7 +205,9 @@ async def _steps(store: Store, request: web.Request) -> Any:
 
 def _losses_of(step: TrainingStep) -> StepLosses:
     counts = {name: int(step.metrics.get(name) or 0) for name in ("rollouts", *LOSSES)}
-    return StepLosses(step=step.step, samples=step.samples, **counts, refused=refused_in(step.metrics), lost=recorded_losses(step.metrics))
+    refused, lost = refused_in(step.metrics), recorded_losses(step.metrics)
+    other = step.metrics.get(OTHER_CODE, "")
+    return StepLosses(step=step.step, samples=step.samples, **counts, refused=refused, lost=lost, other_code=other)
 
 
 async def _verdicts(store: Store, request: web.Request) -> Any:
@@ -403,7 +408,14 @@ async def _sql(store: Store, request: web.Request) -> Any:
 VIEWS: Final = (
     Route("GET", "/runs", _runs, "Runs, the latest first, with their rollouts by status.", None, list[Run]),
     Route("GET", "/runs/curve", _curve, "Rewards and costs of a run by step.", _RunQuery, Curve),
-    Route("GET", "/runs/steps", _steps, "What each step of a training run lost.", _RunQuery, list[StepLosses]),
+    Route(
+        "GET",
+        "/runs/steps",
+        _steps,
+        "What each step of a training run lost, and other code than the run was begun with.",
+        _RunQuery,
+        list[StepLosses],
+    ),
     Route("GET", "/runs/verdicts", _verdicts, "Verdicts of a run's most recently ended rollouts.", _RunQuery, Verdicts),
     Route(
         "POST",

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import shutil
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,20 +25,21 @@ from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.own_sampling import token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
+from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
 from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
-from agl_otel.algorithms.grpo.lora import save_adapter, with_lora
+from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
-from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory, save_weights
+from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory
+from agl_otel.algorithms.grpo.progress import Progress
+from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, place_for_weights, weights_to_serve
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
-from agl_otel.algorithms.model_files import ADAPTER, keep_small_files
 from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
-from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, open_run, run_fingerprint
+from agl_otel.algorithms.run_folder import RunFolder, folder_of, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
@@ -70,7 +69,6 @@ OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "updates": Updates,
     "schedule": Schedule,
 }
-KEPT_WEIGHTS: Final = 2  # the newest, which the server reads during a push, and the previous one for inspection
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,7 +87,8 @@ class GRPO(Algorithm):
     schedule: Schedule = field(default_factory=Schedule)
     on_step: Callable[[StepReport], object] | None = None
     validator: Callable[[int, Path], Awaitable[object]] | None = None
-    """Called with the number and checkpoint of each step that `val_every` names, before the next step; again when the run is resumed."""
+    """Called with the number and checkpoint of the last step, and of each that `val_every` names, before the next step; again when the run
+    is resumed. The metric sinks get what it adds to the run's validation.json."""
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in `model_dir`, with a model of the hub in the run's folder."""
     run_dir: str | Path | RunFolder | None = None
@@ -136,21 +135,17 @@ class GRPO(Algorithm):
         return run_fingerprint(self.options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
+        """Return folder (None: `model_dir`) and version of the weights that `run` goes on with. Raises what `last_checkpoint` raises."""
+        place, state = last_checkpoint(run)
+        return place, state.version if state is not None else 1
+
+    def weights_to_serve(self, run: RunFolder, *, adapter_rank: int = 0) -> tuple[Path | None, int]:
         """Return the folder (None: `model_dir`) and version of the weights with which a model server must start when `run` is resumed.
 
-        Rollouts that were enqueued before the stop must be sampled by these. Raises what Checkpoints.state raises.
+        Rollouts that were enqueued before the stop must be sampled by these. `adapter_rank`: the greatest rank of a LoRA adapter that the
+        server takes; 0: it gets weights with the adapter merged in. Raises what push.weights_to_serve raises.
         """
-        checkpoints = Checkpoints(run.folder, keep=self.schedule.keep_checkpoints)
-        place = checkpoints.latest()
-        return (place, checkpoints.state(place, run.run_id).version) if place is not None else (None, 1)
-
-    def last_adapter(self, run: RunFolder) -> Path | None:
-        """Return the folder of the last checkpoint's LoRA adapter, for a server that takes adapters; None without one.
-
-        `last_weights` compares the checkpoint with its digests.
-        """
-        place = Checkpoints(run.folder, keep=self.schedule.keep_checkpoints).latest()
-        return place / ADAPTER if place is not None and (place / ADAPTER).exists() else None
+        return weights_to_serve(self.updates, run, model_dir=Path(self.model_dir), adapter_rank=adapter_rank)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train on the data; called by Trainer.fit. Raises what `train` raises."""
@@ -171,7 +166,7 @@ class GRPO(Algorithm):
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.schedule.seed))
         self.model_dir = await asyncio.to_thread(model_folder, self.model_dir, run=folder_of(self.run_dir))
-        self._weights_dir = self._place_for_weights()
+        weights_dir = place_for_weights(Path(self.model_dir), self.weights_dir, folder_of(self.run_dir))
         with (
             open_run(
                 self.run_dir,
@@ -191,20 +186,23 @@ class GRPO(Algorithm):
                 )
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)
-                await self._publish_weights(origin=await self._resume(order))
+                self._pushes = Pushes(weights_dir, self.updates, self._serving.server.adapter_rank)
+                self._progress = self._begun(order)
+                await self._publish_weights(origin=await self._progress.resume())
                 await self._log.begin([self._training_step(report) for report in self.reports])
                 await self._validate()
                 while len(self.reports) < self.schedule.max_steps and not self._reached_target() and await self._has_more(store):
                     report = await self.step(store, (tasks[place] for place in order))
                     self.reports.append(report)
-                    await self._keep(report, order)
+                    await self._progress.keep(report, is_last=report.step >= self.schedule.max_steps or self._reached_target())
                     await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
-                    await self._check_finite(order)
+                    await self._check_finite()
                     await self._validate()
-                await self._save_last(order)
+                await self._progress.keep_last()
                 await self._in_flight.cancel()
+                await self._validate(last=True)
         return self.reports
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
@@ -215,14 +213,6 @@ class GRPO(Algorithm):
         return self._report(groups, read, update)
 
     # --- the parts, in the order of the loop
-
-    def _place_for_weights(self) -> Path:
-        """Return where weights are written for the server. Raises UsageError where a model of the hub leaves none."""
-        if self.weights_dir is not None or origin_of(self.model_dir) is None:
-            return Path(self.weights_dir or Path(self.model_dir) / WEIGHTS).absolute()
-        if (run := folder_of(self.run_dir)) is None:
-            raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir or weights_dir")
-        return run.absolute() / WEIGHTS
 
     @property
     def _number(self) -> int:
@@ -316,7 +306,7 @@ class GRPO(Algorithm):
         rewards = batch.reward[first]
         learnt = rewards[self._shuffle.sample(range(len(rewards)), len(rewards))] if self.rollouts.shuffle_rewards else rewards
         of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
-        dense = np.unique(of_group, return_inverse=True)[1]
+        dense = np.unique(of_group, return_inverse=True)[1]  # groups numbered 0, 1, … without those that gave no trajectory
         advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(dense), scaled=self.objective.scale_advantages).numpy()
         informative = set(of_group[advantages != 0].tolist())
         rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
@@ -357,12 +347,11 @@ class GRPO(Algorithm):
             _logger.warning("step %d: %s; optimizer steps: %d of %d", self._number, update.not_finite, update.made, self._learner.updates)
         return update
 
-    async def _check_finite(self, order: TaskOrder) -> None:
+    async def _check_finite(self) -> None:
         """Save the weights and raise DataError where the last NOT_FINITE_STEPS steps were not finite."""
         last = [report.not_finite for report in self.reports[-NOT_FINITE_STEPS:]]
         if len(last) == NOT_FINITE_STEPS and all(last):
-            await self._save_last(order)
-            good = self._checkpoints.latest() if self._run is not None else None
+            good = await self._progress.keep_last()
             raise DataError(
                 f"{NOT_FINITE_STEPS} steps in a row were not finite (the last: {last[-1]}), so the run ends: lower learning_rate, and look "
                 f"at the rewards and at kl. No such update was applied; the weights are finite{f', saved in {good}' if good else ''}"
@@ -384,44 +373,35 @@ class GRPO(Algorithm):
         """Publish the next version of the resources and push its weights to the server, unless it has read them from `origin`."""
         version = await self._serving.next_version()
         if origin is None or not await self._serving.push_origin(origin):
-            await self._serving.push(await self._in_worker(self._save_for_server, self._weights_dir / str(version)))
-            await self._in_worker(self._forget_weights, version)
+            await self._serving.push(await self._in_worker(self._pushes.write, self.policy.model, version))
+            await self._in_worker(self._pushes.forget, version)
         if self.updates.probe_tolerance is not None:
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
 
-    @property
-    def _pushes_adapter(self) -> bool:
-        """Whether the model server takes a LoRA adapter of this rank alone."""
-        rank = self.updates.lora_rank
-        return rank is not None and rank <= self._serving.server.adapter_rank
-
-    def _save_for_server(self, folder: Path) -> Path:
-        """Write what the server loads: the adapter alone, where it takes it, else all weights."""
-        shutil.rmtree(folder, ignore_errors=True)
-        if self._pushes_adapter:
-            return save_adapter(self.policy.model, folder)
-        return save_weights(self.policy.model, folder, dtype=self._pushed_dtype)
-
-    @property
-    def _pushed_dtype(self) -> torch.dtype | None:
-        """Of the weights' files for the server; None: the model's."""
-        return torch.bfloat16 if self.updates.in_bfloat16 else None
-
-    @property
-    def _pushes_in_full(self) -> bool:
-        """Whether these files hold the weights in the model's precision, as checkpoints do."""
-        kept = {
-            tensor.dtype for name, tensor in self.policy.model.state_dict().items() if tensor.is_floating_point() and ".lora_" not in name
-        }
-        return not self._pushes_adapter and (self._pushed_dtype is None or kept == {self._pushed_dtype})
+    def _begun(self, order: TaskOrder) -> Progress:
+        """Gather what changes from step to step."""
+        return Progress(
+            run=self._run,
+            model_dir=Path(self.model_dir),
+            model=self.policy.model,
+            optimizer=self._learner.optimizer,
+            pushes=self._pushes,
+            serving=self._serving,
+            reports=self.reports,
+            order=order,
+            shuffle=self._shuffle,
+            in_flight=self._in_flight,
+            schedule=self.schedule,
+            validator=self.validator,
+            writer=self._writer,
+            in_worker=self._in_worker,
+        )
 
     def _load(self) -> None:
         """Load the model and create the learner; runs in the worker thread."""
         torch.manual_seed(self.schedule.seed)
         updates = self.updates
-        low, adapted = updates.in_bfloat16, updates.lora_rank is not None
-        frozen = torch.bfloat16 if low and adapted else torch.float32
-        self.policy = load_policy(self.model_dir, device=updates.device, dtype=frozen, attention=updates.attention)
+        self.policy = load_policy(self.model_dir, device=updates.device, dtype=dtype_of_model(updates), attention=updates.attention)
         if updates.lora_rank is not None:
             model = with_lora(self.policy.model, updates.lora_rank, alpha=updates.lora_alpha, targets=updates.lora_targets)
             self.policy = replace(self.policy, model=model)
@@ -436,14 +416,10 @@ class GRPO(Algorithm):
             updates=updates.updates_per_step,
             minibatches=updates.minibatches,
             micro_batch_tokens=updates.micro_batch_tokens,
-            compute_dtype=torch.bfloat16 if low and not adapted else torch.float32,
+            compute_dtype=torch.bfloat16 if updates.in_bfloat16 and updates.lora_rank is None else torch.float32,
             ratio_error_limit=updates.ratio_error_limit,
             optimizer_name=updates.optimizer,
         )
-
-    def _forget_weights(self, version: int) -> None:
-        if version > KEPT_WEIGHTS:
-            shutil.rmtree(self._weights_dir / str(version - KEPT_WEIGHTS), ignore_errors=True)
 
     async def _in_worker(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Run torch in its own thread, so that the event loop stays responsive."""
@@ -489,80 +465,10 @@ class GRPO(Algorithm):
             oldest=max(self._number - group.step for group in groups),
         )
 
-    # --- a run with a folder
-
-    async def _resume(self, order: TaskOrder) -> Path:
-        """Continue the run from its last checkpoint. Returns the folder of the weights that it goes on with."""
-        if self._run is None:
-            return Path(self.model_dir)
-        self._checkpoints = Checkpoints(self._run.folder, keep=self.schedule.keep_checkpoints, writer=self._writer)
-        self._checkpoints.remove_incomplete()
-        await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
-        self._saved_at = time.monotonic()
-        place = self._checkpoints.latest()
-        if place is None:
-            self._run.metrics(0)
-            return Path(self.model_dir)
-        state: State = await self._in_worker(self._checkpoints.load, place, self._run.run_id, self.policy.model, self._learner.optimizer)
-        self._serving.resume(state.version, self._run.folder)
-        self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
-        order.restore(state.tasks)
-        self._shuffle.setstate(as_random_state(state.shuffle))
-        await self._in_flight.restore(state.next_group, state.groups)
-        _logger.info("run %s resumes after step %d", self._run.run_id, state.step)
-        return place
-
-    async def _keep(self, report: StepReport, order: TaskOrder) -> None:
-        """Save the step: its line, then its checkpoint. A line without its checkpoint is removed when the run is resumed."""
-        if self._run is None:
-            return
-        self._run.metric(asdict(report))
-        self._checkpoints.raise_failed()
-        is_last = report.step >= self.schedule.max_steps or self._reached_target()
-        if is_last or self._validates(report.step) or self._is_due(report.step):
-            await self._save(order)
-
-    def _is_due(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step, by the number of steps or by the time since the last one."""
-        if self.schedule.checkpoint_every_steps is not None:
-            return step % self.schedule.checkpoint_every_steps == 0
-        return time.monotonic() - self._saved_at >= 60.0 * self.schedule.checkpoint_every_minutes
-
-    def _validates(self, step: int) -> bool:
-        return self.validator is not None and bool(self.schedule.val_every) and step % (self.schedule.val_every or 1) == 0
-
-    async def _validate(self) -> None:
-        """Have the weights of the last step validated where that is due."""
-        if self._run is not None and self.validator is not None and self.reports and self._validates(len(self.reports)):
-            await self._in_worker(self._checkpoints.wait)  # the validation names it
-            await self.validator(len(self.reports), self._checkpoints.of_step(len(self.reports)))
-
-    async def _save_last(self, order: TaskOrder) -> None:
-        """Have a complete checkpoint of the last step."""
-        if self._run is None or not self.reports:
-            return
-        await self._in_worker(self._checkpoints.wait)
-        if not self._checkpoints.of_step(len(self.reports)).exists():
-            await self._save(order)
-            await self._in_worker(self._checkpoints.wait)
-
-    async def _save(self, order: TaskOrder) -> None:
-        """Begin to write the checkpoint of the last step."""
-        assert self._run is not None
-        groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._in_flight.groups]
-        state = State(
-            run_id=self._run.run_id,
-            step=len(self.reports),
-            resources_id=self._serving.published.resources_id,
-            version=self._serving.published.version,
-            tasks=order.state,
-            next_group=self._in_flight.count,
-            shuffle=list(self._shuffle.getstate()),
-            groups=groups,
-        )
-        pushed = self._weights_dir / str(state.version) if self._pushes_in_full else None
-        await self._in_worker(partial(self._checkpoints.save, state, self.policy.model, self._learner.optimizer, pushed=pushed))
-        self._saved_at = time.monotonic()
+    async def _validate(self, *, last: bool = False) -> None:
+        """Have the weights of the last step validated where that is due; `last`: the training ends."""
+        if await self._progress.validate(last=last):
+            await self._log.note_validations()
 
     def _training_step(self, report: StepReport) -> TrainingStep:
         return training_step(report, self._log, resources_id=self._serving.published.resources_id)

@@ -1,10 +1,10 @@
 """Checkpoints of a training run: weights, optimizer, random states and progress, in a folder for each step.
 
     checkpoints/step-000012/
-        model.safetensors   the weights, as a model server reads them
+        model.safetensors   the weights, as a model server reads them; with LoRA instead
+        adapter/            the adapter in PEFT's format
         trainer.pt          the optimizer's state and torch's random states
-        adapter/            with LoRA: the adapter in PEFT's format
-        state.json          everything else, the digests of the files above, and a checksum of itself
+        state.json          everything else, with LoRA also what names the base model, the digests of the files above, and a checksum
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed, so that it is complete or absent. Weights that a push has
 written already are linked. Stores do not belong here.
@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from agl_otel.algorithms.grpo.lora import adapter, adapter_config, has_lora, load_adapter, write_adapter
 from agl_otel.algorithms.grpo.policy import load_weights, weights_of, write_weights
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
-from agl_otel.algorithms.run_folder import file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
+from agl_otel.algorithms.run_folder import RunFolder, file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
 from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
 from agl_otel.text import error_text
@@ -61,6 +61,8 @@ class State:
     """random.getstate."""
     numpy: list[Any] = field(default_factory=list[Any])
     """numpy.random.get_state."""
+    base: dict[str, str] | None = None
+    """Names the model that an adapter belongs to (base_model.name_of_base); None: the checkpoint holds all weights."""
     format: int = FORMAT
 
 
@@ -72,9 +74,9 @@ class _Snapshot:
     """The content of state.json, without digests."""
     trainer: dict[str, Any]
     weights: Mapping[str, torch.Tensor] | None
-    """None: the file is linked already."""
+    """None: the file is linked already, or there is an adapter."""
     adapter: tuple[Mapping[str, torch.Tensor], Mapping[str, Any]] | None
-    """An adapter's weights and its configuration."""
+    """An adapter's weights and its configuration, without those of its base model, which training does not change."""
 
 
 class Checkpoints:
@@ -84,13 +86,15 @@ class Checkpoints:
         run_folder: the run's folder.
         keep: how many.
         writer: a thread that writes the files while training goes on; None: `save` writes them itself.
+        base: names the base model of a LoRA run (base_model.name_of_base); None: all weights are trained.
     """
 
-    def __init__(self, run_folder: Path, *, keep: int, writer: Executor | None = None) -> None:
+    def __init__(self, run_folder: Path, *, keep: int, writer: Executor | None = None, base: Mapping[str, str] | None = None) -> None:
         self.folder = run_folder / FOLDER
         self._run_folder = run_folder
         self._keep = keep
         self._writer = writer
+        self._base = dict(base) if base is not None else None
         self._writing: Future[None] | None = None
 
     def latest(self) -> Path | None:
@@ -115,15 +119,15 @@ class Checkpoints:
         self.wait()
         place = self.of_step(state.step)
         beside = place.with_name(f".{place.name}")
+        held = adapter(model)
         with _writing_to(place):
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
-            linked = pushed is not None and _linked(pushed / WEIGHTS_FILE, beside / WEIGHTS_FILE)
-        held = adapter(model)
+            linked = held is None and pushed is not None and _linked(pushed / WEIGHTS_FILE, beside / WEIGHTS_FILE)
         snapshot = _Snapshot(
-            {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state()},
+            {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state(), "base": self._base},
             _copied({"optimizer": optimizer.state_dict(), **_torch_random()}),
-            None if linked else _copied(weights_of(model)),
+            weights_of(model) if held is None and not linked else None,
             (_copied(held), adapter_config(model)) if held is not None else None,
         )
         if self._writer is None:
@@ -148,7 +152,7 @@ class Checkpoints:
 
     def _write(self, snapshot: _Snapshot, place: Path, beside: Path) -> None:
         """Write the checkpoint to `beside`, rename it to `place`, and remove older ones beyond `keep`."""
-        names = [WEIGHTS_FILE, TRAINER_FILE]
+        names = [TRAINER_FILE]
         with _writing_to(place):
             if snapshot.weights is not None:
                 write_weights(snapshot.weights, beside)
@@ -157,6 +161,8 @@ class Checkpoints:
                 write_adapter(*snapshot.adapter, beside / ADAPTER)
                 names += [f"{ADAPTER}/{name}" for name in (ADAPTER_CONFIG, ADAPTER_FILE)]
                 sync_folder(beside / ADAPTER)
+            else:
+                names.append(WEIGHTS_FILE)
             for name in names:
                 sync_file(beside / name)
             files = {name: file_digest(beside / name) for name in names}  # of files that are still in the system's cache
@@ -177,7 +183,10 @@ class Checkpoints:
         state = self.state(place, run_id)
         held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)
         try:
-            if has_lora(model):  # the base weights are still those of the model folder
+            if has_lora(model):
+                theirs, ours = ((base or {}).get("digest") for base in (state.base, self._base))
+                if theirs != ours:
+                    raise UsageError(f"its adapter was trained on one of digest {theirs}, and the run's has {ours}")
                 held_adapter = place / ADAPTER / ADAPTER_FILE
                 load_adapter(model, load_file(held_adapter) if held_adapter.exists() else {}, str(place))
             else:
@@ -214,6 +223,16 @@ class Checkpoints:
         if state.run_id != run_id:
             raise UsageError(f"the checkpoint {place} is of run {state.run_id}, and this is {run_id}: bring the run's own, or {remedy}")
         return state
+
+
+def last_checkpoint(run: RunFolder) -> tuple[Path | None, State | None]:
+    """Return the folder of a run's last checkpoint, and its state; None without one.
+
+    Raises DataError for a damaged checkpoint, UsageError for one of another run.
+    """
+    checkpoints = Checkpoints(run.folder, keep=1)
+    place = checkpoints.latest()
+    return place, checkpoints.state(place, run.run_id) if place is not None else None
 
 
 @contextmanager

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
+from transformers.pytorch_utils import Conv1D
 
-from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, replacing_files
 from agl_otel.errors import SettingsError, UsageError
 
 ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter
@@ -26,10 +28,44 @@ _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
 
 
-def require_lora() -> None:
-    """Raise SettingsError, naming the extra, where peft is missing."""
+def require_lora(what: str = "lora_rank") -> None:
+    """Raise SettingsError where peft is missing, which names the extra that is needed for `what`."""
     if find_spec("peft") is None:
-        raise SettingsError("lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
+        raise SettingsError(f"{what} needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
+
+
+def linear_layers(model: Any) -> Iterator[tuple[str, int, int]]:
+    """Iterate over the linear layers of a model, except the head: name, and widths of input and output."""
+    head = model.get_output_embeddings()
+    for name, layer in model.named_modules():
+        if layer is head:
+            continue
+        if isinstance(layer, torch.nn.Linear):
+            yield name, layer.in_features, layer.out_features
+        elif isinstance(layer, Conv1D):
+            yield name, layer.nx, layer.nf
+
+
+def is_target(name: str, targets: Sequence[str] | str) -> bool:
+    """Return whether the linear layer of this name gets an adapter."""
+    return targets == ALL_LINEAR or any(name == end or name.endswith(f".{end}") for end in targets)
+
+
+def check_targets(targets: Sequence[str] | str, layers: Iterable[str], model: str) -> None:
+    """Raise UsageError for a target that is the end of no linear layer's name. peft refuses targets only where none matches.
+
+    Args:
+        targets: the ends of layers' names, or ALL_LINEAR.
+        layers: the names of the model's linear layers, except the head.
+        model: the model's name, for the message.
+    """
+    names = [*layers]
+    lost = [] if targets == ALL_LINEAR else [end for end in targets if not any(is_target(name, [end]) for name in names)]
+    if lost:
+        raise UsageError(
+            f"lora_targets: no linear layer of {model} has a name that ends in {', '.join(map(repr, lost))}; their names end in "
+            f"{', '.join(sorted({name.rpartition('.')[2] for name in names}))}; give such ends, or leave it out for all of them"
+        )
 
 
 def with_lora(model: Any, rank: int, *, alpha: float | None = None, targets: str | Sequence[str] = ALL_LINEAR) -> Any:
@@ -48,14 +84,19 @@ def with_lora(model: Any, rank: int, *, alpha: float | None = None, targets: str
     require_lora()
     from peft import LoraConfig, get_peft_model
 
+    check_targets(targets, (name for name, _, _ in linear_layers(model)), "the model")
     scale: Any = ALPHA_OVER_RANK * rank if alpha is None else alpha  # a number; peft annotates int
     config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=0.0, target_modules=targets if isinstance(targets, str) else [*targets])
-    with warnings.catch_warnings():  # peft uses a deprecated attribute of transformers
+    with _without_peft_warning():
+        return get_peft_model(model, config, adapter_name=_ADAPTER).eval()
+
+
+@contextmanager
+def _without_peft_warning() -> Generator[None]:
+    """Leave out the warning that peft uses a deprecated attribute of transformers."""
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        try:
-            return get_peft_model(model, config, adapter_name=_ADAPTER).eval()
-        except ValueError as error:
-            raise UsageError(f"lora_targets = {targets!r}: {error}") from None
+        yield
 
 
 def has_lora(model: Any) -> bool:
@@ -101,10 +142,7 @@ def adapter_config(model: Any) -> dict[str, Any]:
 
 
 def save_adapter(model: Any, folder: Path) -> Path:
-    """Write the adapter to `folder` in PEFT's format, as PeftModel.from_pretrained and vLLM load it; return the folder's absolute path.
-
-    The files are adapter_config.json and adapter_model.safetensors; each is replaced as a whole, the weights last.
-    """
+    """Write the adapter to `folder` in PEFT's format, as PeftModel.from_pretrained and vLLM load it; return the folder's absolute path."""
     weights = {name: tensor.detach().to("cpu") for name, tensor in (adapter(model) or {}).items()}
     return write_adapter(weights, adapter_config(model), folder)
 
@@ -112,12 +150,19 @@ def save_adapter(model: Any, folder: Path) -> Path:
 def write_adapter(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> Path:
     """Write `adapter` and `adapter_config` of a model as `save_adapter` does, from tensors on the CPU."""
     path = folder.absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    (path / f".{ADAPTER_CONFIG}").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (path / f".{ADAPTER_CONFIG}").replace(path / ADAPTER_CONFIG)
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path / f".{ADAPTER_FILE}", metadata={"format": "pt"})
-    (path / f".{ADAPTER_FILE}").replace(path / ADAPTER_FILE)
+    with replacing_files(path) as new:
+        (new / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, new / ADAPTER_FILE, metadata={"format": "pt"})
     return path
+
+
+def with_saved_adapter(model: Any, folder: Path) -> Any:
+    """Add the adapter in `folder`, in PEFT's format, to a model without one. Raises SettingsError without peft."""
+    require_lora("merging an adapter")
+    from peft import PeftModel
+
+    with _without_peft_warning():
+        return PeftModel.from_pretrained(model, folder, adapter_name=_ADAPTER).eval()
 
 
 def load_adapter(model: Any, weights: Mapping[str, torch.Tensor], source: str) -> None:

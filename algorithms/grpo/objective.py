@@ -9,7 +9,7 @@ pass) and no entropy bonus (groups sampled at temperature 1 explore enough).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Final, Literal
 
 import torch
@@ -21,6 +21,7 @@ from agl_otel.errors import UsageError
 
 Average = Literal["token", "sequence", "rollout", "constant"]
 WORST_TOKENS: Final = 8
+_OF_SURROGATE: Final = frozenset({"clip", "clip_high", "dual_clip", "sequence_ratio"})
 STD_EPSILON = 1e-6  # keeps the division finite; a group that differs at all has a std of at least 0.1 with rewards in [0, 1]
 
 
@@ -35,6 +36,11 @@ class Objective:
     """Ratios are clipped at 1 + clip_high; None: `clip`. A greater value is DAPO's clip-higher (arXiv:2503.14476, §3.1), 0.28 there."""
     dual_clip: Annotated[float | None, Field(gt=1, description="at 1 or less it would bound the loss of unchanged weights")] = None
     """Bounds the loss of a token with a negative advantage at this many times its advantage (arXiv:1912.09729, §3), 3.0 there."""
+    weight_cap: Annotated[float | None, Field(gt=1, description="it bounds ratios that have grown from 1")] = None
+    """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5) in place of the clipped surrogate: each token's term is its log-prob times its
+    advantage, weighted by min(ratio, weight_cap), through which no gradient flows. So every token has a gradient, also the rare ones that
+    change most within a step, as with many `updates_per_step`; as there, the weight has no lower bound. Excludes `clip`, `clip_high`,
+    `dual_clip` and `sequence_ratio`. None: the clipped surrogate."""
     sequence_ratio: bool = False
     """One ratio per sequence, the geometric mean over its tokens: GSPO (arXiv:2507.18071, eq. 7), usually with clips of 3e-4."""
     average: Average = "token"
@@ -57,6 +63,12 @@ class Objective:
             raise UsageError(
                 f'constant_tokens = {self.constant_tokens}: it must be at least 1, because average = "constant" divides by it; '
                 "give the token budget of a trajectory"
+            )
+        others = [each.name for each in fields(self) if each.name in _OF_SURROGATE and getattr(self, each.name) != each.default]
+        if self.weight_cap is not None and others:
+            raise UsageError(
+                f"weight_cap = {self.weight_cap:g} and {others[0]} = {getattr(self, others[0])}: {others[0]} is of the clipped surrogate, "
+                "in whose place weight_cap puts CISPO; leave out one of both"
             )
 
 
@@ -121,7 +133,8 @@ def policy_loss(
     behaviour_logprobs: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """Compute the scalar to minimise: the weighted sum of the clipped surrogate's terms and, with options.kl, of the KL terms.
+    """Compute the scalar to minimise: the weighted sum of the terms of the clipped surrogate, or of CISPO with options.weight_cap, and of
+    the KL terms with options.kl.
 
     Args (all [tokens], model-written tokens only):
         logprobs: under the weights being trained.
@@ -140,7 +153,10 @@ def policy_loss(
         log_ratio = _mean_of_sequence(log_ratio, sequence)
     ratio = torch.exp(log_ratio)
     high = options.clip if options.clip_high is None else options.clip_high
-    gain = torch.min(ratio * advantages, ratio.clamp(1.0 - options.clip, 1.0 + high) * advantages)
+    if options.weight_cap is not None:
+        gain = ratio.detach().clamp(max=options.weight_cap) * advantages * logprobs
+    else:
+        gain = torch.min(ratio * advantages, ratio.clamp(1.0 - options.clip, 1.0 + high) * advantages)
     if options.dual_clip is not None:
         gain = torch.where(advantages < 0, torch.max(gain, options.dual_clip * advantages), gain)
     if options.importance_cap is not None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from agl_otel.algorithms.grpo.lora import require_lora
+from agl_otel.algorithms.grpo.lora import ALL_LINEAR, require_lora
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.options import (
     AgentMatch,
@@ -36,6 +36,14 @@ from agl_otel.algorithms.options import (
 )
 from agl_otel.errors import UsageError
 from agl_otel.types import RolloutConfig, RolloutMode
+
+
+def _ends(targets: Sequence[str] | str) -> Sequence[str] | str:
+    """Accept lora_targets. Raises ValueError for a text other than ALL_LINEAR, which peft would read as a regular expression."""
+    if isinstance(targets, str) and targets != ALL_LINEAR:
+        raise ValueError(f'it must be a list of ends of layers\' names, as ["q_proj", "v_proj"], or "{ALL_LINEAR}"')
+    return targets
+
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
@@ -135,7 +143,9 @@ class Updates:
     weights with it merged in. LoRA usually needs a higher learning rate. None: all weights are trained."""
     lora_alpha: Annotated[float | None, Field(gt=0, description="the adapter's output is multiplied by it: 0 trains nothing")] = None
     """The adapter's output is scaled by lora_alpha / lora_rank. None: twice the rank."""
-    lora_targets: Annotated[Sequence[str] | str, Field(min_length=1, description="without a target nothing is trained")] = "all-linear"
+    lora_targets: Annotated[
+        Sequence[str] | str, Field(min_length=1, description="without a target nothing is trained"), AfterValidator(_ends)
+    ] = ALL_LINEAR
     """The ends of the names of layers that get an adapter, as ["q_proj", "v_proj"]; "all-linear": all but the head."""
     device: Device = "cpu"
     threads: Threads = 1

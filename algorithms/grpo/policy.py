@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from agl_otel.algorithms.grpo.lora import has_lora, merged
+from agl_otel.algorithms.grpo.lora import has_lora, merged, with_saved_adapter
 from agl_otel.algorithms.hub import model_folder
-from agl_otel.algorithms.model_files import DTYPES, WEIGHTS_FILE
+from agl_otel.algorithms.model_files import DTYPES, WEIGHTS_FILE, replacing_files
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
 
@@ -127,9 +127,22 @@ def save_weights(model: Any, folder: str | Path, *, dtype: torch.dtype | None = 
     return _write_atomically(_lazily(model, dtype), folder)
 
 
+def save_merged(
+    base: Path, adapter: Path, folder: Path, *, dtype: torch.dtype, device: str = "cpu", saved: torch.dtype | None = None
+) -> Path:
+    """Write what `save_weights` writes of the model in `base` with the LoRA adapter in the folder `adapter`.
+
+    `dtype`: of the base weights beside the adapter; `saved`: of the files. Raises what `load_policy` raises.
+    """
+    return save_weights(with_saved_adapter(load_policy(base, device=device, dtype=dtype).model, adapter), folder, dtype=saved)
+
+
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
-    """Return what `save_weights` writes, on the CPU; of a model on the CPU the tensors may share its memory."""
-    return {name: make() for name, (_, make) in _lazily(model, None).items()}
+    """Copy what `save_weights` writes of a model without an adapter to memory of its own, on the CPU."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in _once(model.state_dict(), model).items()
+    }
 
 
 def write_weights(weights: Mapping[str, torch.Tensor], folder: str | Path) -> Path:
@@ -157,9 +170,8 @@ def _lazily(model: Any, dtype: torch.dtype | None) -> _Lazy:
 
 def _write_atomically(tensors: _Lazy, folder: str | Path) -> Path:
     path = Path(folder).absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    _write(tensors, path / f".{WEIGHTS_FILE}")
-    (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
+    with replacing_files(path) as new:
+        _write(tensors, new / WEIGHTS_FILE)
     return path
 
 

@@ -132,7 +132,8 @@ class SFT(Algorithm):
     val_every: ValEvery | None = None
     """In a job: validate after every so many rounds, and keep the weights with the best score. None or 0: only before and after it."""
     validator: Callable[[int, Path], Awaitable[object]] | None = None
-    """Called with the number and weights of each round that `val_every` names, before the next one; again when the run is resumed."""
+    """Called with the number and weights of the last round, and of each that `val_every` names, before the next one; again when the run is
+    resumed. The metric sinks get what it adds to the run's validation.json."""
     shuffle_rewards: bool = False
     """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
     fill_reward: FillReward | None = None
@@ -238,12 +239,15 @@ class SFT(Algorithm):
                     if self.on_step is not None:
                         self.on_step(report)
                     await self._validate()
+                await self._validate(last=True)
         return self.reports
 
-    async def _validate(self) -> None:
-        """Have the weights of the last round validated where that is due."""
-        if self.validator is not None and self.val_every and self.reports and len(self.reports) % self.val_every == 0:
-            await self.validator(len(self.reports), self._weights)
+    async def _validate(self, *, last: bool = False) -> None:
+        """Have the weights of the last round validated where that is due; `last`: the training ends, so it is due unless it was done."""
+        step = len(self.reports)
+        if self.validator is not None and step and last != (bool(self.val_every) and step % (self.val_every or 1) == 0):
+            await self.validator(step, self._weights)
+            await self._log.note_validations()
 
     # --- the run's folder
 

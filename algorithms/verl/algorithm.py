@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
 from agl_otel.algorithms.options import AgentMatch, FillReward, RatioErrorLimit, Seed, StepTimeout, checked
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, model_fingerprint, write_json
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, forced_in, model_fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, retry_lost_runner
 from agl_otel.algorithms.verl.bounds import check_values
@@ -213,7 +214,7 @@ class VERL(Algorithm):
             raise UsageError(
                 "VERL reads what the proxy captures, and this stack has none: give the store of one that `agl-otel up` started"
             )
-        self._write(self.spec(store=where.queue, run_id=run.run_id, start=start), place, files, train, val)
+        self._write(self.spec(store=where.queue, run_id=run.run_id, start=start, forced=forced_in(run.folder)), place, files, train, val)
         sinks = sinks_of(self._sinks, has_folder=self.run_dir is not None)
         async with RunLog(_NO_STEP_STORE, run_id=run.run_id, algorithm=self.name, folder=run.folder, sinks=sinks) as log:
             await self._train(run, place, files, start, log)
@@ -252,7 +253,7 @@ class VERL(Algorithm):
         if code:
             raise _failure(files / "outcome.json", code, process)
 
-    def spec(self, *, store: str, run_id: str, start: int) -> Spec:
+    def spec(self, *, store: str, run_id: str, start: int, forced: Sequence[dict[str, Any]] = ()) -> Spec:
         """Return the parameters of one start of a run, as verl's processes read them."""
         return Spec(
             store=store,
@@ -265,6 +266,7 @@ class VERL(Algorithm):
             step_seconds=self.step_timeout_seconds,
             ratio_error_limit=self.ratio_error_limit,
             rules=asdict(self.rules),
+            forced=[*forced],
         )
 
     def config_of(self, place: Path, spec: Spec, *, validate: bool) -> Tree:
@@ -282,7 +284,7 @@ class VERL(Algorithm):
     # --- metrics
     async def _take_lines(self, path: Path, run: RunFolder, log: RunLog) -> None:
         """Record the lines that verl has written since the last call."""
-        for line in _written(path)[self._lines_read :]:
+        for line in written(path)[self._lines_read :]:
             run.metric(line)
             self.metrics.append(line)
             self._lines_read += 1
@@ -316,10 +318,13 @@ def outcome(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _written(path: Path) -> list[dict[str, Any]]:
-    """Read the complete lines of verl's metrics file, in the format of metrics.jsonl."""
+def written(path: Path) -> list[dict[str, Any]]:
+    """Read the complete lines of verl's metrics file, in the format of metrics.jsonl.
+
+    verl's file logger writes numbers that are not finite as null; they are NaN again.
+    """
     rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-    return [line_of(row["step"], row["data"]) for row in rows]
+    return [line_of(row["step"], {name: math.nan if value is None else value for name, value in row["data"].items()}) for row in rows]
 
 
 def _metrics(run: RunFolder, last: int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from agl_otel.adapters.losses import lost
 from agl_otel.algorithms.report import bias_figures, not_finite
 from agl_otel.algorithms.run_log import flat
+from agl_otel.algorithms.validation import VAL_REWARD
 from agl_otel.algorithms.verl.samples import Counts
 from agl_otel.types.scores import Score
 
@@ -103,12 +104,6 @@ def stack_figures(figures: Mapping[str, float], step: int) -> dict[str, float]:
     return {"step": step, "refused": refused, **{name: figures[name] for name in (*_RECORDED, *_BIAS) if name in figures}}
 
 
-def validation_figures(counts: Counts) -> dict[str, float]:
-    """Compute the figures of a validation: the score over all of its rollouts, their number, and those without a reward."""
-    score = counts.score
-    return {"val_reward": score.mean, "val_rollouts": score.asked, "val_without_reward": score.missing}
-
-
 def not_finite_in(metrics: Mapping[str, Any]) -> str:
     """Name what is not a finite number in verl's metrics of a step; verl skips such an update. Empty where all is finite."""
     named = {"loss": "actor/loss", "gradient": "actor/grad_norm"}
@@ -141,10 +136,10 @@ def is_step(line: Mapping[str, Any]) -> bool:
 
 def validation_of(line: Mapping[str, Any]) -> Score | None:
     """Return the score of the validation in a line of metrics.jsonl; None where there was none."""
-    if "val_reward" not in line:
+    if VAL_REWARD not in line:
         return None
     asked = int(line["val_rollouts"])
-    return Score(line["val_reward"] * asked, asked, int(line["val_without_reward"]))
+    return Score(line[VAL_REWARD] * asked, asked, int(line["val_without_reward"]))
 
 
 @dataclass(frozen=True)

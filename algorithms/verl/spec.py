@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from agl_otel.algorithms.run_folder import OTHER_CODE, other_code
 from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.samples import Counts, Rules
@@ -38,6 +39,8 @@ class Spec:
     step_seconds: float | None = None
     """Rollouts of a step that have not finished after this time are cancelled, left out and counted. None: no limit."""
     rules: dict[str, Any] = field(default_factory=lambda: asdict(Rules()))
+    forced: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """That of run.json (run_folder.py)."""
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Spec:
@@ -90,6 +93,6 @@ def training_step(
         refused=sum(counts.refused.values()),
         start_time=began,
         end_time=time.time(),
-        metrics={**figures},
+        metrics={**figures, **({OTHER_CODE: named} if (named := other_code(spec.forced, step)) else {})},
         attempts=counts.attempts,
     )

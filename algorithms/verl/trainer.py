@@ -27,10 +27,11 @@ from agl_otel.algorithms.report import (
     without_sample_warning,
 )
 from agl_otel.algorithms.run_log import RunLog
+from agl_otel.algorithms.validation import figures_of
 from agl_otel.algorithms.verl.order import in_order
 from agl_otel.algorithms.verl.publish import Publisher, sampling_by_mode
 from agl_otel.algorithms.verl.ratios import compared
-from agl_otel.algorithms.verl.report import Update, as_metrics, not_finite_in, stack_figures, step_figures, validation_figures
+from agl_otel.algorithms.verl.report import Update, as_metrics, not_finite_in, stack_figures, step_figures
 from agl_otel.algorithms.verl.samples import Counts, all_refused, own_temperature_warning
 from agl_otel.algorithms.verl.singletons import compares_groups, groups_of, singleton_keys
 from agl_otel.algorithms.verl.spec import SECTION, Spec, training_step
@@ -117,7 +118,7 @@ class InstrumentedTrainer(_Trainer):
         """Run one of verl's validations, and add the score over all of its rollouts: verl's is that of the rollouts with a sample."""
         metrics = super()._validate()
         counts: Counts = ray.get(self._tally.take.remote("val"))
-        return metrics | as_metrics(validation_figures(counts))
+        return metrics | as_metrics(figures_of(counts.score))
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
         """Run one of verl's steps, and add this package's metrics to verl's."""

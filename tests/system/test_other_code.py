@@ -67,8 +67,14 @@ class Run:
             [sys.executable, "-m", "agl_otel", *arguments],
             cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
-        assert done.returncode == code, done.stderr
+        assert done.returncode == code and "Unclosed" not in done.stderr, done.stderr
         return done.stderr
+
+    def shown(self, *where: str) -> dict[str, Any]:
+        """Return what `agl-otel runs show` says of the run."""
+        command = [sys.executable, "-m", "agl_otel", "runs", "show", "run", "--json", *where]
+        done = subprocess.run(command, cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=120)
+        return json.loads(done.stdout)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -108,6 +114,7 @@ def test_other_code_is_refused_unless_it_is_forced(run: Run, algorithm: str, rol
     steps = len((run.folder / "run" / "metrics.jsonl").read_text().splitlines())
     assert steps > 0
     assert run.told["forced"] == [{"step": steps, "changed": {f"{role} {file}": [before, after]}}]
+    assert run.shown("--store", run.address)["other_code"] == {str(steps): f"{role} {file}"}
     run.train()
     assert run.told["sources"][f"{role} {file}"] == after
     assert len(run.told["forced"]) == 1, "what was forced once is the run's code"

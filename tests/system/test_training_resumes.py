@@ -63,11 +63,15 @@ class Case:
     """Fields of a step's line: all except times, names, and counts of attempts that the kill ended."""
     weights: str
     """Path of the last weights in the run's folder."""
+    file: str = "model.safetensors"
+    """What holds the weights there."""
+    algorithm: str = ""
+    """Where `name` is not that of the algorithm."""
 
     @property
     def job(self) -> str:
         sizes = f"prompts_per_step = {self.prompts}\ngroup_size = {self.members}\nmax_steps = {self.steps}\n"
-        return f'{JOB}name = "{self.name}"\n{sizes}{self.options}'
+        return f'{JOB}name = "{self.algorithm or self.name}"\n{sizes}{self.options}'
 
 
 GRPO_SAME = ("zero_variance_groups", "resampled", "carried", "oldest", "gradient_norm", "max_ratio_error")
@@ -83,6 +87,17 @@ CASES = (
     ),
     Case(
         "sft", 2, 4, 3, "val_every = 1\ntop_fraction = 0.5\nepochs = 1\n", (*SAME, "kept", "kept_reward_mean", "loss_before"), "weights/2"
+    ),
+    Case(
+        "grpo-lora",
+        3,
+        3,
+        4,
+        "lora_rank = 2\nval_every = 2\ncheckpoint_every_steps = 2\n",
+        (*SAME, *GRPO_SAME),
+        "checkpoints/step-000003",
+        file="adapter/adapter_model.safetensors",
+        algorithm="grpo",
     ),
 )
 
@@ -186,6 +201,8 @@ async def test_rollouts_of_a_killed_evaluation_wait_until_the_run_repeats_it(pla
 
 @pytest.mark.parametrize("case", [pytest.param(CASES[0], marks=pytest.mark.smoke), *CASES[1:]], ids=lambda case: case.name)
 def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    if case.name == "grpo-lora":
+        pytest.importorskip("peft", reason="needs the [lora] extra")
     (place.folder / f"{case.name}.toml").write_text(case.job)
     source = random.Random(os.environ.get("KILL_SEED", case.name))  # CI kills at the same place each time; set KILL_SEED for others
     kill_after, more = source.randrange(case.steps), source.randrange(case.prompts * case.members)
@@ -226,13 +243,13 @@ def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Ca
         {name: step[name] for name in case.same} for step in steps_of(whole)
     ], words
     assert result["result"]["path"] == expected["result"]["path"].replace(str(whole), str(killed)), words
-    last = Path(case.weights) / "model.safetensors"
+    last = Path(case.weights) / case.file
     assert (killed / last).read_bytes() == (whole / last).read_bytes(), words
     assert validations(killed) == validations(whole), words
     assert [each.step for each in validations(whole)] == [0, case.steps - 1, case.steps]
     best = best_weights(killed)
     assert best is not None and best == killed / expected["best_validation"]["weights"], words
-    assert (best / "model.safetensors").exists(), words
+    assert (best / case.file).exists(), words
     assert len(after) == others + 2 * paid, words
     assert all(after[rollout_id] == (status, tries) for rollout_id, (status, tries) in before.items() if status == "succeeded"), words
 

@@ -1,4 +1,5 @@
-"""Scores of a training job: the console, `agl-otel runs show`, the dashboard and what the grader wrote into a file of its own agree."""
+"""Scores of a training job: the console, `agl-otel runs show`, the dashboard, TensorBoard and what the grader wrote into a file of its own
+agree."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from agl_otel.algorithms.validation import best_weights
 from agl_otel.cli import main
 from agl_otel.jobs.job import Job
 from tests.system.stack_process import DEMO, Command, small_demo, until
+from tests.unit.algorithms.test_metrics import scalars
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -85,6 +87,8 @@ def test_all_ways_to_read_a_score_agree_with_the_grader(tmp_path: Path, tiny_pol
     assert console.count(words) == 5, "before, after each of three steps, and after"
     assert (result["score_before"], result["score_after"]) == (pytest.approx(score), pytest.approx(score))
     assert shown["metrics"]["val_reward"] == {str(step): pytest.approx(score) for step in range(4)}
+    shown_in_tensorboard = {step: value for tag, step, value in scalars(run_dir / "tensorboard") if tag == "val_reward"}
+    assert shown_in_tensorboard == {step: pytest.approx(score) for step in range(4)}
     assert (shown["totals"]["validated"], shown["totals"]["validated_without_reward"]) == (4 * VAL, 4 * missing)
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert {str(step["step"]): pytest.approx(step["reward_mean"]) for step in steps} == shown["metrics"]["reward"]

@@ -24,16 +24,18 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 folder = Path(sys.argv[2])
 def step(number):
-    return TrainingStep(run_id="grpo-1", algorithm="grpo", step=number, start_time=1e9, end_time=1e9, metrics={"reward_mean": number / 10})
+    """With a half, the validation after a step."""
+    metrics = {"reward_mean": number / 10} if number == int(number) else {"val_reward": number / 10}
+    return TrainingStep(run_id="grpo-1", algorithm="grpo", step=int(number), start_time=1e9, end_time=1e9, metrics=metrics)
 
 check_metrics(["wandb"])
 started = 0
-for done, new in ((0, 3), (2, 4)):
+for done, new in (((0.5,), (1, 2, 2.5, 3)), ((0.5, 1, 2, 2.5), (3, 4, 4.5))):
     while int(time.time()) <= started:  # W&B names a run's folder by the second of its start
         time.sleep(0.05)
     sink = SINKS["wandb"].make()
-    sink.begin("grpo-1", folder, [step(number) for number in range(1, done + 1)])
-    for number in range(done + 1, new + 1):
+    sink.begin("grpo-1", folder, [step(number) for number in done])
+    for number in new:
         sink.step(step(number))
     sink.close()
     started = int(time.time())
@@ -52,17 +54,22 @@ def records(content):
         if kind in (1, 4):
             yield Record.FromString(data)
             data = b""
-rows = []
+rows, own, axes = [], [], set()
 for path in sorted(glob.glob(f"{folder}/wandb/offline-run-*/*.wandb")):
     for record in records(Path(path).read_bytes()):
         if record.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            rows.append([items["_step"], items["reward_mean"]])
+            rows.append([items["step"], items.get("reward_mean"), items.get("val_reward")])
+            own.append(items["_step"])
+        elif record.WhichOneof("record_type") == "metric":
+            axes.add((record.metric.glob_name, record.metric.step_metric))
+assert own == sorted(set(own)), own
+assert axes == {("*", "step")}, axes
 print("ROWS", json.dumps(rows))
 '''
 
 
-def test_offline_every_step_is_sent_once_even_after_a_stop(tmp_path: Path) -> None:
+def test_offline_every_step_and_validation_is_sent_once_even_after_a_stop(tmp_path: Path) -> None:
     try:
         place = installed("wandb", WANDB)
     except AbsentError as absent:
@@ -73,4 +80,4 @@ def test_offline_every_step_is_sent_once_even_after_a_stop(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(done.stdout.partition("ROWS ")[2])
-    assert rows == [[1, 0.1], [2, 0.2], [3, 0.3], [4, 0.4]]
+    assert rows == [[0, None, 0.05], [1, 0.1, None], [2, 0.2, None], [2, None, 0.25], [3, 0.3, None], [4, 0.4, None], [4, None, 0.45]]

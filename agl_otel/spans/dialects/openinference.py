@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agl_otel.spans.dialects.dialect import Content, Conversation, Dialect, Message
-from agl_otel.spans.dialects.shapes import nested_list, openai_call, openai_tool
+from agl_otel.spans.dialects.shapes import OTHER_MEDIA, nested_list, openai_call, openai_tool
 from agl_otel.types import SpanLike
 
 
@@ -34,6 +34,8 @@ def _message(fields: Mapping[str, Any]) -> Message:
 def _part(content: Mapping[str, Any]) -> Message:
     if content.get("type") == "image":
         return {"type": "image_url", "image_url": {"url": content["image"]["image"]["url"]}}
+    if content.get("type") in OTHER_MEDIA:
+        return {**content}
     return {"type": "text", "text": content.get("text", "")}
 
 

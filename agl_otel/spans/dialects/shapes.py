@@ -79,7 +79,7 @@ _OPENAI_FIELDS: Final = frozenset({"content", "tool_calls"})
 
 
 def _content(parts: Sequence[Json]) -> Any:
-    """Return text if all parts are text; else OpenAI's content parts, so that images are kept."""
+    """Return text if all parts are text; else OpenAI's content parts, so that images and other media are kept."""
     made = [PARTS.get(str(part.get("type")), _text_part)(part) for part in parts]
     if all(part["type"] == "text" for part in made):
         return "".join(part["text"] for part in made)
@@ -94,6 +94,12 @@ def _image_part(url: Any) -> Message:
     return {"type": "image_url", "image_url": url if isinstance(url, Mapping) else {"url": url}}
 
 
+def _media_part(part: Json, url: Any) -> Message:
+    """Return an image; a part whose `modality` or `mime_type` is another stays as it is, under the name of that."""
+    kind = str(part.get("modality") or str(part.get("mime_type", "")).partition("/")[0])
+    return {**part, "type": kind} if kind in OTHER_MEDIA else _image_part(url)
+
+
 def _source(part: Json) -> str:
     """Return the URL of an image in Anthropic's form; empty for other forms."""
     source: Json = part.get("source") or {}
@@ -102,15 +108,18 @@ def _source(part: Json) -> str:
     )
 
 
+OTHER_MEDIA: Final = ("audio", "input_audio", "audio_url", "video", "input_video", "video_url")
+"""Types of parts that are neither text nor an image. They are kept unchanged: no form of training data and no trainer here has them."""
 PARTS: Final[dict[str, Callable[[Json], Message]]] = {
     "text": _text_part,
     "image_url": lambda part: _image_part(part.get("image_url") or part.get("content") or part.get("url")),
     "image": lambda part: _image_part(_source(part) or part.get("image") or part.get("content") or part.get("url")),
     "input_image": lambda part: _image_part(part.get("image_url")),
-    "uri": lambda part: _image_part(part.get("uri")),
+    "uri": lambda part: _media_part(part, part.get("uri")),
     "image-url": lambda part: _image_part(part.get("url")),
-    "blob": lambda part: _image_part(f"data:{part.get('mime_type', 'image/png')};base64,{part.get('content', part.get('data', ''))}"),
-    "file": lambda part: _image_part(part.get("data") or part.get("url")),
+    "blob": lambda part: _media_part(part, f"data:{part.get('mime_type', 'image/png')};base64,{part.get('content', part.get('data', ''))}"),
+    "file": lambda part: _media_part(part, part.get("data") or part.get("url")),
+    **{kind: lambda part: {**part} for kind in OTHER_MEDIA},
 }
 """{type of a part: its conversion to OpenAI's}; other types are text."""
 

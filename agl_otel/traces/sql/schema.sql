@@ -48,8 +48,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
       'gen_ai.response.finish_reasons', 'gen_ai.request.temperature', 'gen_ai.request.top_p', 'gen_ai.usage.input_tokens',
       'gen_ai.usage.output_tokens')
     OR startsWith(key, 'agentlightning.reward.'), SpanAttributes) CODEC(LZ4),
-  HasImages Bool
-    DEFAULT multiSearchAny(SpanAttributes['gen_ai.input.messages'], ['"image', '"input_image', '"blob"', '"uri"']),
+  HasMedia Bool
+    DEFAULT multiSearchAny(SpanAttributes['gen_ai.input.messages'], ['"image', '"input_image', '"blob"', '"uri"', '"file"', '"audio', '"input_audio', '"video', '"input_video']),
   INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,
   INDEX idx_time Timestamp TYPE minmax GRANULARITY 64,
   INDEX idx_batch BatchId TYPE minmax GRANULARITY 64

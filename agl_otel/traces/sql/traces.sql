@@ -24,6 +24,6 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   ifNull(toFloat64OrNull(Facts[{temperature:String}]), nan) AS Temperature, ifNull(toFloat64OrNull(Facts[{top_p:String}]), nan) AS TopP,
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
   notEmpty(Rewards) AS IsReward,
-  HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
+  HasMedia, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
 FROM otel.otel_traces
 PREWHERE RolloutId IN {rollouts:Array(String)}

@@ -25,7 +25,7 @@ from agl_otel.algorithms.grpo.learner import SampledOtherwiseError
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
-from agl_otel.algorithms.run_folder import CHECKSUM, with_checksum
+from agl_otel.algorithms.run_folder import CHECKSUM, RunFolder, with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.jobs.run import unless_failed
@@ -141,7 +141,7 @@ async def trained(
     kind: Kind,
     store: LightningStore,
     folder: Path,
-    run_dir: Path,
+    run_dir: Path | RunFolder,
     decide: Callable[[AttemptedRollout], Did],
     *,
     max_steps: int = 1,
@@ -151,8 +151,8 @@ async def trained(
     await store.open()
     async with serving(folder, engine_of) as url:
         algorithm = kind.make(
-            model_dir=folder, model_server_url=url, run_dir=run_dir, max_steps=max_steps, prompts_per_step=4, group_size=2, metrics=[],
-            **{**kind.options, **given},
+            model_dir=folder, model_server_url=url, run_dir=run_dir, max_steps=max_steps, prompts_per_step=4, group_size=2,
+            **{"metrics": [], **kind.options, **given},
         )  # fmt: skip
         failed = asyncio.ensure_future(act(store, decide))  # it only ends with an error
         try:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
+from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
 from tests.contract.algorithms.test_bad_input import KINDS, by_place, checkpoints_of, make_policy, steps_of, trained
 
 STEPS = 3
+LORA: dict[str, Any] = {"lora_rank": 2, "learning_rate": 1e-2}
+needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="needs the [lora] extra")
 
 
 @pytest.mark.parametrize(
@@ -36,15 +46,67 @@ async def test_checkpoints_are_written_by_time_or_by_steps_and_after_the_last(
     assert [line["step"] for line in steps_of(tmp_path / "run")] == [1, 2, 3]
 
 
-async def test_a_run_that_is_resumed_after_an_early_checkpoint_ends_with_the_same_weights(store: LightningStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [({}, WEIGHTS_FILE), pytest.param(LORA, f"{ADAPTER}/{ADAPTER_FILE}", marks=needs_peft)],
+    ids=["all weights", "adapter"],
+)
+async def test_a_run_that_is_resumed_after_an_early_checkpoint_ends_with_the_same_weights(
+    store: LightningStore, tmp_path: Path, options: dict[str, Any], weights: str
+) -> None:
     folder = make_policy(tmp_path / "policy", seed=1)
-    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=4, checkpoint_every_steps=1, keep_checkpoints=9)
+    often: dict[str, Any] = {"checkpoint_every_steps": 1, "keep_checkpoints": 9, **options}
+    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=4, **often)
     *_, last = places = checkpoints_of(tmp_path / "run")
     lines = [{name: line[name] for name in ("step", "loss", "gradient_norm", "rollout_ids")} for line in steps_of(tmp_path / "run")]
-    expected = (last / WEIGHTS_FILE).read_bytes()
+    expected = (last / weights).read_bytes()
     for place in places[1:]:  # as after a kill, when these were not written yet
         place.rename(tmp_path / place.name)
-    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=4)
+    await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=4, **options)
     assert [place.name for place in checkpoints_of(tmp_path / "run")] == ["step-000001", "step-000004"]
-    assert (last / WEIGHTS_FILE).read_bytes() == expected
+    assert (last / weights).read_bytes() == expected
     assert [{name: line[name] for name in lines[0]} for line in steps_of(tmp_path / "run")] == lines
+
+
+@needs_peft
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_checkpoint_of_a_lora_run_holds_the_adapter_and_is_served_with_it_merged_in(
+    store: LightningStore, tmp_path: Path, dtype: str
+) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    options: dict[str, Any] = {**LORA, "dtype": dtype}
+    reports = await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=2, **options)
+    (place,) = checkpoints_of(tmp_path / "run")
+    found = {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
+    assert found.keys() == {"state.json", "trainer.pt", f"{ADAPTER}/{ADAPTER_CONFIG}", f"{ADAPTER}/{ADAPTER_FILE}"}
+    assert sum(found.values()) < (folder / WEIGHTS_FILE).stat().st_size / 4
+
+    grpo = GRPO.from_options(model_dir=folder, model_server_url="", run_dir=tmp_path / "run", **options)
+    stored = json.loads((tmp_path / "run" / "run.json").read_text())
+    with closing(RunFolder(tmp_path / "run", algorithm="grpo", options=stored["options"])) as run:
+        assert grpo.last_weights(run) == (place, 3)
+        assert grpo.weights_to_serve(run, adapter_rank=2) == (place / ADAPTER, 3)
+        shutil.copytree(place / ADAPTER, run.folder / "weights" / "3")  # as pushed to a server that took it
+        merged, version = grpo.weights_to_serve(run, adapter_rank=1)
+    assert merged is not None and merged == tmp_path / "run" / "weights" / "3" and str(version) == reports[-1].next_version
+    assert [path.name for path in merged.iterdir()] == [WEIGHTS_FILE]
+    assert (merged / WEIGHTS_FILE).read_bytes() == (folder / "weights" / "3" / WEIGHTS_FILE).read_bytes(), "as they were pushed"
+
+
+@needs_peft
+async def test_a_lora_run_does_not_go_on_with_another_base_model(store: LightningStore, tmp_path: Path) -> None:
+    folder, run_dir = make_policy(tmp_path / "policy", seed=1), tmp_path / "run"
+    await trained(KINDS[0], store, folder, run_dir, by_place, **LORA)
+    (place,) = checkpoints_of(run_dir)
+    named = json.loads((place / "state.json").read_text())["base"]
+    assert named == {
+        "digest": json.loads((run_dir / "run.json").read_text())["options"]["model"], "dtype": "float32", "folder": str(folder)
+    }  # fmt: skip
+    make_policy(folder, seed=2)
+    grpo = GRPO.from_options(model_dir=folder, model_server_url="", run_dir=run_dir, **LORA)
+    stored = json.loads((run_dir / "run.json").read_text())
+    with closing(RunFolder(run_dir, algorithm="grpo", options=stored["options"])) as run:
+        with pytest.raises(UsageError, match=rf"{folder} is another model, of digest \w+, than the one, of digest {named['digest']}, that"):
+            grpo.weights_to_serve(run, adapter_rank=0)
+        with pytest.raises(UsageError, match=r"step-000001 is of another model: .* Give the run its own model, or a new folder"):
+            await trained(KINDS[0], store, folder, run, by_place, **LORA)

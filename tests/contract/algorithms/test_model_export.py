@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,9 @@ from agl_otel.algorithms.verl.defaults import environment as usual_environment
 from agl_otel.cli import main
 from agl_otel.jobs.model_check import model_facts
 from agl_otel.store import LightningStore
-from tests.contract.algorithms.test_bad_input import KINDS, Kind, by_place, serving, trained
+from tests.contract.algorithms.test_bad_input import KINDS, Kind, as_good, by_place, serving, trained
 from tests.environments import ROOT, AbsentError, over_ours
+from tests.unit.algorithms.test_metrics import Recorded
 
 IDS = torch.arange(8, 40).reshape(2, 16)
 LORA_TOLERANCE = 1e-5  # of merged weights: W + BA is rounded once, and (W + BA)x in another order than Wx + B(Ax)
@@ -96,6 +98,7 @@ async def test_an_exported_model_is_the_runs_own_to_the_bit(
     assert not torch.equal(logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "first")), logprobs(model))
     half = export(capsys, tmp_path / "run", tmp_path / "half", "--dtype", "bfloat16")
     assert half["dtype"] == "bfloat16" and half["bytes"] < 0.6 * done["bytes"]
+    assert stat.S_IMODE((tmp_path / "half" / WEIGHTS_FILE).stat().st_mode) == stat.S_IMODE((out / WEIGHTS_FILE).stat().st_mode)
     low = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
     assert low.dtype == torch.bfloat16
     assert all(torch.equal(tensor, ours.state_dict()[name].bfloat16()) for name, tensor in low.state_dict().items())
@@ -131,6 +134,8 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     load_adapter(ours, load_file(place / "adapter" / "adapter_model.safetensors"), str(place))
 
     export(capsys, tmp_path / "run", tmp_path / "merged")
+    pushed = folder / "weights" / "2" / WEIGHTS_FILE
+    assert (tmp_path / "merged" / WEIGHTS_FILE).read_bytes() == pushed.read_bytes()
     merged = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     assert (merged - logprobs(ours)).abs().max() < LORA_TOLERANCE
     assert (merged - logprobs(load_policy(folder).model)).abs().max() > 100 * LORA_TOLERANCE
@@ -142,6 +147,50 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     }
     opened = peft.PeftModel.from_pretrained(load_policy(folder).model, tmp_path / "adapter")
     assert torch.equal(logprobs(opened), logprobs(ours))
+
+    half = export(capsys, tmp_path / "run", tmp_path / "half", "--dtype", "bfloat16")
+    low = load_file(tmp_path / "half" / WEIGHTS_FILE)
+    assert half["dtype"] == "bfloat16" and all(torch.equal(low[name], each.bfloat16()) for name, each in load_file(pushed).items())
+
+
+async def test_a_lora_run_is_exported_with_the_model_that_it_began_with_wherever_that_is(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft", reason="needs the [lora] extra")
+    folder, run, out = make_policy(tmp_path / "policy"), tmp_path / "run", tmp_path / "out"
+    await trained(KINDS[0], store, folder, run, by_place, lora_rank=2, learning_rate=1e-2)
+    pushed = (folder / "weights" / "2" / WEIGHTS_FILE).read_bytes()
+    shutil.move(folder, moved := tmp_path / "elsewhere")
+    assert f"{folder} holds no model that transformers can load" in (error := refused(capsys, run, out))
+    assert "name the folder of the model that the run began with by --base" in error
+    other = make_policy(tmp_path / "other", tied=True)
+    assert f"{other} is another model, of digest " in refused(capsys, run, out, "--base", other)
+    assert not out.exists() and names_in(tmp_path) == ["elsewhere", "other", "run"], "nothing is left"
+    export(capsys, run, out, "--base", moved)
+    assert (out / WEIGHTS_FILE).read_bytes() == pushed
+    export(capsys, run, tmp_path / "adapter", "--adapter")
+
+    file = run / "checkpoints" / "step-000001" / "adapter" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x55")
+    assert f"{file} is damaged (it has changed since it was written)" in refused(capsys, run, tmp_path / "more", "--base", moved)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_metric_sinks_get_the_validations_of_a_run_to_its_last_step(store: LightningStore, tmp_path: Path, kind: Kind) -> None:
+    run, folder, sink = tmp_path / "run", make_policy(tmp_path / "policy"), Recorded()
+
+    async def validator(step: int, weights: Path) -> None:
+        note_validation(run, Validation(step, f"step-{step}", step / 4, 4, 1, str(weights.relative_to(run))))
+
+    def scored(step: int) -> dict[str, float]:
+        return {"val_reward": step / 4, "val_rollouts": 4, "val_without_reward": 1}
+
+    options: dict[str, Any] = {"max_steps": 3, "val_every": 2, "validator": validator, "metrics": [sink]}
+    await trained(kind, store, folder, run, as_good, **options)
+    assert sink.got == [(1, None), (2, None), (2, scored(2)), (3, None), (3, scored(3)), (-1, None)]
+    seen, sink.got = sink.got, []
+    await trained(kind, store, folder, run, as_good, **options)
+    assert sink.got == seen, "the same when a run that has ended is started again"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -175,7 +224,7 @@ async def test_the_best_validation_is_exported_unless_others_are_asked_for(
 def test_a_folder_that_is_not_empty_and_a_run_without_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
-    assert "full is not empty: name a folder that is, or a new one" in refused(capsys, tmp_path / "run", tmp_path / "full")
+    assert "full is not empty: name an empty folder, or a new one" in refused(capsys, tmp_path / "run", tmp_path / "full")
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
     assert "is not the folder of a run, it holds no run.json" in refused(capsys, tmp_path / "run", tmp_path / "out")
     (tmp_path / "run").mkdir()

@@ -13,17 +13,21 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.store import LightningStore
-from agl_otel.types import AttemptedRollout, Span
+from agl_otel.types import AttemptedRollout, RolloutMode, Span
 from agl_otel_hook import conventions
 
 ASKED: list[dict[str, Any]] = [{"type": "text", "content": "my number is 42"}]
+FORMS = ("trajectories", "transitions", "sft", "dpo", "tinker", "messages", "triplets", "openai", "openai_dpo")
+SOUND: list[dict[str, Any]] = [{"type": "text", "content": "?"}, {"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}}]
 PICTURE: list[dict[str, Any]] = [{"type": "text", "content": "what is it?"}, {"type": "input_image", "file_id": "file-1"}]
 LEFT_OUT: list[dict[str, Any]] = [{"type": "text", "content": "3 messages of 900 characters are left out"}]
 
 
-async def fill(store: LightningStore, value: float, *, asked: list[dict[str, Any]] | None = ASKED) -> AttemptedRollout:
+async def fill(
+    store: LightningStore, value: float, *, asked: list[dict[str, Any]] | None = ASKED, mode: RolloutMode | None = None
+) -> AttemptedRollout:
     """A rollout that succeeded after one model call of our proxy, with a reward; None: the call without its messages."""
-    begun = await store.start_rollout({"question": 1})
+    begun = await store.start_rollout({"question": 1}, mode=mode)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     await store.add_many_spans([call_of(*ids, 1, asked), reward_of(*ids, 2, value)])
     await store.update_attempt(*ids, status="succeeded")
@@ -143,6 +147,26 @@ def test_rows_go_to_standard_output_and_the_report_to_standard_error(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_tasks_that_score_a_training_are_not_trained_on_unless_they_are_asked_for(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modes: tuple[RolloutMode | None, ...] = ("train", "val", "test", None)
+    train, val, test, free = (asyncio.run(fill(store, 1.0, mode=mode)).rollout_id for mode in modes)
+    cli, target = Cli(store, capsys), tmp_path / "batch.jsonl"
+
+    def taken(*options: str) -> set[str]:
+        cli.run(str(target), *options)
+        return {json.loads(line)["rollout_id"] for line in target.read_text().splitlines()} & {train, val, test, free}
+
+    assert taken() == {train, free}
+    report = json.loads(cli.run(str(target), "--json"))
+    assert report["left_out"]["val"] >= 1 and report["left_out"]["test"] >= 1
+    assert f"left out: {report['left_out']['val']} rollouts of mode val" in cli.run(str(target))
+    assert taken("--mode", "val") == {val}
+    assert taken("--rollout", val, "--rollout", train) == {train, val}
+    assert "left out" not in cli.run(str(target), "--mode", "val", "--mode", "train")
+
+
 def test_what_was_refused_is_reported_by_reward_and_task(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun = [asyncio.run(fill(store, value)) for value in (1.0, 0.25)]
     bare = asyncio.run(without_reward(store))
@@ -159,7 +183,8 @@ def test_what_was_refused_is_reported_by_reward_and_task(store: LightningStore, 
         (None, "openai_dpo", 0, {"no_reply": 2}),
         (None, "sft", 2, {}),
         (LEFT_OUT, "dpo", 0, {"shortened": 2}),
-        *((PICTURE, form, 0, {"no_image": 2}) for form in ("trajectories", "sft", "dpo", "messages", "openai", "openai_dpo")),
+        *((PICTURE, form, 0, {"no_image": 2}) for form in FORMS),
+        *((SOUND, form, 0, {"other_media": 2}) for form in FORMS),
     ],
 )
 def test_calls_without_the_text_or_images_that_the_form_needs_make_no_row(

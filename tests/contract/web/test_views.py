@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agl_otel.store.steps import step_requests
+from agl_otel.types import TrainingStep
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.views import VIEWS
 from agl_otel_hook import conventions
@@ -78,6 +80,19 @@ def test_a_run_has_counts_a_curve_and_verdicts(web: Web, begun: dict[str, Any]) 
     assert web.rest("GET", "/runs/steps", {"run": RUN}).json == [], "it trained nothing"
     assert web.rest("GET", "/rollouts", {"run": RUN, "mode_in": ["train"]}).json["total"] == 1
     assert web.rest("GET", "/rollouts", {"run": RUN, "mode_in": ["val"]}).json["total"] == 0
+
+
+def test_the_steps_of_a_training_say_what_they_lost_and_with_which_code_they_ran(web: Web) -> None:
+    for number, more in ((1, {}), (2, {"other_code": "grader grade.py", "refused.no_reward": 1, "rollouts": 4})):
+        metrics = {"reward_mean": 0.5, **more}
+        step = TrainingStep(
+            run_id="grpo-views", algorithm="grpo", step=number, samples=3, start_time=1.79e9, end_time=1.79e9, metrics=metrics
+        )
+        for request in step_requests(step, {}):
+            assert web.call("POST", "/v1/traces", request, OTLP).status == 200
+    first, second = web.rest("GET", "/runs/steps", {"run": "grpo-views"}).json
+    assert (first["other_code"], second["other_code"]) == ("", "grader grade.py")
+    assert (second["step"], second["refused"], second["samples"]) == (2, {"no_reward": 1}, 3) and "no_reward" in second["lost"]
 
 
 def test_rollouts_have_figures(web: Web, begun: dict[str, Any]) -> None:

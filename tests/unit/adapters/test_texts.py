@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agl_otel.adapters.texts import conversation_at, messages_at
-from agl_otel.adapters.trajectories import to_trajectories
+from agl_otel.adapters.trajectories import CALL_REFUSALS, to_trajectories
 from agl_otel.types.columns import CallTexts
 
 
@@ -43,9 +44,47 @@ def test_images_of_the_last_call_are_kept(traces: Any, row: Any) -> None:
         {"type": "input_image", "image_url": "https://a/2.png"},
     ]
     with_images = texts(([], ""), ([{"role": "user", "parts": parts}], "a cat"))
-    calls = replace(built.calls, has_images=np.array([False, True]))
+    calls = replace(built.calls, has_media=np.array([False, True]))
     batch = to_trajectories(replace(built, calls=calls, texts=with_images))
     assert batch.images == [[], ["https://a/1.png", "data:image/jpeg;base64,QQ==", "https://a/2.png"]]
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"type": "input_image", "file_id": "file-1"}, "no_image"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "no_image"),
+        ({"type": "image", "source": {"type": "file", "file_id": "file-1"}}, "no_image"),
+        ({"type": "blob", "mime_type": "image/png", "content": ""}, "no_image"),
+        ({"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}}, "other_media"),
+        ({"type": "blob", "modality": "audio", "content": "QQ=="}, "other_media"),
+        ({"type": "blob", "mime_type": "audio/wav", "content": "QQ=="}, "other_media"),
+        ({"type": "uri", "modality": "video", "uri": "https://a/1.mp4"}, "other_media"),
+        ({"type": "video_url", "video_url": {"url": "https://a/1.mp4"}}, "other_media"),
+        ({"type": "uri", "modality": "image", "uri": "https://a/1.png"}, ""),
+    ],
+)
+def test_calls_whose_prompt_holds_media_that_nobody_has_are_not_trained_on(traces: Any, row: Any, part: dict[str, Any], why: str) -> None:
+    """Nor are those that go on from it: what they store of the prompt has no media."""
+    built = traces.build(
+        row(rollout="ro-1"), row(rollout="ro-2", call=1), row(rollout="ro-2", call=2, prefix=(1, 0), prompt=[7]), row(rollout="ro-3")
+    )
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "?"}, part]}]
+    plain = [text("user", "hello")]
+    with_media = texts((plain, "hi"), (asked, "a cat"), ([*asked, text("assistant", "a cat"), text("user", "sure?")], "yes"), (plain, "hi"))
+    calls = replace(built.calls, has_media=np.array([False, True, False, False]))
+    for by_call in (False, True):
+        batch = to_trajectories(replace(built, calls=calls, texts=with_media), by_call=by_call)
+        assert batch.refused == ({why: 2} if why else {}) and (not why or why in CALL_REFUSALS)
+        assert set(batch.rollout_id) == ({"ro-1", "ro-3"} if why else {"ro-1", "ro-2", "ro-3"})
+        if not why:
+            assert [images for images in batch.images if images] == [["https://a/1.png"]] * (2 if by_call else 1)
+
+
+def test_a_prompt_with_media_whose_messages_are_not_known_is_not_trained_on(traces: Any, row: Any) -> None:
+    built = traces.build(row(rollout="ro-1"))
+    calls = replace(built.calls, has_media=np.array([True]))
+    assert to_trajectories(replace(built, calls=calls, texts=texts(([], "")))).refused == {"no_image": 1}
 
 
 def test_unknown_messages_are_empty() -> None:

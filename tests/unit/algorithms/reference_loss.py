@@ -47,6 +47,8 @@ def reference_loss(batch: Sequence[Row], options: Objective) -> Tensor:
             gain = torch.minimum(ratio * row.advantage, clipped * row.advantage)
             if options.dual_clip is not None and row.advantage < 0:
                 gain = torch.maximum(gain, torch.tensor(options.dual_clip * row.advantage))
+            if options.weight_cap is not None:
+                gain = min(float(ratio.detach()), options.weight_cap) * row.advantage * new
             if options.importance_cap is not None:
                 gain = gain * min(float(torch.exp(torch.tensor(old - behaviour, dtype=torch.float64))), options.importance_cap)
             term = -gain

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from agl_otel.algorithms.base_model import find_base, name_of_base
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.groups import TaskOrder
@@ -101,6 +104,32 @@ def test_a_checkpoint_is_of_its_step_though_training_goes_on_while_it_is_written
     second = learner(policy)
     checkpoints.load(place, "grpo-1", second.model, second.optimizer)
     assert second.update(batch, ADVANTAGES) == update
+
+
+class Copies(TorchDispatchMode):
+    """Records the bytes of each floating-point tensor that is made as a copy of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default) and result.is_floating_point():
+            self.sizes.append(result.nbytes)
+        return result
+
+
+def test_a_checkpoint_copies_each_weight_once(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    wide = trained.model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        wide.set_(wide.T.contiguous().T)  # column by column: the file has it row by row
+    with Copies() as copies:
+        place = Checkpoints(tmp_path, keep=1).save(state(1), trained.model, trained.optimizer)
+    held = load_file(place / WEIGHTS_FILE)
+    assert sorted(copies.sizes) == sorted(tensor.nbytes for tensor in held.values())
+    assert all(torch.equal(held[name], tensor) for name, tensor in trained.model.state_dict().items() if name in held)
 
 
 def test_a_checkpoint_that_cannot_be_written_beside_training_ends_the_run(policy: Policy, tmp_path: Path) -> None:
@@ -196,6 +225,19 @@ def test_metrics_after_the_checkpoint_are_truncated(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text('{"run_id"')
     with pytest.raises(DataError, match=r"run\.json is damaged"):
         RunFolder(tmp_path, algorithm="grpo", options={})
+
+
+def test_a_base_model_is_named_by_its_digest_and_where_it_is(policy: Policy, tmp_path: Path) -> None:
+    run, cached = tmp_path / "run", tmp_path / "hub" / "models--owner--name" / "snapshots" / "0a1b"
+    for folder in (run / "policy", cached):
+        policy.model.config.save_pretrained(folder)
+    inside, of_hub = (name_of_base(folder, run, dtype="float32") for folder in (run / "policy", cached))
+    digest = model_fingerprint(cached)
+    assert inside == {"digest": digest, "dtype": "float32", "folder": "policy"}
+    assert of_hub == {"digest": digest, "dtype": "float32", "id": "owner/name", "commit": "0a1b"}
+    moved = run.rename(tmp_path / "moved")
+    assert find_base(inside, moved) == moved / "policy"
+    assert find_base(of_hub, moved, given=str(cached)) == cached
 
 
 def test_model_fingerprints_differ_between_models(policy: Policy, tmp_path: Path) -> None:

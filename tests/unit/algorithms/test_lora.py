@@ -32,7 +32,7 @@ from peft import PeftModel
 
 from agl_otel.algorithms.grpo import lora
 from agl_otel.algorithms.grpo.lora import adapter, merged, save_adapter, with_lora
-from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
 
 pytestmark = pytest.mark.full
 
@@ -90,6 +90,12 @@ def test_a_checkpoint_restores_the_adapter_bit_for_bit(policy: Policy, tmp_path:
     one, other = adapter(first.model), adapter(second.model)
     assert one is not None and other is not None
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert not (place / WEIGHTS_FILE).exists()
+    other_base = Checkpoints(tmp_path, keep=1, base={"digest": "of another"})
+    with pytest.raises(
+        UsageError, match=r"is of another model: its adapter was trained on one of digest None, and the run's has of another"
+    ):
+        other_base.load(place, "grpo-1", second.model, second.optimizer)
     with pytest.raises(UsageError, match=r"is of another model: the adapter in .*step-000001 has 42 weights of other names or shapes"):
         wider = with_lora(copy.deepcopy(policy.model), RANK + 1)
         checkpoints.load(place, "grpo-1", wider, torch.optim.AdamW(wider.parameters()))
@@ -99,8 +105,10 @@ def test_an_adapter_has_the_alpha_and_the_layers_it_is_given(policy: Policy) -> 
     model = with_lora(copy.deepcopy(policy.model), 2, alpha=3.0, targets=["q_proj", "v_proj"])
     assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter(model) or {}} == {"q_proj", "v_proj"}
     assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 1.5}
-    with pytest.raises(UsageError, match=r"lora_targets = \['nothing'\]: .*not found"):
-        with_lora(copy.deepcopy(policy.model), 2, targets=["nothing"])
+    part = with_lora(copy.deepcopy(policy.model), 2, targets=["layers.0.self_attn.q_proj"])
+    assert len(adapter(part) or {}) == 2
+    with pytest.raises(UsageError, match=r"lora_targets: no linear layer of the model has a name that ends in 'v_porj'; .*, v_proj"):
+        with_lora(copy.deepcopy(policy.model), 2, targets=["q_proj", "v_porj"])
 
 
 def test_weights_are_merged_one_at_a_time(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +126,15 @@ def test_weights_are_merged_one_at_a_time(policy: Policy, tmp_path: Path, monkey
     assert len(made) == 21, "7 linear layers in each of 3 blocks"
 
 
-def test_the_adapter_of_a_checkpoint_is_what_a_server_that_takes_adapters_resumes_with(policy: Policy, tmp_path: Path) -> None:
+def test_a_server_starts_with_the_adapter_of_the_last_checkpoint_where_it_takes_one(policy: Policy, tmp_path: Path) -> None:
     trained = learner(policy)
     trained.update(make_batch(policy), ADVANTAGES)
     with open_run(tmp_path / "run", algorithm="grpo", options=dict, seed=0) as run:
         assert run is not None
         grpo = GRPO.from_options(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", lora_rank=RANK, run_dir=run)
-        assert grpo.last_adapter(run) is None
+        assert grpo.weights_to_serve(run, adapter_rank=RANK) == (None, 1)
         Checkpoints(run.folder, keep=1).save(replace(state(1), run_id=run.run_id), trained.model, trained.optimizer)
-        folder = grpo.last_adapter(run)
+        folder, _ = grpo.weights_to_serve(run, adapter_rank=RANK)
     assert folder is not None and json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 2 * RANK
     held = load_file(folder / "adapter_model.safetensors")
     assert all(torch.equal(held[name], tensor) for name, tensor in (adapter(trained.model) or {}).items())

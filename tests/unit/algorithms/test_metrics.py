@@ -19,7 +19,10 @@ from typing import Any, cast
 import pytest
 
 from agl_otel.algorithms.metric_sinks import PICTURE, Plots, TensorBoard, check_metrics, sinks_of
+from agl_otel.algorithms.plots import curves
+from agl_otel.algorithms.run_folder import RUN, with_checksum, write_json
 from agl_otel.algorithms.run_log import RunLog, flat
+from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.errors import SettingsError, UnavailableError, UsageError
 from agl_otel.types import TrainingStep
 
@@ -31,6 +34,11 @@ PNG = b"\x89PNG"
 def a_step(number: int, **metrics: Any) -> TrainingStep:
     given = {"reward_mean": number / 10, "tokens": 10 * number, "refused.no_reward": number, "digest": "d", **metrics}
     return TrainingStep(run_id="grpo-1", algorithm="grpo", step=number, start_time=1e9, end_time=1e9 + number, metrics=given)
+
+
+def a_validation(number: int) -> TrainingStep:
+    """As a run log sends it to sinks."""
+    return a_step(number).model_copy(update={"metrics": {"val_reward": number / 10, "val_rollouts": 4, "val_without_reward": 1}})
 
 
 def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
@@ -120,6 +128,15 @@ def test_a_plot_is_written_when_the_run_ends(tmp_path: Path, metrics: dict[str, 
     assert [path.name for path in tmp_path.iterdir()] == [PICTURE]
 
 
+def test_a_plot_has_the_validations_and_no_gap_where_they_are() -> None:
+    rows = [a_validation(0), a_step(1), a_step(2), a_validation(2), a_step(3)]
+    assert curves(rows) == {
+        "reward": {"reward_mean": {1: 0.1, 2: 0.2, 3: 0.3}, "val_reward": {0: 0.0, 2: 0.2}},
+        "refused": {"refused": {1: 0, 2: 0, 3: 0}},
+        "tokens": {"tokens": {1: 10, 2: 20, 3: 30}},
+    }
+
+
 def test_a_run_without_steps_writes_no_plot(tmp_path: Path) -> None:
     plots = Plots()
     plots.begin("grpo-1", tmp_path, [])
@@ -168,6 +185,58 @@ async def test_a_run_continues_without_a_failing_sink(tmp_path: Path, caplog: py
                 await log.note(a_step(number), {})
     assert (broken.asked, store.steps) == (1, [1, 2])
     assert "run grpo-1 continues without Broken: OSError('disk full')" in caplog.text
+
+
+class Recorded(Plots):
+    """The steps that a sink gets, with the metrics of validations."""
+
+    def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
+        self.got: list[tuple[int, Mapping[str, Any] | None]] = []
+        for step in done:
+            self.step(step)
+
+    def step(self, step: TrainingStep) -> None:
+        self.got.append((step.step, step.metrics if "val_reward" in step.metrics else None))
+
+    def close(self) -> None:
+        self.got.append((-1, None))
+
+
+async def test_sinks_get_each_validation_of_the_run_folder_once_after_its_step(tmp_path: Path) -> None:
+    def noted(step: int, score: float) -> Mapping[str, Any]:
+        note_validation(tmp_path, Validation(step, f"step-{step}", score, 4, 1, None))
+        return {"val_reward": score, "val_rollouts": 4, "val_without_reward": 1}
+
+    before, sink, store = noted(0, 0.25), Recorded(), FakeStore()
+    async with RunLog(store, run_id="grpo-1", algorithm="grpo", folder=tmp_path, sinks=[sink]) as log:
+        await log.begin([])
+        await log.note(a_step(1), {})
+        await log.note_validations()
+        second = noted(2, 0.5)  # of a killed run, which had gone further than its checkpoint
+        await log.note_validations()
+        await log.note(a_step(2), {})
+        await log.note_validations()
+        await log.note_validations()
+    assert sink.got == [(0, before), (1, None), (2, None), (2, second), (-1, None)]
+    assert store.steps == [1, 2], "the store has the rollouts of a validation"
+    async with RunLog(store, run_id="grpo-1", algorithm="grpo", folder=tmp_path, sinks=[again := Recorded()]) as log:
+        await log.begin([a_step(1), a_step(2)])
+    assert again.got == sink.got
+
+
+async def test_steps_with_other_code_than_the_run_was_begun_with_name_it(tmp_path: Path) -> None:
+    class Store(FakeStore):
+        async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
+            self.steps += [(step.step, step.metrics.get("other_code")) for step in steps]  # pyright: ignore[reportAttributeAccessIssue]
+            return len(steps)
+
+    fields = {"run_id": "grpo-1", "algorithm": "grpo", "seed": 1, "options": {}, "sources": {"grader": "a.py:g"}}
+    forced = [{"step": 2, "changed": {"grader": ["a.py:f", "a.py:g"]}}]
+    write_json(tmp_path / RUN, with_checksum({**fields, "forced": forced}))
+    async with RunLog(store := Store(), run_id="grpo-1", algorithm="grpo", folder=tmp_path) as log:
+        await log.begin([a_step(1), a_step(2)])
+        await log.note(a_step(3), {})
+    assert store.steps == [(1, None), (2, None), (3, "grader")]
 
 
 async def test_a_cancelled_run_closes_a_sink_after_the_step_under_way(tmp_path: Path) -> None:

@@ -78,7 +78,26 @@ def test_clipped_tokens_have_no_gradient() -> None:
     assert logprobs.grad.tolist() == [0.0, -0.5]
 
 
+def test_cispo_of_a_worked_example_bounds_weights_and_leaves_every_token_its_gradient() -> None:
+    new = torch.tensor([0.5, 0.5, 0.1, 0.1, 0.3], dtype=torch.float64).log().requires_grad_()
+    old = torch.tensor([0.25, 0.25, 0.2, 0.2, 0.3], dtype=torch.float64).log()  # ratios 2, 2, 1/2, 1/2, 1
+    advantages = torch.tensor([1.0, -2.0, 1.0, -3.0, 2.0], dtype=torch.float64)
+    mean, sequence = torch.full((5,), 0.2, dtype=torch.float64), torch.arange(5)
+    loss = policy_loss(new, old, advantages, mean, sequence, Objective(weight_cap=1.5))
+    half, tenth = math.log(0.5), math.log(0.1)
+    assert loss.item() == pytest.approx(-(1.5 * half - 3.0 * half + 0.5 * tenth - 1.5 * tenth + 2.0 * math.log(0.3)) / 5, rel=1e-12)
+    loss.backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([-0.3, 0.6, -0.1, 0.3, -0.4], rel=1e-12)
+
+
 OPTIONS = st.builds(
+    Objective,
+    weight_cap=st.sampled_from([1.05, 5.0]),
+    average=st.sampled_from(["token", "rollout"]),
+    importance_cap=st.sampled_from([None, 0.9]),
+    kl=st.sampled_from([0.0, 0.1]),
+) | st.builds(
     Objective,
     clip=st.sampled_from([0.05, 0.2]),
     clip_high=st.sampled_from([None, 0.28]),
@@ -137,6 +156,9 @@ def test_a_rollouts_weight_is_independent_of_its_number_of_trajectories() -> Non
     [
         ({"clip": 0.0}, "clip = 0.0"),
         ({"dual_clip": 1.0}, "greater than 1"),
+        ({"weight_cap": 1.0}, "weight_cap = 1.0: it must be greater than 1"),
+        ({"weight_cap": 5.0, "clip": 0.1}, "weight_cap = 5 and clip = 0.1: clip is of the clipped surrogate"),
+        ({"weight_cap": 5.0, "sequence_ratio": True}, "weight_cap = 5 and sequence_ratio = True"),
         ({"average": "constant"}, "constant_tokens"),
         ({"kl": -1.0}, "kl = -1.0"),
     ],

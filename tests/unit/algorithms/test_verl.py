@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import re
+from contextlib import closing
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from agl_otel.algorithms import VERL
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.verl.algorithm import outcome
+from agl_otel.algorithms.verl.algorithm import outcome, written
 from agl_otel.algorithms.verl.bounds import BOUNDS
 from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
 from agl_otel.algorithms.verl.keys import get
@@ -118,6 +120,17 @@ def test_unsupported_arguments_are_refused_by_name(given: dict[str, Any], says: 
     with pytest.raises(UsageError) as refused:
         VERL(**given)
     assert says in str(refused.value)
+
+
+def test_numbers_that_are_not_finite_are_nan_as_in_grpos_lines(tmp_path: Path) -> None:
+    """verl's file logger writes them as null."""
+    (tmp_path / "metrics.jsonl").write_text('{"step":3,"data":{"actor/loss":null,"agl/rollouts":8,"agl/loss":null}}\n{"step":4')
+    (line,) = written(tmp_path / "metrics.jsonl")
+    assert math.isnan(line["actor/loss"]) and math.isnan(line["loss"]) and line["rollouts"] == 8
+    with closing(RunFolder(tmp_path / "run", algorithm="verl", options={})) as run:
+        run.metric(line)
+        assert math.isnan(run.metrics(None)[0]["loss"])
+    assert math.isnan(sink_step("verl-1", line, 7.0).metrics["loss"])
 
 
 def test_sinks_get_common_names_and_verls_names() -> None:

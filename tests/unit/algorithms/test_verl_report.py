@@ -14,6 +14,7 @@ from rich.console import Console
 from agl_otel.adapters.losses import recorded_losses
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_log import flat
+from agl_otel.algorithms.validation import figures_of
 from agl_otel.algorithms.verl.report import (
     ShownStep,
     Update,
@@ -23,12 +24,12 @@ from agl_otel.algorithms.verl.report import (
     not_finite_in,
     stack_figures,
     step_figures,
-    validation_figures,
     validation_of,
 )
 from agl_otel.algorithms.verl.samples import Counts
 from agl_otel.algorithms.verl.spec import Spec, sink_step, training_step
 from agl_otel.cli.live import LiveSteps
+from agl_otel.types.scores import Score
 
 OF_VERL = {"actor/loss": 0.25, "actor/grad_norm": 2.0, "actor/kl_loss": 0.125, "critic/score/mean": 1.0}
 COUNTS = Counts(
@@ -132,7 +133,7 @@ def test_a_step_that_is_not_finite_is_named_and_counted(metrics: dict[str, float
 
 
 def test_a_validations_score_is_over_all_of_its_rollouts() -> None:
-    alone = line_of(0, as_metrics(validation_figures(Counts(rollouts=4, reward_total=1.0, without_reward=2))))
+    alone = line_of(0, as_metrics(figures_of(Score(1.0, 4, 2))))
     assert alone == {"step": 0, "val_reward": 0.25, "val_rollouts": 4, "val_without_reward": 2}
     scored = validation_of(alone)
     assert scored is not None

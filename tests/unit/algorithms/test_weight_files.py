@@ -17,7 +17,7 @@ from agl_otel.algorithms.grpo import sampler
 from agl_otel.algorithms.grpo.model_port import Origin
 from agl_otel.algorithms.grpo.policy import Policy, save_weights
 from agl_otel.algorithms.grpo.sampler import Engine
-from agl_otel.algorithms.model_files import WEIGHTS_FILE
+from agl_otel.algorithms.model_files import WEIGHTS_FILE, replacing_files
 
 
 class Mixed(torch.nn.Module):
@@ -48,6 +48,31 @@ def test_a_written_file_is_read_by_the_library_as_its_own(tmp_path: Path, monkey
     low = load_file(tmp_path / "low" / WEIGHTS_FILE)
     assert all(low[name].dtype == (torch.bfloat16 if tensor.is_floating_point() else tensor.dtype) for name, tensor in plain.items())
     assert sorted(path.name for path in folder.iterdir()) == [WEIGHTS_FILE], "nothing is left beside it"
+
+
+def test_files_are_replaced_all_or_none_and_weights_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    (folder / ".new").mkdir(parents=True)
+    (folder / ".new" / "half").write_text("of a process that was killed")
+    (folder / WEIGHTS_FILE).write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing_files(folder) as new:
+        (new / WEIGHTS_FILE).write_text("half")
+        raise ZeroDivisionError
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {WEIGHTS_FILE: "old"}
+
+    replaced: list[str] = []
+    real = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        replaced.append(path.name)
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with replacing_files(folder) as new:
+        for name in (WEIGHTS_FILE, "z.json"):
+            (new / name).write_text("new")
+    assert replaced == ["z.json", WEIGHTS_FILE], "whoever finds new weights finds what describes them"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {WEIGHTS_FILE: "new", "z.json": "new"}
 
 
 def test_an_origin_holds_only_while_its_files_are_the_same(tmp_path: Path) -> None:

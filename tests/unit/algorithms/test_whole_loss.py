@@ -29,6 +29,7 @@ OPTIONS = {
     "plain": Objective(),
     "clip-higher": Objective(clip=0.05, clip_high=0.28),
     "dual-clip": Objective(dual_clip=1.5),
+    "cispo": Objective(weight_cap=1.05, kl=0.1),
     "gspo": Objective(sequence_ratio=True, average="sequence", clip=0.05),
     "dr-grpo": Objective(average="constant", constant_tokens=7),
     "per-rollout": Objective(average="rollout"),

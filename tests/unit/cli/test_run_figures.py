@@ -55,6 +55,22 @@ def test_only_finite_numbers_of_training_steps_become_metrics() -> None:
     assert (found.start_time, found.seconds) == (6.0, 2.0)
 
 
+def test_other_code_is_said_with_the_number_of_steps_before_it() -> None:
+    """From the steps in the store, else from the run's folder: an algorithm of one's own may record no steps."""
+    steps = [
+        step(0),
+        step(1),
+        step(2, other_code="grader a.py"),
+        step(3, other_code="grader a.py"),
+        step(4, other_code="grader a.py, agent"),
+    ]
+    assert report(steps=steps).other_code() == {2: "grader a.py", 4: "grader a.py, agent"}
+    forced = [{"step": 2, "changed": {"grader a.py": ["1", "2"]}}, {"step": 4, "changed": {"agent": ["f", "g"]}}]
+    assert report(forced=forced).other_code() == report(steps=steps).other_code() == report(steps=steps, forced=forced).other_code()
+    assert report(steps=[step(1)]).other_code() == {}
+    assert report(steps=[step(1)], forced=forced).as_json()["other_code"] == {2: "grader a.py", 4: "grader a.py, agent"}
+
+
 def test_a_run_without_ended_rollouts_took_no_time() -> None:
     run = Run(run_id="a", rollouts=1, by_status={"queuing": 1}, by_mode={"": 1}, attempts=0, start_time=3.0)
     assert (report(run=run).start_time, report(run=run).seconds) == (3.0, 0.0)

@@ -140,10 +140,10 @@ async def test_limits_are_those_of_the_jobs_model(tmp_path: Path) -> None:
 
 
 def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
-    attention = Linear(widths=3 * 2 * 64, parameters=3 * 64 * 64)
-    mlp = Linear(widths=3 * (64 + 256), parameters=3 * 64 * 256)
-    linear: dict[str, Linear] = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), attention)
-    linear |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), mlp)
+    attention, mlp = Linear(widths=2 * 64, parameters=64 * 64), Linear(widths=64 + 256, parameters=64 * 256)
+    ends = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"), attention)
+    ends |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), mlp)
+    linear = {f"model.layers.{layer}.{end}": kind for layer in range(3) for end, kind in ends.items()}
     facts = ModelFacts(
         parameters=210368,
         layers=3,

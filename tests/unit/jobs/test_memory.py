@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 from agl_otel.jobs import memory_check
 from agl_otel.jobs.check import check_job
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.memory import HEAD, SAMPLING, STEP, VLLM, Estimate, Part, Plan, lines_of, trainer
+from agl_otel.jobs.memory import HEAD, SAMPLING, SAVE, STEP, VLLM, Estimate, Part, Plan, lines_of, trainer
 from agl_otel.jobs.memory_check import learning_rate_warnings, look_at, machine_bytes, plan_of, remedies, server_parts
 from agl_otel.jobs.model_check import Linear, ModelFacts
 
@@ -67,6 +67,8 @@ def test_lora_counts_the_adapter_in_float32_and_the_frozen_weights_at_their_prec
     estimate = trainer(QWEN, replace(PLAN, lora_rank=8, reference=True))
     assert part(estimate, "weights") == 2 * QWEN.parameters + 4 * adapter
     assert (part(estimate, "gradients"), part(estimate, "optimizer"), part(estimate, "reference copy")) == (4 * adapter, 8 * adapter, 0)
+    on_cpu = trainer(QWEN, replace(PLAN, lora_rank=8, on_gpu=False))
+    assert on_cpu.of_phase(SAVE) == 3 * part(on_cpu, "gradients"), "a checkpoint copies the adapter and two moments"
     some = trainer(QWEN, replace(PLAN, lora_rank=8, lora_targets=["q_proj", "v_proj"]))
     assert part(some, "gradients") == 4 * 8 * (QWEN.linear["q_proj"].widths + QWEN.linear["v_proj"].widths)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.algorithms.run_folder import RUN, SOURCES, RunFolder, Sources, digest_of, file_digest
+from agl_otel.algorithms.run_folder import RUN, SOURCES, RunFolder, Sources, digest_of, file_digest, other_code, with_checksum
 from agl_otel.errors import UsageError
 from agl_otel.jobs.job import AgentSpec, DataSpec, Job
 from agl_otel.jobs.sources import sources_of
@@ -90,11 +90,16 @@ def opened(folder: Path, **options: Any) -> dict[str, Any]:
     return json.loads((folder / RUN).read_text())
 
 
+def lines_of(folder: Path, *rows: Any) -> None:
+    """Write metrics.jsonl with a half line at the end."""
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows) + "{half")
+
+
 def test_a_forced_run_records_what_was_other_and_since_which_step(tmp_path: Path, sources: Any) -> None:
     sources(grader="a.py:f")
     begun = opened(tmp_path, agent={"grader": "a.py:f"}, rate=1)
     assert begun["sources"] == {"grader": "a.py:f"}
-    (tmp_path / "metrics.jsonl").write_text("{}\n{}\n{half")
+    lines_of(tmp_path, {}, {})
     sources(grader="a.py:g")
     with pytest.raises(UsageError, match=r"grader: a\.py:f was, a\.py:g is.*with --force it goes on"):
         Sources({"grader": "a.py:g"}).check(tmp_path)
@@ -110,6 +115,24 @@ def test_a_forced_run_records_what_was_other_and_since_which_step(tmp_path: Path
     assert opened(tmp_path, agent={"grader": "a.py:g"}, rate=1) == forced
     sources(force=True)
     assert opened(tmp_path, agent={"grader": None}, rate=1)["forced"][1] == {"step": 2, "changed": {"grader": ["a.py:g", None]}}
+
+
+def test_a_validation_before_the_first_step_is_no_step_that_was_done(tmp_path: Path, sources: Any) -> None:
+    """Of verl, whose lines say their steps."""
+    sources(grader="a.py:f")
+    opened(tmp_path)
+    lines_of(tmp_path, {"step": 0, "val_reward": 0.5}, {"step": 1})
+    sources(force=True, grader="a.py:g")
+    assert [each["step"] for each in opened(tmp_path)["forced"]] == [1]
+
+
+def test_the_code_of_a_step_is_named_where_the_run_was_begun_with_other() -> None:
+    forced = [
+        {"step": 2, "changed": {"grader a.py": ["1", "2"]}},
+        {"step": 3, "changed": {"agent b.py": ["1", None], "grader a.py": ["2", "3"]}},
+    ]
+    assert [other_code(forced, step) for step in (1, 2, 3, 4)] == ["", "", "grader a.py", "grader a.py, agent b.py, grader a.py"]
+    assert other_code([], 1) == ""
 
 
 def test_a_run_of_an_earlier_release_takes_the_code_that_resumes_it(tmp_path: Path, sources: Any) -> None:

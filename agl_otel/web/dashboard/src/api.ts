@@ -14,7 +14,7 @@ export type CurvePoint = {
 export type Curve = { run: Run; by: "step" | "order"; points: CurvePoint[]; seconds_old: number };
 export type StepLosses = {
   step: number; rollouts: number; samples: number; rollouts_without_sample: number; groups_gone: number; replies_cut: number;
-  refused: Record<string, number>; lost: string;
+  refused: Record<string, number>; lost: string; other_code: string;
 };
 export type Verdicts = { of: number; counts: Record<string, number>; alarms: number; missing: number; reasons: Record<string, number> };
 export type Attempt = {
