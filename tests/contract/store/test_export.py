@@ -178,10 +178,8 @@ def test_the_rollouts_of_one_run_are_taken_by_its_id_or_folder(
 ) -> None:
     folder = RunFolder(tmp_path / "run", algorithm="grpo", options={})
     folder.close()
-    train, val, other = (
-        asyncio.run(fill(store, 1.0, mode=mode, run=run)).rollout_id
-        for mode, run in (("train", folder.run_id), ("val", folder.run_id), ("train", f"other-{folder.run_id}"))
-    )
+    kinds: tuple[tuple[RolloutMode, str], ...] = (("train", folder.run_id), ("val", folder.run_id), ("train", f"other-{folder.run_id}"))
+    train, val, other = (asyncio.run(fill(store, 1.0, mode=mode, run=run)).rollout_id for mode, run in kinds)
     cli = Cli(store, capsys)
 
     def taken(name: str, *options: str) -> set[str]:
