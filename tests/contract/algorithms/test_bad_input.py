@@ -256,7 +256,7 @@ async def test_calls_that_the_agent_constrained_are_counted_and_said(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their log-probs are of another distribution than the trainer's, by less than ratio_error_limit where a constraint is loose."""
-    options = {} if kind.name == "grpo" else {"top_fraction": 1.0}
+    options: dict[str, Any] = {} if kind.name == "grpo" else {"top_fraction": 1.0}
     (report,) = await trained(
         kind, store, folder, tmp_path / "run", lambda rollout: replace(by_place(rollout), constrained=member(rollout) == 1), **options
     )
