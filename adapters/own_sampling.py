@@ -1,4 +1,4 @@
-"""Finds calls that were not sampled as training requires, since an agent's own temperature or top_p overrides the resource's. Pure.
+"""Finds calls that were not sampled as training requires, since an agent's own parameters override the resource's. Pure.
 
 The tokens of such a call come from another distribution than the one that training assumes.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.types.columns import CallColumns, Ragged
+from agl_otel_hook import conventions
 
 REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
 """{parameter: attribute of a call}."""
@@ -20,11 +21,16 @@ TOLERANCE: Final = 1e-6
 
 
 def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float | None = 1.0) -> NDArray[np.bool_]:
-    """Return for each call whether its temperature or top_p (None: any) is known to differ from these."""
+    """Return for each call whether its temperature or top_p is known to differ from these, or it has another constraint of the agent's.
+
+    `top_p` None: its temperature alone counts.
+    """
     other = np.zeros(len(calls), np.bool_)
     for column, asked in ((calls.temperature, temperature), (calls.top_p, top_p)):
         if column is not None and asked is not None:
             other |= np.abs(column - asked) > TOLERANCE  # false for NaN (unknown)
+    if calls.constrained is not None and top_p is not None:
+        other |= calls.constrained
     return other
 
 
@@ -47,6 +53,12 @@ def own_parameters(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> d
     """Return {parameter: value} of a call that differ from its resource's sampling_parameters (`asked`)."""
     given = {name: attributes.get(key) for name, key in REQUESTED.items()}
     return {name: value for name, value in given.items() if isinstance(value, int | float) and value != asked.get(name)}
+
+
+def own_sampling_of(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """Return in words what of a call's sampling was its agent's own: `own_parameters`, and the fields that constrained it."""
+    own = [f"{name} {value:g}" for name, value in own_parameters(attributes, asked).items()]
+    return [*own, *(name for name in attributes.get(conventions.LLM_CONSTRAINED) or () if isinstance(name, str))]
 
 
 def several_choices_warning(several: int, calls: int) -> str:

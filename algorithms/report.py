@@ -74,7 +74,7 @@ class TrainingReport:
     several_choices: int = 0
     """Of these rows: from calls with several choices (n > 1). The choice that the agent used is unknown: all get the attempt's reward."""
     own_sampling: int = 0
-    """Model calls trained on whose agent set its own temperature or top_p."""
+    """Model calls trained on whose agent set its own temperature or top_p, or constrained the reply otherwise (sampled_otherwise)."""
     off_policy: int
     """Trajectories trained on that, by the model server's header, other weights than `weights_version` sampled."""
     loss: float
@@ -319,9 +319,9 @@ def own_sampling_warning(step: int, other: int, calls: int) -> str:
     """Return the warning for a step in which `other` of the `calls` trained on were sampled with other parameters than the run's."""
     return (
         f"step {step}: {other} of {calls} model calls read for training ({100 * other / calls:.0f} %) were sampled at a temperature or "
-        "top_p of their agent's own, so they are samples of another distribution than the run asks for (GRPO scores each at its call's "
-        "temperature; for top_p nothing can be done): remove these from the agent's requests, or set the same temperature in the run's "
-        "options (`agl-otel traces show` names the calls)"
+        "top_p of their agent's own, or constrained by it (a grammar, a forced tool call, top_k, logit_bias, …), so they are samples of "
+        "another distribution than the run asks for (GRPO scores each at its call's temperature; for the others nothing can be done): "
+        "remove these from the agent's requests, or set the same temperature in the run's options (`agl-otel traces show` names the calls)"
     )
 
 

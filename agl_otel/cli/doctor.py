@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from agl_otel.adapters.own_sampling import own_parameters, several_choices_warning
+from agl_otel.adapters.own_sampling import own_sampling_of, several_choices_warning
 from agl_otel.cli.collector import read_status, status_session
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.environment_checks import Finding, check_environment, inspect_environment
@@ -119,10 +119,10 @@ def _verdict(once: FinishedAttempt) -> Finding:
 def _own_sampling(once: FinishedAttempt) -> list[Finding]:
     """Advise on sampling parameters, which matter to training alone. The attempt's resources set none, so the agent set those of calls."""
     requests = [span for span in once.spans if span.name == conventions.SPAN_LLM and not span.attributes.get(conventions.LLM_CHOICE)]
-    calls = [own for span in requests if (own := own_parameters(span.attributes, {}))]
+    calls = [own for span in requests if (own := own_sampling_of(span.attributes, {}))]
     if not calls:
         return [Finding("it leaves temperature and top_p to training", True, "no model call sets them")] if len(once.traces.calls) else []
-    parameters = ", ".join(dict.fromkeys(f"{name} {value:g}" for own in calls for name, value in own.items()))
+    parameters = ", ".join(dict.fromkeys(name for own in calls for name in own))
     detail = f"{len(calls)} of {once.traces.calls.count} calls set {parameters}"
     remedy = (
         "the agent's values override those of a training run, whose log-probs then belong to another distribution: leave them out of the "

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from agl_otel.adapters.own_sampling import own_parameters
+from agl_otel.adapters.own_sampling import own_sampling_of
 from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
@@ -240,8 +240,8 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
         several = f" in {len(responses)} choices" if len(responses) > 1 else ""
         length, weights = attributes.get(PROMPT_TOKENS, "?"), attributes.get(conventions.LLM_MODEL_VERSION, "?")
         parts.append(("magenta", f"{length} + {sum(responses)} tokens{several}, weights {weights}"))
-    if own := own_parameters(attributes, sampling):
-        parts.append(("yellow", "own " + ", ".join(f"{name} {value:g}" for name, value in own.items())))
+    if own := own_sampling_of(attributes, sampling):
+        parts.append(("yellow", plain("own " + ", ".join(own))))
     prompt, reply, _ = written(span)
     for messages, arrow in ((prompt, "←"), (reply, "→")):
         if messages and (content := text_of(messages[-1])):

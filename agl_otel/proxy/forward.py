@@ -41,6 +41,7 @@ from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, ca
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import error_text, without_secrets
+from agl_otel.types.sampling import own_constraints
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
@@ -248,6 +249,7 @@ class Forwarder:
             self.settle()  # needed to know whether the first try failed
         caller = None if stranger else caller_of(request.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
+        call.constraints = own_constraints(body, pool[0].fields) if dialect.samples else ()
         if seed is not None and dialect.samples:
             drawn = {SEED: call_seed(seed, call.logical_number)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]

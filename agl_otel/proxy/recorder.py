@@ -92,6 +92,8 @@ class Call:
     retry: int = 0
     """The client's retry count; 0 is the first try."""
     retry_of: int | None = None
+    constraints: tuple[str, ...] = ()
+    """types.sampling.own_constraints of the agent's request."""
     logical_number: int = 0
     """Logical call number: a retry has the number of the call that it repeats, and so the same sampling seed."""
     status: int = 0
@@ -372,6 +374,8 @@ def _request_attributes(call: Call) -> dict[str, Any]:
             with contextlib.suppress(ValidationError):
                 value = kind.validate_python(call.body[name])
                 held[attribute] = clean(value) if isinstance(value, str) else value
+    if call.constraints:
+        held[conventions.LLM_CONSTRAINED] = list(call.constraints)
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller
     if call.number:

@@ -159,7 +159,7 @@ class Translation:
         shown = as_sampled(asked, held.pool[0].fields)
         first, held.taken = not held.taken, True
         call = held.call if first else self._recorder.start(held.call.key, CHAT, shown, request.headers.get("traceparent"))
-        call.dialect, call.body = CHAT, shown
+        call.dialect, call.body, call.constraints = CHAT, shown, held.call.constraints
         held.tasks.add(task)
         try:
             return await self._send(request, held.pool, raw, asked, call)

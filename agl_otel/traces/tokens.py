@@ -122,6 +122,7 @@ def call_columns(table: Table) -> CallColumns:
         truncated=_numbers(calls, "IsTruncated", np.bool_),
         temperature=_numbers(calls, "Temperature", np.float64),
         top_p=_numbers(calls, "TopP", np.float64),
+        constrained=_numbers(calls, "IsConstrained", np.bool_),
     )
 
 

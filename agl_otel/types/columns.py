@@ -104,6 +104,8 @@ class CallColumns:
     """The reply's sampling temperature, NaN if its span has none; None: unknown for all."""
     top_p: NDArray[np.float64] | None = None
     """The reply's `top_p`, likewise."""
+    constrained: NDArray[np.bool_] | None = None
+    """Whether the agent had the reply sampled from another distribution otherwise (sampling.own_constraints); None: unknown."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)

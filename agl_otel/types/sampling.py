@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agl_otel.text import without_secrets
@@ -19,6 +19,20 @@ NEUTRAL: Final[Mapping[str, float]] = {
     "presence_penalty": 0.0,
 }
 """{parameter: the value that leaves the distribution unchanged} for vLLM, SGLang and this package's server; top_k -1 is all tokens."""
+_NO_CONSTRAINT: Final[Mapping[str, Sequence[Any]]] = {
+    **{name: (value,) for name, value in NEUTRAL.items() if name != "top_p"},
+    "top_k": (0, -1),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "min_tokens": (0,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),
+    **dict.fromkeys(("allowed_token_ids", "structured_outputs", "regex", "ebnf"), ()),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+}
+"""{field of a request after which some tokens are more or less likely than the model has them: its values without effect}."""
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
@@ -39,3 +53,15 @@ def for_agents(sampling: Mapping[str, Any]) -> dict[str, Any]:
         and name != EXTRA_HEADERS
         and without_secrets({name: value}) == {name: value}
     }
+
+
+def own_constraints(asked: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields by which an agent's request has its reply sampled from another distribution than the model's at a temperature.
+
+    Such as a grammar (`response_format`), a forced tool call or `top_k`; `top_p`, which a call's span has, is left out. `told`: the
+    resource's parameters, which are no constraint of the agent's own.
+    """
+    text: Any = asked.get("text")  # of the Responses API
+    fields = {**asked, "response_format": text["format"]} if isinstance(text, Mapping) and "format" in text else asked
+    given = {name: fields[name] for name in _NO_CONSTRAINT if fields.get(name) is not None}
+    return tuple(name for name, value in given.items() if value not in _NO_CONSTRAINT[name] and value != told.get(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,8 @@ class Pushes:
     folder: Path
     updates: Updates
     adapter_rank: int
+    _written: set[int] = field(default_factory=set[int])
+    """The versions whose files this process wrote; others in `folder` may be of another run."""
 
     def of(self, version: int) -> Path:
         """Return the folder of a version."""
@@ -47,7 +49,9 @@ class Pushes:
         shutil.rmtree(self.of(version), ignore_errors=True)  # of a run that was stopped
         if self.adapter_alone:
             return save_adapter(model, self.of(version))
-        return save_weights(model, self.of(version), dtype=_dtype_of_files(self.updates))
+        place = save_weights(model, self.of(version), dtype=_dtype_of_files(self.updates))
+        self._written.add(version)
+        return place
 
     def forget(self, version: int) -> None:
         """Remove what is no longer needed once the server has loaded `version`."""
@@ -60,8 +64,12 @@ class Pushes:
         return _takes_adapter(self.updates, self.adapter_rank)
 
     def for_checkpoint(self, version: int) -> Path | None:
-        """Return the folder of a version whose file is that of a checkpoint; None where checkpoints hold an adapter or more precision."""
-        return None if self.updates.lora_rank is not None or self.updates.in_bfloat16 else self.of(version)
+        """Return the folder of a version whose file is that of a checkpoint.
+
+        None where checkpoints hold an adapter or more precision, or the server has read this version from elsewhere.
+        """
+        other = self.updates.lora_rank is not None or self.updates.in_bfloat16
+        return None if other or version not in self._written else self.of(version)
 
     def resumed(self, checkpoint: Path, run: Path, version: int) -> Path:
         """Return the folder from which a model server that was started for a resumed run has read the weights of its checkpoint."""

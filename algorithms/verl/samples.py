@@ -85,7 +85,7 @@ class Counts:
     several_choices: int = 0
     """Sampled calls that are one of several choices of the same request (n > 1)."""
     own_sampling: int = 0
-    """Sampled calls whose top_p was set by the agent."""
+    """Sampled calls whose top_p was set, or which were constrained otherwise, by the agent (own_sampling.sampled_otherwise)."""
     cut: int = 0
     """Samples that length limits shortened."""
     replies_cut: int = 0

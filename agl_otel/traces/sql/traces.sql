@@ -22,6 +22,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   toInt64OrZero(Facts[{retry_of:String}]) AS RetryOf,
   position(Facts[{finish:String}], '"length"') > 0 AS IsTruncated,
   ifNull(toFloat64OrNull(Facts[{temperature:String}]), nan) AS Temperature, ifNull(toFloat64OrNull(Facts[{top_p:String}]), nan) AS TopP,
+  Facts[{constrained:String}] != '' AS IsConstrained,
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
   notEmpty(Rewards) AS IsReward,
   HasMedia, PromptTokenIds, ResponseTokenIds, ResponseLogprobs

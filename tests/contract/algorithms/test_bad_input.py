@@ -58,6 +58,8 @@ class Did:
     """Its reply ends at the token limit."""
     version: str = ""
     """Of the weights that sampled, as its server says it."""
+    constrained: bool = False
+    """The agent had the reply sampled by a grammar."""
 
 
 def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
@@ -70,6 +72,8 @@ def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
         conventions.LLM_RESPONSE_LOGPROBS: list(did.logprobs),
         **({conventions.LLM_MODEL_VERSION: did.version} if did.version else {}),
     }
+    if did.constrained:
+        call[conventions.LLM_CONSTRAINED] = ["response_format"]
     if did.cut:
         call["gen_ai.response.finish_reasons"] = ["length"]
     made = [span_of(*ids, 1, conventions.SPAN_LLM, call)] if did.calls else []
@@ -246,6 +250,18 @@ async def test_steps_that_are_not_finite_change_nothing_and_end_the_run_in_time(
     assert "step 2: the loss is inf; optimizer steps: 0 of 1" in caplog.text
     begun, kept = (load_file(place / "model.safetensors") for place in (folder, checkpoints_of(tmp_path / "run")[-1]))
     assert all(torch.equal(tensor, kept[name]) for name, tensor in begun.items())
+
+
+async def test_calls_that_the_agent_constrained_are_counted_and_said(
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their log-probs are of another distribution than the trainer's, by less than ratio_error_limit where a constraint is loose."""
+    options: dict[str, Any] = {} if kind.name == "grpo" else {"top_fraction": 1.0}
+    (report,) = await trained(
+        kind, store, folder, tmp_path / "run", lambda rollout: replace(by_place(rollout), constrained=member(rollout) == 1), **options
+    )
+    assert (report.own_sampling, report.calls_trained, report.figures["own_sampling_share"]) == (4, 8, 0.5)
+    assert "step 1: 4 of 8 model calls read for training (50 %) were sampled at" in caplog.text and "a forced tool call" in caplog.text
 
 
 async def test_equal_rewards_change_no_weights(

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.model_port import Origin
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from agl_otel.algorithms.run_folder import RunFolder, model_fingerprint
 from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
-from tests.contract.algorithms.test_bad_input import KINDS, by_place, checkpoints_of, make_policy, steps_of, trained
+from tests.contract.algorithms.test_bad_input import KINDS, as_good, by_place, checkpoints_of, make_policy, steps_of, trained
 
 STEPS = 3
 LORA: dict[str, Any] = {"lora_rank": 2, "learning_rate": 1e-2}
@@ -52,6 +54,22 @@ async def test_a_run_with_a_folder_writes_nothing_beside_its_model(store: Lightn
     before = sorted(folder.rglob("*"))
     await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=1)
     assert sorted(folder.rglob("*")) == before and (tmp_path / "run" / "weights" / "2" / WEIGHTS_FILE).exists()
+
+
+async def test_a_checkpoint_has_the_runs_own_weights_beside_those_of_a_run_before(store: LightningStore, tmp_path: Path) -> None:
+    """A version that the server was started with is not pushed, so a file under its number is of the run before."""
+    other, folder = (make_policy(tmp_path / name, seed=seed) for seed, name in enumerate(("other", "policy"), start=1))
+
+    class Started(Engine):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.origin = Origin(folder)
+
+    for model, engine, decide in ((other, Engine, by_place), (folder, Started, as_good)):
+        await trained(KINDS[0], store, model, tmp_path / f"of-{model.name}", decide, engine_of=engine, weights_dir=tmp_path / "weights")
+    (place,) = checkpoints_of(tmp_path / "of-policy")
+    assert (tmp_path / "weights" / "1" / WEIGHTS_FILE).exists(), "the other's"
+    assert (place / WEIGHTS_FILE).read_bytes() == (folder / WEIGHTS_FILE).read_bytes()
 
 
 async def test_a_schedule_that_decays_is_resumed_with_its_own_length_only(store: LightningStore, tmp_path: Path) -> None:

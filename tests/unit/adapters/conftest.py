@@ -31,6 +31,7 @@ class CallRow:
     temperature: float = 1.0
     """NaN: its span does not say."""
     top_p: float = 1.0
+    constrained: bool = False
 
 
 def call_columns(rows: Sequence[CallRow]) -> CallColumns:
@@ -56,6 +57,7 @@ def call_columns(rows: Sequence[CallRow]) -> CallColumns:
         truncated=np.array([r.truncated for r in rows], np.bool_),
         temperature=np.array([r.temperature for r in rows], np.float64),
         top_p=np.array([r.top_p for r in rows], np.float64),
+        constrained=np.array([r.constrained for r in rows], np.bool_),
     )
 
 

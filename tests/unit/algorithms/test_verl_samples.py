@@ -126,7 +126,7 @@ def test_calls_with_a_temperature_of_their_own_are_refused_in_training_only() ->
         CallRow(call=1, prompt=[1], response=[7], temperature=0.7, top_p=0.9),
         CallRow(call=2, prompt=[1, 7], response=[8], temperature=0.2, top_p=0.9),
         CallRow(call=3, prompt=[1, 7, 8], response=[9], temperature=0.7, top_p=1.0),
-        CallRow(call=4, prompt=[4], temperature=math.nan, top_p=math.nan),
+        CallRow(call=4, prompt=[4], temperature=math.nan, top_p=math.nan, constrained=True),
     ]
     built, rules = TracesBuilder().build(*rows), Rules(temperature=0.7, top_p=0.9)
     found, counts = to_samples(built, rules)
@@ -135,7 +135,7 @@ def test_calls_with_a_temperature_of_their_own_are_refused_in_training_only() ->
         ([4], [7, 8], [1, 1]),
     ]
     assert counts.refused == {"own_temperature": 1}
-    assert (counts.own_sampling, counts.sampled_calls) == (1, 3), "a top_p of its own is trained on, and counted"
+    assert (counts.own_sampling, counts.sampled_calls) == (2, 3), "a top_p of its own is trained on, and counted, and a constraint"
     assert "step 3: 1 of 3 model calls read for training (33 %)" in own_sampling_warning(3, 1, 3)
     assert "rollout.temperature = 0.7. Remove" in own_temperature_warning(3, 1, 4, 0.7)
     validation = replace(built, rollouts=[each.model_copy(update={"mode": "val"}) for each in built.rollouts])
