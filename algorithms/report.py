@@ -122,7 +122,6 @@ class TrainingReport:
             **more: tokens, loss, and the algorithm's own fields.
         """
         rollout_ids = [rollout_id for group in groups for rollout_id in group]
-        sampled = set(batch.rollout_id)
         score = step_score(traces, rollout_ids, asked=asked)
         rows = trained_on.rows.values.astype(np.int64)
         other, several = _count_unusual(traces, rows, step, temperature)
@@ -130,33 +129,17 @@ class TrainingReport:
             step=step,
             weights_version=versions[0],
             next_version=versions[1],
+            rollout_ids=rollout_ids,
+            rollouts=len(rollout_ids),
             reward_mean=score.mean,
             without_reward=score.missing,
-            rollouts=len(rollout_ids),
-            model_calls=traces.calls.count,
-            spans=traces.spans,
-            verdicts=dict(Counter(verdict.kind for verdict in traces.verdicts.values())),
-            alarms=len(traces.alarms),
-            refused=dict(batch.refused),
-            breaks=dict(batch.breaks),
-            trajectories=len(trained_on),
-            samples=len(batch),
-            rollouts_without_sample=len(rollout_ids) - len(sampled),
-            groups_gone=sum(sampled.isdisjoint(group) for group in groups),
-            cut=batch.cut,
-            replies_cut=int(traces.calls.truncated.sum()) if traces.calls.truncated is not None else 0,
             calls_trained=len(rows),
             several_choices=several,
             own_sampling=other,
-            off_policy=sum(sampled_by != versions[0] for sampled_by in trained_on.model_version),
-            rollout_seconds=clock.seconds["rollout"],
-            read_seconds=clock.seconds["read"],
-            update_seconds=clock.seconds["update"],
-            rollout_ids=rollout_ids,
-            attempts=list(dict.fromkeys(zip(trained_on.rollout_id, trained_on.attempt_id, strict=True))),
-            started_at=clock.started_at,
-            ended_at=time.time(),
-            digest=traces.digest,
+            **_fields_of_traces(traces),
+            **_fields_of_samples(batch, groups),
+            **_fields_of_training(trained_on, versions[0]),
+            **_fields_of_time(clock),
             **more,
         )
         if report.rollouts_without_sample > MANY_WITHOUT_SAMPLE * report.rollouts:
@@ -276,6 +259,49 @@ class Clock:
         """Attribute the time since the last lap to `name`."""
         now = time.perf_counter()
         self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
+
+
+def _fields_of_traces(traces: Traces) -> dict[str, Any]:
+    """Return the fields of a report that count what was read."""
+    return {
+        "model_calls": traces.calls.count,
+        "spans": traces.spans,
+        "verdicts": dict(Counter(verdict.kind for verdict in traces.verdicts.values())),
+        "alarms": len(traces.alarms),
+        "replies_cut": int(traces.calls.truncated.sum()) if traces.calls.truncated is not None else 0,
+        "digest": traces.digest,
+    }
+
+
+def _fields_of_samples(batch: TrajectoryBatch, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the fields of a report that count what could be trained on, and what was refused."""
+    sampled = set(batch.rollout_id)
+    return {
+        "refused": dict(batch.refused),
+        "breaks": dict(batch.breaks),
+        "samples": len(batch),
+        "rollouts_without_sample": sum(len(group) for group in groups) - len(sampled),
+        "groups_gone": sum(sampled.isdisjoint(group) for group in groups),
+        "cut": batch.cut,
+    }
+
+
+def _fields_of_training(trained_on: TrajectoryBatch, version: str) -> dict[str, Any]:
+    """Return the fields of a report that count what was trained on; `version`: the weights that should have sampled it."""
+    return {
+        "trajectories": len(trained_on),
+        "off_policy": sum(sampled_by != version for sampled_by in trained_on.model_version),
+        "attempts": list(dict.fromkeys(zip(trained_on.rollout_id, trained_on.attempt_id, strict=True))),
+    }
+
+
+def _fields_of_time(clock: Clock) -> dict[str, Any]:
+    """Return the fields of a report that say when the step ran, and on what it spent its seconds."""
+    return {
+        **{f"{lap}_seconds": clock.seconds[lap] for lap in ("rollout", "read", "update")},
+        "started_at": clock.started_at,
+        "ended_at": time.time(),
+    }
 
 
 def _count_unusual(traces: Traces, rows: NDArray[np.int64], step: int, temperature: float | None) -> tuple[int, int]:

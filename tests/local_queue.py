@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 
 from agl_otel.queue.client import QueueClient
@@ -52,6 +53,12 @@ class LocalQueue:
         """The running server."""
         assert self._server is not None, "the queue is not started: use `async with`"
         return self._server
+
+    async def until_awaited(self, rollouts: int) -> None:
+        """Wait until calls wait for so many rollouts; their first query may be under way."""
+        async with asyncio.timeout(300):
+            while self.server.service.awaited != rollouts:  # noqa: ASYNC110 - in one loop with the service: a turn each
+                await asyncio.sleep(0)
 
     async def start(self, port: int = 0) -> None:
         """Open the engine and serve on `port` (0: a free one)."""

@@ -1,4 +1,4 @@
-"""The peak memory of GRPO's trainer in a process of its own: `measured(folder, options)` runs `python -m tests.trainer_memory`.
+"""The peak memory of GRPO's trainer beside its estimate: `Setting.compared` runs `python -m tests.trainer_memory`, a process of its own.
 
 Resident memory (VmHWM, proc_pid_status(5)) beyond what the process has before the model is loaded. Linux only.
 """
@@ -15,8 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+if TYPE_CHECKING:
+    from agl_otel.jobs.memory import Estimate
+
+BAR: Final = 0.2
+"""How far an estimate may be from the measured peak, as a share of that."""
+NARROW: Final[Mapping[str, Any]] = {"hidden_size": 256, "intermediate_size": 1408, "num_attention_heads": 4}
 TRAINED_TOKENS: Final = 512  # of each pass: more than two chunks of logits of a vocabulary of 151,936
 
 
@@ -30,9 +36,38 @@ class Peaks:
     """While the weights are written for the server, and a checkpoint."""
 
 
-def measured(folder: Path, options: Mapping[str, Any], *, tokens: int, rows: int = 1) -> Peaks:
-    """Train the model in `folder` with these options of GRPO on passes of so many tokens; return the peaks."""
-    arguments = [str(folder), json.dumps(dict(options)), str(tokens), str(rows)]
+class Setting(NamedTuple):
+    """A size of the twin (tests/qwen_twin.py), options of GRPO, and the size of a pass."""
+
+    widths: Mapping[str, Any]
+    options: Mapping[str, Any]
+    tokens: int
+    rows: int
+
+    def compared(self, folder: Path) -> tuple[Estimate, Peaks]:
+        """Make the model in `folder`; return the estimate of the memory that it needs, and the peaks of steps."""
+        from agl_otel.algorithms.grpo.logprobs import CHUNK_LOGITS
+        from agl_otel.jobs.memory import Plan, trainer
+        from agl_otel.jobs.model_check import model_facts
+        from tests.qwen_twin import make_twin
+
+        attention = self.options.get("attention")
+        plan = Plan(
+            pass_tokens=self.tokens,
+            row_tokens=self.tokens // self.rows,
+            bfloat16=self.options["dtype"] == "bfloat16",
+            lora_rank=self.options.get("lora_rank"),
+            gradient_checkpointing=self.options.get("gradient_checkpointing", False),
+            eager=attention == "eager",
+            reference="kl" in self.options,
+            chunk_logits=CHUNK_LOGITS,
+        )
+        estimate = trainer(model_facts(make_twin(folder, **self.widths), attention=attention), plan)
+        return estimate, _measured(folder, self)
+
+
+def _measured(folder: Path, setting: Setting) -> Peaks:
+    arguments = [str(folder), json.dumps(dict(setting.options)), str(setting.tokens), str(setting.rows)]
     command = [sys.executable, "-m", "tests.trainer_memory", *arguments]
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "2"}  # what is freed goes back at once: torch's own peak
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1], env=env).stdout

@@ -112,6 +112,11 @@ class QueueService:
         """How many claims are only waiting: their first try found nothing, and no hand-off has begun."""
         return self._waiters.claims_idle
 
+    @property
+    def awaited(self) -> int:
+        """How many rollouts Wait calls wait for."""
+        return self._waiters.awaited
+
     async def sweep(self) -> int:
         """Run one round of the watchdog and wake claims for claimable rollouts; return how many attempts it timed out."""
         given_up = await self._engine.write(lambda tx: admin.sweep(tx, self._clock()))

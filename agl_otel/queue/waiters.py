@@ -93,6 +93,11 @@ class Waiters:
 
     # --- finished rollouts
 
+    @property
+    def awaited(self) -> int:
+        """How many rollouts are waited for."""
+        return len(self._settled)
+
     def listen(self, rollout_ids: Iterable[str]) -> asyncio.Queue[str]:
         """Return a queue that receives the id of each of these rollouts when it is finished or deleted."""
         queue: asyncio.Queue[str] = asyncio.Queue()

@@ -1,6 +1,6 @@
 """examples/calculator on a CPU: its agent, tasks, grader and job with a twin of its model, which has two layers and random weights.
 
-The twin has the real vocabulary and a tied head. It was taught to call the calculator and to give the right answer, or a wrong one.
+The twin has the real vocabulary and a tied head. It was taught to call the calculator and to give the answer of either of two tasks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from tests.system.stack_process import Command, until
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 WIDTHS = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
-WRONG = "10"
-SIZES = {"count": 4, "largest": 3, "scored": 2}
-DATA = "options = { count = 4, largest = 3, scored = 2 }"
+SIZES = {"count": 2, "largest": 3, "scored": 2}
+DATA = "options = { count = 2, largest = 3, scored = 2 }"
 ALGORITHM = """
 [algorithm]
 name = "grpo"
-prompts_per_step = 4
+prompts_per_step = 2
 group_size = 4
 max_tokens = 48
 learning_rate = 1e-4
@@ -53,8 +52,9 @@ def loaded(name: str) -> Any:
 
 
 def conversations(agent: Any, tasks: list[dict[str, str]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield what the twin learns: one call of the calculator, whatever is asked, and then the right answer or another."""
+    """Yield what the twin learns: one call of the calculator, whatever is asked, and then the answer of one of the tasks."""
     source, arguments = random.Random(0), {"expression": "2 * 3"}
+    answers = [task["expected"] for task in tasks]
     for place in range(64):
         task = tasks[place % len(tasks)]
         call = {"id": "a", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
@@ -63,7 +63,7 @@ def conversations(agent: Any, tasks: list[dict[str, str]]) -> Iterator[list[dict
             {"role": "user", "content": task["question"]},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "a", "content": agent.calculate(json.dumps(arguments))},
-            {"role": "assistant", "content": f"Answer: {source.choice((task['expected'], WRONG))}"},
+            {"role": "assistant", "content": f"Answer: {source.choice(answers)}"},
         ]
 
 
@@ -73,8 +73,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     folder = tmp_path_factory.mktemp("calculator")
     shutil.copytree(EXAMPLE, folder / "calculator", ignore=shutil.ignore_patterns("__pycache__"))
     agent, tasks = loaded("agent"), loaded("tasks")
-    wanted = tasks.train(**SIZES) + tasks.val(**SIZES)
-    make_caller(folder / "calculator/Qwen/Qwen2.5-0.5B-Instruct", [*conversations(agent, wanted)], agent.TOOLS, steps=300, **WIDTHS)
+    wanted = [*conversations(agent, tasks.train(**SIZES))]
+    make_caller(folder / "calculator/Qwen/Qwen2.5-0.5B-Instruct", wanted, agent.TOOLS, steps=150, **WIDTHS)
     ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
     with Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=folder, env=ports):
         until((folder / "data" / "stack.json").exists, "the stack is up")
@@ -103,7 +103,6 @@ def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str
     [
         ('dtype = "float32"\nval_every = 1', 1e-2, (1, 2)),
         ('dtype = "bfloat16"\nlora_rank = 4', 0.1, (2,)),
-        ('dtype = "bfloat16"', 0.1, (2,)),
     ],
 )
 def test_the_job_trains_its_twin_on_a_cpu_and_is_resumed(
@@ -113,7 +112,7 @@ def test_the_job_trains_its_twin_on_a_cpu_and_is_resumed(
     run_dir = folder / f"run-{len(options)}"
     on = ["--store", store]
     checked, said = train(capsys, str(job(folder, f"{options}\nmax_steps = 2")), "--check", *on)
-    assert (checked["ok"], checked["train"], checked["val"], checked["warnings"]) == (True, 4, 2, []), checked
+    assert (checked["ok"], checked["train"], checked["val"], checked["warnings"]) == (True, 2, 2, []), checked
     assert checked["memory"]["peak_bytes"] > 0 and "memory on cpu, estimated" in said
     steps: list[dict[str, Any]] = []
     for stop in stops:
@@ -121,8 +120,8 @@ def test_the_job_trains_its_twin_on_a_cpu_and_is_resumed(
         before, steps = steps, [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         assert (result["steps"], len(steps), steps[: len(before)]) == (stop, stop, before)
     for step in steps:
-        assert step["rollouts"] == step["trajectories"] == 16 and not step["refused"], step
-        assert 0 < step["reward_mean"] < 1 and step["zero_variance_groups"] < 4 and step["max_ratio_error"] < worst, step
+        assert step["rollouts"] == step["trajectories"] == 8 and not step["refused"], step
+        assert 0 < step["reward_mean"] < 1 and step["zero_variance_groups"] < 2 and step["max_ratio_error"] < worst, step
         assert step["gradient_norm"] > 0 and step["next_version"] != step["weights_version"], step
     validated = [each["step"] for each in json.loads((run_dir / "validation.json").read_text())["validations"]]
     assert validated == ([0, 1, 2] if "val_every" in options else [0, 2])

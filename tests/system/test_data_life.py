@@ -97,14 +97,16 @@ class Lived:
         listed = json.loads(self.agl("rollouts", "ls", "--input", who, "--limit", "1000", "--json").splitlines()[-1])
         return [item["rollout_id"] for item in listed["items"]]
 
-    def play(self, who: str, how: str) -> None:
-        """Run one rollout of a command agent."""
+    def play(self, *calls: tuple[str, str]) -> None:
+        """Run one rollout of a command agent for each (who, how)."""
         tasks = self.folder / "command.jsonl"
-        tasks.write_text(json.dumps({"input": {"who": who, "how": how}, "metadata": {"run": f"of {who}", "name": who}}) + "\n")
+        lines = [{"input": {"who": who, "how": how}, "metadata": {"run": f"of {who}", "name": who}} for who, how in calls]
+        tasks.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self.agl("rollouts", "enqueue", "--file", str(tasks))
         command = [sys.executable, str(self.folder / "agent.py"), "{who}", "{how}"]
+        most = ("--max-rollouts", str(len(calls)))
         with Command(
-            "runner", "--store", self.stack["queue"], "--max-rollouts", "1", "--", *command, log=self.folder / "runner.log", env=self.env
+            "runner", "--store", self.stack["queue"], *most, "--", *command, log=self.folder / "runner.log", env=self.env
         ) as runner:
             assert runner.wait(300) == 0, runner.output
 
@@ -151,17 +153,16 @@ def files(tmp_path: Path) -> Path:
 
 def played(lived: Lived, url: str) -> dict[str, list[str]]:
     """Run rollouts of two people, of each kind, to their end; return {who: ids}."""
-    for who in (JANE, JOHN):
-        lived.play(who, "well")
-        lived.play(who, "fails")
+    lived.play(*((who, how) for who in (JANE, JOHN) for how in ("well", "fails")))
     lived.train("random_search", url, CHOICES, JANE, JOHN)
+    ids = {who: lived.of(who) for who in (JANE, JOHN)}
     (lived.data / "refused").mkdir(exist_ok=True)
     for who, place in ((JANE, 1), (JOHN, 2)):  # a dead letter of each: a request that ClickHouse rejected
-        about = {"reason": f"of {who}", "rollouts": [lived.of(who)[0]]}
+        about = {"reason": f"of {who}", "rollouts": [ids[who][0]]}
         stem = lived.data / "refused" / f"{int(time.time() * 1000)}-{place}-traces"
         stem.with_suffix(".json").write_text(json.dumps(about))
         stem.with_suffix(".otlp").write_text(who)
-    return {who: lived.of(who) for who in (JANE, JOHN)}
+    return ids
 
 
 def test_deleted_data_is_in_no_table_and_no_file_after_waiting(files: Path, model_server: ModelServer) -> None:

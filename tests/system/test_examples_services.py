@@ -82,12 +82,12 @@ async def test_tinker_in_one_call_and_without_training(on: Stage) -> None:
     assert output.splitlines() == ["bird: reward 1.0", "cat: reward 0.0", "plane: reward 0.0", "stone: reward 0.0"]
 
 
-async def test_the_unsloth_loop_trains_on_its_best_calls_and_serves_the_next_version(on: Stage, tmp_path: Path) -> None:
+async def test_the_unsloth_loop_trains_on_its_best_calls_and_serves_the_next_version(on: Stage, tmp_path: Path, tiny_policy: Path) -> None:
     folder = EXAMPLES / "unsloth"
     job = Job.load(folder / "job.toml")
     agent = ("--function", str(job.agent.function), "--grader", str(job.agent.grader))
     async with on.runner(folder, *agent):
-        arguments = ("--store", on.address, "--out", str(tmp_path), "--rounds", "1", "--tasks", "16")
+        arguments = ("--store", on.address, "--out", str(tmp_path), "--model", str(tiny_policy), "--rounds", "1", "--tasks", "16")
         output = await finished(sys.executable, folder / "loop.py", *arguments, cwd=folder)
     before, after = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     rows = [json.loads(line) for line in (tmp_path / "version-1.jsonl").read_text().splitlines()]

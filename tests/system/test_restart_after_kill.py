@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.stack_process import DEMO, Command, alive, run, small_demo, until
+from tests.system.stack_process import DEMO, Command, alive, run_here, small_demo, until
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("command", ["train", "demo"])
-def test_a_restart_right_after_kill_9_does_not_join_the_dying_stack(tmp_path: Path, tiny_policy: Path, command: str) -> None:
+def test_a_restart_right_after_kill_9_does_not_join_the_dying_stack(
+    tmp_path: Path, tiny_policy: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     cwd, data = small_demo(tmp_path / "cwd"), tmp_path / "data"
     job = cwd / DEMO / "job.toml"
     job.write_text(job.read_text().replace("max_steps = 200", "max_steps = 2"))
@@ -31,7 +33,7 @@ def test_a_restart_right_after_kill_9_does_not_join_the_dying_stack(tmp_path: Pa
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
     dying = alive(services)
-    again = run(*arguments, cwd=cwd)
+    again = run_here(capsys, *arguments, cwd=cwd)
     assert dying, "the services of the first stack were still there"
     assert again.returncode == 0, again.stderr[-4000:]
     assert json.loads(again.stdout)["steps"] == 2

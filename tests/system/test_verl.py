@@ -28,14 +28,14 @@ from tests.system.stack_process import ENVIRONMENT, naming, until
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "verl"
-STEPS, TASKS, MEMBERS = 4, 4, 4
+STEPS, TASKS, MEMBERS, VAL = 4, 4, 4, 8
 JOB = f"""
 [agent]
 function = "{EXAMPLE}/agent.py:answer"
 grader = "{EXAMPLE}/grade.py:grade"
 [data]
 train = "{EXAMPLE}/tasks.py:train"
-val = "{EXAMPLE}/tasks.py:val"
+val = "val.py:few"
 options = {{ size = 16 }}
 [algorithm]
 name = "verl"
@@ -49,6 +49,10 @@ seed = 5
 "actor_rollout_ref.rollout.n" = {MEMBERS}
 "actor_rollout_ref.actor.ppo_mini_batch_size" = {TASKS}
 "actor_rollout_ref.actor.optim.lr" = 1e-3
+"""
+VAL_TASKS = f"""
+import runpy
+def few(size): return runpy.run_path("{EXAMPLE}/tasks.py")["val"](size)[:{VAL}]
 """
 
 
@@ -199,18 +203,23 @@ def status(url, key="", body=None):
 
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 found = {"node": ray.util.get_node_ip_address()}
-for token in ("", "s3cret"):
-    variables = {"RAY_ADDRESS": "auto", "AGL_TOKEN": token}
-    actor = ray.remote(ModelServer).options(num_cpus=0, runtime_env={"env_vars": variables}).remote(sys.argv[1], 1)
-    try:
-        url = "http://" + ray.get(actor.start.remote())
-    except ray.exceptions.RayTaskError as error:
-        found["refused"] = f"{type(error.cause).__name__}: {error.cause}"
-        continue
-    chat = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'
-    key = model_server_key(token)
-    found["without"] = [status(url + "/v1/models", given) for given in ("", token)] + [status(url + "/weights", body=b"{}")]
-    found["with"] = [status(url + "/v1/models", key), status(url + "/v1/chat/completions", key, chat), status(url + "/weights", key, b"{}")]
+if found["node"].startswith("127."):
+    print("FOUND", json.dumps(found))
+    sys.exit()
+
+def with_token(server, token):
+    os.environ["AGL_TOKEN"] = token
+
+actor = ray.remote(ModelServer).options(num_cpus=0, runtime_env={"env_vars": {"RAY_ADDRESS": "auto"}}).remote(sys.argv[1], 1)
+try:
+    ray.get(actor.start.remote())
+except ray.exceptions.RayTaskError as error:
+    found["refused"] = f"{type(error.cause).__name__}: {error.cause}"
+ray.get(actor.__ray_call__.remote(with_token, "s3cret"))
+url, key = "http://" + ray.get(actor.start.remote()), model_server_key("s3cret")
+chat = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'
+found["without"] = [status(url + "/v1/models", given) for given in ("", "s3cret")] + [status(url + "/weights", body=b"{}")]
+found["with"] = [status(url + "/v1/models", key), status(url + "/v1/chat/completions", key, chat), status(url + "/weights", key, b"{}")]
 ray.shutdown()
 print("FOUND", json.dumps(found))
 """
@@ -335,67 +344,84 @@ def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, 
     return told
 
 
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def go_on(python: Path, folder: Path) -> dict[str, Any]:
+    """Continue the run in a folder by Trainer.fit with another agent, to its end; return the error and the steps in the store."""
+    (folder / "main.py").write_text(GO_ON)
+    config = json.dumps({**tomllib.loads(JOB)["algorithm"]["config"], "trainer.val_before_train": False})
+    done = finished([python, "main.py", config], folder, environment(python), 1200)
+    return json.loads(done.splitlines()[-1])
+
+
+def finished(command: list[str | Path], folder: Path, given: dict[str, str], seconds: float) -> str:
+    """Run a program to its end; return its output. Fails if its exit code is not 0."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=given, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
-    """Only two starts, because each takes two minutes of CPU; `python -m bench.verl` has a job that learns across a kill.
+    """Only two starts, because each takes a minute or more of CPU; `python -m bench.verl` has a job that learns across a kill.
 
     The job is killed in its second step. Trainer.fit continues with another agent: in the third step one group has only one rollout left,
     and every fourth rollout sets its own temperature; in the fourth step one group has none left and the others one, and then all rollouts
     of the validation are refused.
     """
     (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "val.py").write_text(VAL_TASKS)
     shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
     command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
-
-    def lines() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-
     shown = kill_after_a_step(command, tmp_path, environment(python))
-    before = lines()
+    before = metrics_of(tmp_path)
     (score,) = ({name: value for name, value in line.items() if "/" not in name} for line in before if "rollouts" not in line)
     assert 0 <= score["val_reward"] <= 1, "that before the training"
-    assert (score["step"], score["val_rollouts"], score["val_without_reward"]) == (0, 64, 0)
-    assert f"validation: {score['val_reward']:.3f} on 64 tasks, after step 0" in shown
+    assert (score["step"], score["val_rollouts"], score["val_without_reward"]) == (0, VAL, 0)
+    assert f"validation: {score['val_reward']:.3f} on {VAL} tasks, after step 0" in shown
     assert json.loads((tmp_path / "run" / "run.json").read_text())["algorithm"] == "verl"
 
-    (tmp_path / "main.py").write_text(GO_ON)
-    config = {**tomllib.loads(JOB)["algorithm"]["config"], "trainer.val_before_train": False}
-    done = subprocess.run(
-        [python, "main.py", json.dumps(config)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(python),
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["error"].startswith("none of the 64 rollouts of the validation after step 4 can be used: refused {'no_reward': 64}")
+    told = go_on(python, tmp_path)
+    refused = f"none of the {VAL} rollouts of the validation after step 4 can be used: refused {{'no_reward': {VAL}}}"
+    assert told["error"].startswith(refused)
     assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_4").is_dir(), "no step is lost"
     assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+    assert_stored(told["steps"])
+    assert metrics_of(tmp_path)[: len(before)] == before
+    assert_lines([line for line in metrics_of(tmp_path) if "rollouts" in line])
+    assert_logged("".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("verl-2.log")))
+    show = [python, "-m", "agl_otel", "runs", "show", "run", "--data-dir", "data", "--json"]
+    run = json.loads(finished(show, tmp_path, environment(python), 600))
+    assert run["metrics"]["val_reward"]["0"] == pytest.approx(score["val_reward"])
+    assert_shown(run, told["steps"])
+
+
+def assert_stored(steps: list[Any]) -> None:
+    """Check the steps as the store has them: versions, attempts that trained, and figures."""
     versions = [[1, "1", "2"], [2, "3", "4"], [3, "4", "5"], [4, "5", "6"]]  # each start publishes its initial weights
-    assert [step[:3] for step in told["steps"]] == versions
-    assert [step[3:5] for step in told["steps"][2:]] == [[9, 0], [0, 0]]
-    counted = [{name: figures.get(name) for name in COUNTED[0]} for *_, figures in told["steps"][2:]]
+    assert [step[:3] for step in steps] == versions
+    assert [step[3:5] for step in steps[2:]] == [[9, 0], [0, 0]]
+    counted = [{name: figures.get(name) for name in COUNTED[0]} for *_, figures in steps[2:]]
     assert counted == COUNTED
-    for *_, figures in told["steps"]:
+    for *_, figures in steps:
         assert {each.name for each in fields(StepReport)} - {name.partition(".")[0] for name in figures} <= NOT_RECORDED
         assert 0 <= figures["worst_ratio_error"] <= figures["logprob_drift"] == figures["max_ratio_error"] < 1e-3
         assert figures["tokens"] > 0 and figures["spans"] > 0 and figures["gradient_norm"] >= 0 and math.isfinite(figures["loss"])
 
-    show = [python, "-m", "agl_otel", "runs", "show", "run", "--data-dir", "data", "--json"]
-    done = subprocess.run(show, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment(python), timeout=600)
-    run = json.loads(done.stdout)
-    assert run["rollouts"]["rollouts"] >= 64 + 4 * 16 + 64, "the validations' and the steps'"
-    assert run["metrics"]["val_reward"]["0"] == pytest.approx(score["val_reward"])
-    assert run["metrics"]["reward"]["3"] == pytest.approx(told["steps"][2][-1]["reward_mean"]), "both count a missing reward as 0"
+
+def assert_shown(run: dict[str, Any], steps: list[Any]) -> None:
+    """Check what `agl-otel runs show` counts, from the store."""
+    assert run["rollouts"]["rollouts"] >= VAL + STEPS * TASKS * MEMBERS + VAL, "the validations' and the steps'"
+    assert run["metrics"]["reward"]["3"] == pytest.approx(steps[2][-1]["reward_mean"]), "both count a missing reward as 0"
     assert run["losses"]["3"] == "6 of 16 rollouts gave no sample; refused no_reward 3, own_temperature 3"
     assert run["losses"]["4"] == "13 of 16 rollouts gave no sample; refused no_reward 13; 1 whole group gone"
     assert run["totals"]["response_tokens"] > 0
 
-    assert lines()[: len(before)] == before
-    steps = [line for line in lines() if "rollouts" in line]
+
+def assert_lines(steps: list[dict[str, Any]]) -> None:
+    """Check verl's own lines: the three steps before the one after which the validation fails."""
     assert [line["step"] for line in steps] == [1, 2, 3]
     for line in steps:
         assert line["rollouts"] == TASKS * MEMBERS
@@ -408,7 +434,10 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     assert steps[2]["refused"] == {"no_reward": 3, "own_temperature": 3}
     assert steps[2]["critic/score/max"] <= 1, "the lone one's 9 is in no score"
     assert steps[2]["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
-    logs = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("verl-2.log"))
+
+
+def assert_logged(logs: str) -> None:
+    """Check the warnings of the third step."""
     assert re.search(r"step 3: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-001", logs)
     assert "step 3: 3 of 16 model calls were sampled at a temperature of their agent's own, and are not trained on" in logs
     assert "step 3: 38 % of the rollouts gave no sample, so that only survivors are trained on (6 of 16 rollouts gave no sample;" in logs

@@ -29,13 +29,16 @@ def step(number):
     return TrainingStep(run_id="grpo-1", algorithm="grpo", step=int(number), start_time=1e9, end_time=1e9, metrics=metrics)
 
 check_metrics(["wandb"])
+started = 0
 for done, new in (((0.5,), (1, 2, 2.5, 3)), ((0.5, 1, 2, 2.5), (3, 4, 4.5))):
-    time.sleep(2 * (len(done) > 1))  # W&B names a run's folder by the second of its start
+    while int(time.time()) <= started:  # W&B names a run's folder by the second of its start
+        time.sleep(0.05)
     sink = SINKS["wandb"].make()
     sink.begin("grpo-1", folder, [step(number) for number in done])
     for number in new:
         sink.step(step(number))
     sink.close()
+    started = int(time.time())
 import wandb
 wandb.teardown()  # its own process writes the last rows, and this waits for its end
 def records(content):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import stat
 import subprocess
@@ -26,10 +27,13 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weig
 from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.run_folder import digest_of
 from agl_otel.algorithms.validation import Validation, note_validation
+from agl_otel.algorithms.verl.checkpoints import note_checkpoint
+from agl_otel.algorithms.verl.defaults import environment as usual_environment
 from agl_otel.cli import main
 from agl_otel.jobs.model_check import model_facts
 from agl_otel.store import LightningStore
 from tests.contract.algorithms.test_bad_input import KINDS, Kind, as_good, by_place, serving, trained
+from tests.environments import ROOT, AbsentError, over_ours
 from tests.unit.algorithms.test_metrics import Recorded
 
 IDS = torch.arange(8, 40).reshape(2, 16)
@@ -259,6 +263,90 @@ def test_a_run_that_removes_checkpoints_meanwhile_is_exported_whole(tmp_path: Pa
         training.result()
     assert steps == sorted(steps) and steps[0] < steps[-1]
     assert len({(tmp_path / f"out-{number}" / WEIGHTS_FILE).read_bytes() for number in range(12)}) == 1
+
+
+VERL_SAVES = """
+import sys
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing import start_processes
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from verl.utils.fsdp_utils import apply_fsdp2
+
+def save(rank, model_dir, checkpoints):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{checkpoints}/rendezvous", rank=rank, world_size=2)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    apply_fsdp2(model, {"mesh": init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))}, {})
+    tokenizer, optimizer = AutoTokenizer.from_pretrained(model_dir), torch.optim.AdamW(model.parameters())
+    for step, more in ((1, ["hf_model"]), (2, [])):
+        with torch.no_grad():
+            for each in model.parameters():
+                each.mul_(2)
+        contents = {"save_contents": ["model", "optimizer", "extra", *more]}
+        manager = FSDPCheckpointManager(model, optimizer, processing_class=tokenizer, checkpoint_config=contents)
+        manager.save_checkpoint(f"{checkpoints}/global_step_{step}/actor", global_step=step)
+    torch.distributed.destroy_process_group()
+
+start_processes(save, sys.argv[1:], nprocs=2, start_method="fork")
+"""
+"""verl's own manager of checkpoints, in two processes that share each weight: in each step every weight is twice that of the last."""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_checkpoints_of_verl_are_copied_or_merged_by_verls_own_program(
+    tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        python = over_ours("verl", ROOT / "tests" / "verl.txt")
+    except AbsentError as error:
+        pytest.skip(str(error))
+    run = tmp_path / "run"
+    checkpoints = run / "verl" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    fields = {"run_id": "verl-1", "algorithm": "verl", "seed": 0, "options": {}}
+    (run / "run.json").write_text(json.dumps({**fields, "checksum": digest_of(fields)}))
+    command = [str(python), "-c", VERL_SAVES, str(tiny_policy), str(checkpoints)]
+    in_verls = {**os.environ, **usual_environment({"trainer.device": "cpu"}, tmp_path / "metrics.jsonl")}
+    in_verls |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'hook'}"}
+    saved = subprocess.run(command, capture_output=True, text=True, check=False, env=in_verls, timeout=600)
+    assert saved.returncode == 0, saved.stderr[-3000:]
+    for step in (1, 2):
+        (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(step))
+        note_checkpoint(run / "verl")
+    last = checkpoints / "global_step_2"
+    started = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).state_dict()
+
+    done = export(capsys, run, tmp_path / "copied", "--step", 1)
+    assert (done["which"], done["step"], done["dtype"]) == ("chosen", 1, "float32")
+    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copied")
+    assert all(torch.equal(tensor, 2 * started[name]) for name, tensor in copied.state_dict().items())
+
+    assert f"{last} is in verl's format, and its own program merges it, which needs the [verl] extra" in refused(
+        capsys, run, tmp_path / "o"
+    )
+    words = [str(python), "-m", "agl_otel", "runs", "export", str(run), str(tmp_path / "merged"), "--json"]
+    merged = subprocess.run(words, capture_output=True, text=True, check=False, env=in_verls, cwd=tmp_path, timeout=600)
+    assert merged.returncode == 0, merged.stderr[-3000:]
+    told = json.loads(merged.stdout)
+    assert (told["which"], told["step"], told["dtype"]) == ("last", 2, "bfloat16")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert model.dtype == torch.bfloat16
+    assert all(torch.equal(tensor, (4 * started[name]).bfloat16()) for name, tensor in model.state_dict().items())
+    chat = [{"role": "user", "content": "digit 437"}]
+    texts = {
+        AutoTokenizer.from_pretrained(each).apply_chat_template(chat, tokenize=False)
+        for each in (tiny_policy, tmp_path / "copied", tmp_path / "merged")
+    }
+    assert texts == {"<|bos|><|user|>digit 437<|end|>"}
+
+    assert "--adapter is for runs of grpo: verl's own program merges its checkpoints" in refused(capsys, run, tmp_path / "o", "--adapter")
+    shard = last / "actor" / "model_world_size_2_rank_1.pt"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"{shard} is damaged (it has changed since it was written): export others with --step 1" in refused(capsys, run, tmp_path / "o")
+    assert not any(name.startswith((".", "o")) for name in names_in(tmp_path)), "nothing is left"
 
 
 def test_the_help_of_export_does_not_import_torch() -> None:

@@ -120,7 +120,7 @@ async def test_cut_connections_are_replaced_and_missed_signals_made_up_for(postg
             await asyncio.sleep(0)
         [started] = await a.client.start([EnqueueRolloutRequest(input=1)])
         ended = asyncio.ensure_future(anext(b.client.wait([started.rollout_id])))
-        await asyncio.sleep(0.1)  # the stream reaches the other service: too early is no failure
+        await b.until_awaited(1)
         postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'agl-otel queue'")
         await a.client.update_rollouts([RolloutUpdate(rollout_id=started.rollout_id, status="cancelled")])
         await a.client.enqueue([EnqueueRolloutRequest(input="x")])

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import UnavailableError
+from agl_otel.queue.calls import Calls
 from agl_otel.queue.client import AttemptUpdate, QueueClient
+from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.settings import free_port
 from agl_otel.types import EnqueueRolloutRequest
 from tests.local_queue import LocalQueue
@@ -93,13 +95,25 @@ async def test_what_was_acknowledged_survives_kill_9(start: Start, tmp_path: Pat
     assert len(stored) - len(acknowledged) <= 8
 
 
+async def until_claims_wait(address: str, claims: int) -> None:
+    """Wait until so many claims wait at a queue in another process, by its metrics."""
+    calls = Calls(address, token="", timeout_seconds=300, retry_seconds=300)
+    async with asyncio.timeout(300):
+        while True:
+            answer = await calls.call("Statistics", pb.StatisticsRequest(metrics=True), pb.StatisticsResponse)
+            if f"agl_queue_claims_waiting {claims:.1f}\n" in answer.metrics:
+                break
+            await asyncio.sleep(0.02)
+    await calls.close()
+
+
 async def test_sigterm_ends_waiting_calls_and_the_process_gracefully(start: Start, tmp_path: Path) -> None:
     port = free_port()
     process = await start(port, tmp_path / "data")
     async with QueueClient(f"127.0.0.1:{port}", retry_seconds=300) as client:
         await client.describe()
         claim = asyncio.create_task(client.claim(wait_seconds=600))
-        await asyncio.sleep(0.2)  # the claim reaches another process: nothing here can tell when; too early is no failure
+        await until_claims_wait(client.address, 1)
         process.terminate()
         assert await asyncio.wait_for(claim, 300) == []
         assert await asyncio.wait_for(process.wait(), 300) == 0

@@ -71,7 +71,7 @@ async def test_a_wait_at_one_ends_when_the_rollout_ends_at_the_other(pair: tuple
     started = await pair[0].client.start(tasks(*range(120)))  # more than one notification holds
     waiting = pair[1].client.wait([c.rollout_id for c in started])
     first = asyncio.ensure_future(anext(waiting))
-    await asyncio.sleep(0.1)  # the stream reaches the other service: too early is no failure
+    await pair[1].until_awaited(len(started))
     await pair[0].client.update_rollouts([RolloutUpdate(rollout_id=c.rollout_id, status="succeeded") for c in started])
     async with asyncio.timeout(300):
         ended = [*await first]

@@ -140,7 +140,7 @@ async def test_a_wait_goes_on_after_a_restart_of_the_queue(queue_url: str) -> No
         client = QueueClient(queue.client.address)
         port = queue.server.port
         waiting = asyncio.ensure_future(anext(client.wait([started.rollout_id])))
-        await asyncio.sleep(0.05)
+        await queue.until_awaited(1)
         await queue.stop()
         await queue.start(port)
         await queue.client.update_rollouts([RolloutUpdate(rollout_id=started.rollout_id, status="succeeded")])

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
-from safetensors.torch import load_file, save_file
-
 from agl_otel.cli import main
 from agl_otel.jobs.check import check_job
-from agl_otel.jobs.model_check import Linear, ModelFacts, model_facts, tiny_facts
 
-MODEL = Path(__file__).parents[2] / "tiny_policy"
 MINE = """
 def agent(task): return 1.0
 def tasks(): return [{"question": "?"}]
@@ -382,152 +374,3 @@ def test_a_run_refuses_the_same_before_it_starts_anything(
 async def test_a_learning_rate_of_0_is_accepted_and_said(tmp_path: Path) -> None:
     found = await check_job(write_job(tmp_path, "grpo", "algorithm", "learning_rate = 0"))
     assert found.problems == [] and any("learning_rate = 0 is a control experiment" in note for note in found.notes)
-
-
-# --- the model's files
-
-
-def change_json(file: str, **changes: Any) -> Callable[[Path], None]:
-    """Return a function that changes keys of a JSON file of a model; None removes the key."""
-
-    def change(folder: Path) -> None:
-        content = json.loads((folder / file).read_text()) | changes
-        (folder / file).write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
-
-    return change
-
-
-def change_weights(**changes: Any) -> Callable[[Path], None]:
-    """Return a function that replaces tensors of a model; None removes the tensor."""
-
-    def change(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        for name, take in changes.items():
-            tensor = weights.pop(name.replace("__", "."))
-            if take is not None:
-                weights[name.replace("__", ".")] = take(tensor).contiguous()
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return change
-
-
-def cut(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes((MODEL / "model.safetensors").read_bytes()[:400_000])
-
-
-def split(folder: Path, lost: str = "") -> None:
-    """Split the weights over two files with an index, without the file `lost`."""
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    place = {name: f"model-{number % 2 + 1:05d}-of-00002.safetensors" for number, name in enumerate(weights)}
-    for file in set(place.values()) - {lost}:
-        save_file({name: tensor for name, tensor in weights.items() if place[name] == file}, folder / file, metadata={"format": "pt"})
-    more = {} if lost else {"x.weight": place["lm_head.weight"]}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place | more}))
-
-
-HEAD = "lm_head__weight"
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda folder: (folder / "config.json").unlink(), r"holds no config\.json.*name a folder that does"),
-    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: transformers cannot read it"),
-    "unknown type": (change_json("config.json", model_type="llamma"), r"config\.json: transformers cannot read it \(.*llamma"),
-    "classifier": (
-        change_json("config.json", architectures=["LlamaForSequenceClassification"]),
-        r"it is of a LlamaForSequenceClassification, not of a causal language model; name a model …ForCausalLM",
-    ),
-    "encoder": (
-        change_json("config.json", architectures=["T5ForConditionalGeneration"], model_type="t5"),
-        r"it is of a T5ForConditionalGeneration, not of a causal language model",
-    ),
-    "no context": (change_json("config.json", max_position_embeddings=0), r"max_position_embeddings is 0: it must be at least 1"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"it holds no weights, model\.safetensors or .*copy them"),
-    "cut weights": (cut, r"model\.safetensors: it cannot be read, or was cut .*copy it again"),
-    "a pointer of LFS": (
-        lambda folder: (folder / "model.safetensors").write_text("version 1\n"),
-        r"cannot be read, or was cut.*copy it again",
-    ),
-    "no head": (change_weights(**{HEAD: None}), r"its weights lack 1 of the model's tensors, first lm_head\.weight.*copy all files"),
-    "another head": (
-        change_weights(**{HEAD: lambda tensor: tensor[:50]}),
-        r"the tensor lm_head\.weight has shape \[50, 64\], and config\.json makes it \[104, 64\]; take both from one model",
-    ),
-    "more layers": (change_json("config.json", num_hidden_layers=4), r"its weights lack 9 of the model's tensors, first model\.layers\.3"),
-    "a lost file": (
-        lambda folder: split(folder, "model-00002-of-00002.safetensors"),
-        r"model-00002-of-00002\.safetensors: it is missing; copy it",
-    ),
-    "a lost tensor": (split, r"it lacks 1 tensors of model\.safetensors\.index\.json, first x\.weight; copy the file again"),
-    "no tokenizer": (
-        lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "tokenizer_config.json")],
-        r"transformers cannot load its tokenizer .*copy the tokenizer's files",
-    ),
-    "no chat template": (lambda folder: (folder / "chat_template.jinja").unlink(), r"no chat template; take an instruct model"),
-    "a broken template": (
-        lambda folder: (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}"),
-        r"its chat template fails on two messages .*correct the template",
-    ),
-    "a template that refuses": (
-        lambda folder: (folder / "chat_template.jinja").write_text("{{ raise_exception('one message only') }}"),
-        r"its chat template fails on two messages \(one message only\)",
-    ),
-    "a silent template": (
-        lambda folder: (folder / "chat_template.jinja").write_text("hi"),
-        r"its chat template leaves out the user's message",
-    ),
-    "no end": (change_json("tokenizer_config.json", eos_token=None), r"no eos_token, so that no reply ends; name it"),
-}
-
-
-@pytest.mark.parametrize(("algorithm", "damage"), [*(("grpo", damage) for damage in DAMAGES), ("sft", "no head"), ("verl", "cut weights")])
-async def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, algorithm: str, damage: str) -> None:
-    shutil.copytree(MODEL, tmp_path / "model")
-    harm, says = DAMAGES[damage]
-    harm(tmp_path / "model")
-    (problem,) = await problems_of(write_job(tmp_path, algorithm, "policy", 'model = "model"'))
-    assert problem.startswith("[policy] model") and re.search(says, problem), problem
-
-
-async def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(MODEL, tmp_path / "model")
-    change_json("config.json", vocab_size=90)(tmp_path / "model")
-    small = {name: lambda tensor: tensor[:90] for name in (HEAD, "model__embed_tokens__weight")}
-    change_weights(**small)(tmp_path / "model")
-    (problem,) = await problems_of(write_job(tmp_path, "grpo", "policy", 'model = "model"'))
-    assert re.search(r"its tokenizer has the token id 103: it must be less than 90.*take both from one model", problem), problem
-
-
-async def test_limits_are_those_of_the_jobs_model(tmp_path: Path) -> None:
-    shutil.copytree(MODEL, tmp_path / "model")
-    change_json("config.json", max_position_embeddings=50)(tmp_path / "model")
-    job = write_job(tmp_path, "grpo", "policy", 'model = "model"')
-    job.write_text(job.read_text().replace("[algorithm]", "[algorithm]\nmax_tokens = 50"))
-    (problem,) = await problems_of(job)
-    assert "max_tokens = 50: it must be less than 50, because the context of model holds" in problem
-
-
-def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
-    attention, mlp = Linear(widths=2 * 64, parameters=64 * 64), Linear(widths=64 + 256, parameters=64 * 256)
-    ends = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"), attention)
-    ends |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), mlp)
-    linear = {f"model.layers.{layer}.{end}": kind for layer in range(3) for end, kind in ends.items()}
-    facts = ModelFacts(
-        parameters=210368,
-        layers=3,
-        hidden=64,
-        vocabulary=104,
-        context=1024,
-        tied=False,
-        dtype="float32",
-        heads=2,
-        kv_heads=2,
-        head_size=32,
-        intermediate=256,
-        linear=linear,
-        whole_logits=False,
-    )
-    assert model_facts(MODEL) == facts == tiny_facts()
-    tied = shutil.copytree(MODEL, tmp_path / "tied")
-    change_json("config.json", tie_word_embeddings=True)(tied)
-    change_weights(**{HEAD: None, "model__norm__weight": lambda tensor: tensor})(tied)
-    found = model_facts(tied)
-    assert found.tied and found.parameters == facts.parameters - 104 * 64
