@@ -37,9 +37,9 @@ def check_timeouts(job: Job, step_seconds: float | None) -> None:
     seconds = job.agent.timeout_seconds
     if step_seconds is not None and seconds > step_seconds and job.options.get("groups_in_flight") is None:
         raise SettingsError(
-            f"[agent] timeout_seconds = {seconds:g}: it must be at most step_timeout_seconds ({step_seconds:g}), because a step cancels "
-            "the attempts that still run, so that only the fast ones are trained on; give a smaller one, or a greater step_timeout_seconds of "
-            "[algorithm]"
+            f"[agent] timeout_seconds = {seconds:g}: it must be at most step_timeout_seconds ({step_seconds:g}), because a step "
+            "cancels the attempts that still run, so that only the fast ones are trained on; give a smaller one, or a greater "
+            "step_timeout_seconds of [algorithm]"
         )
 
 
