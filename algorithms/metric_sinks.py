@@ -201,6 +201,8 @@ def check_metrics(selected: Sinks | None) -> None:
     if isinstance(selected, str):
         raise UsageError(f'metrics = "{selected}": it must be a list; write ["{selected}"], or leave it out')
     for name in selected or ():
+        if isinstance(name, str) and list(selected or ()).count(name) > 1:
+            raise UsageError(f'metrics has "{name}" twice: name each once')
         if not isinstance(name, str):
             if lacking := [method for method in ("begin", "step", "close") if not callable(getattr(name, method, None))]:
                 raise UsageError(

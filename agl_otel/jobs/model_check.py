@@ -168,7 +168,7 @@ def _intermediate(config: Any) -> int:
 def _config(folder: Path) -> Any:
     """Load config.json. Raises SettingsError where it is not that of a causal language model."""
     try:
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a config of the wrong shape
         raise _wrong(folder / "config.json", f"transformers cannot read it ({_first_line(error)})", "save the model again") from error
     quantised: Any = getattr(config, "quantization_config", None)
