@@ -1,4 +1,6 @@
-"""What a training step lost, in words: refused calls and attempts by reason, rollouts and whole groups without a sample, cut replies."""
+"""What a training step lost, in words: refused calls and attempts by reason, rollouts and whole groups without a sample.
+
+Replies cut at max_tokens are no loss, since they are trained on: they are described by themselves."""
 
 from __future__ import annotations
 
@@ -9,22 +11,28 @@ from agl_otel.adapters.selection import SELECTION_REFUSALS
 
 NOT_SELECTED: Final = frozenset({*SELECTION_REFUSALS, "flat_rewards"})
 """Reasons in `refused` of samples that were fit for training, but not selected: nothing was lost."""
-LOSSES: Final = ("rollouts_without_sample", "groups_gone", "replies_cut")
+LOSSES: Final = ("rollouts_without_sample", "groups_gone")
 """Fields of reports, and metrics of recorded steps, that count losses."""
+CUT: Final = "replies_cut"
+"""The field of reports, and metric of recorded steps, that counts replies that ended at their token limit."""
 _REFUSED: Final = "refused."
 
 
 def lost(counts: Mapping[str, Any], refused: Mapping[str, float]) -> str:
     """Describe the losses of a step from `counts`, its LOSSES and `rollouts`, and `refused` by reason; "" where nothing was lost."""
-    without, gone, cut = (counts.get(name) or 0 for name in LOSSES)
+    without, gone = (counts.get(name) or 0 for name in LOSSES)
     ranked = sorted(((name, count) for name, count in refused.items() if name not in NOT_SELECTED), key=lambda pair: (-pair[1], pair[0]))
     found = [
         f"{without:g} of {counts.get('rollouts', 0):g} rollouts gave no sample" if without else "",
         "refused " + ", ".join(f"{name} {count:g}" for name, count in ranked) if ranked else "",
         f"{gone:g} whole group{'s' if gone > 1 else ''} gone" if gone else "",
-        f"{cut:g} repl{'ies' if cut > 1 else 'y'} cut at max_tokens" if cut else "",
     ]
     return "; ".join(filter(None, found))
+
+
+def cut_replies(count: float) -> str:
+    """Describe the replies cut at their token limit; "" where there are none."""
+    return f"{count:g} repl{'ies' if count > 1 else 'y'} at max_tokens" if count else ""
 
 
 def refused_in(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -40,6 +40,8 @@ from agl_otel.errors import DataError, SettingsError, UsageError, unwritable
 
 TRIES: Final = 5  # checkpoints that a running run may remove while they are read
 BLOCK_BYTES: Final = 1 << 22
+VERL_ADAPTER: Final = "lora_adapter"
+"""The folder that verl.model_merger makes of a LoRA run's adapter."""
 _STATE: Final = "state.json"
 
 
@@ -82,7 +84,7 @@ def export_model(
         DataError: the checkpoint or run.json is damaged.
         SettingsError: a package is missing, or `target` cannot be written.
     """
-    target = target.absolute()
+    target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is not empty: name an empty folder, or a new one")
     for left in range(TRIES, 0, -1):
@@ -219,6 +221,8 @@ def _write_verl(found: RunResult, folder: Path, *, adapter: bool) -> None:
         raise UsageError(f'{found.path} holds no model: let actor.checkpoint.save_contents of verl\'s config have "model"')
     whole = actor / "huggingface"
     if (whole / CONFIG_FILE).exists() and (files := weights_files(whole)):
+        if any(".lora_" in name for path in files for name in _header(path)):
+            _refuse_adapter(actor)
         index = [whole / INDEX_FILE] if (whole / INDEX_FILE).exists() and len(files) > 1 else []
         for path in [*small_files(whole), *files, *index]:
             shutil.copyfile(path, folder / path.name)
@@ -244,6 +248,16 @@ def _write_verl(found: RunResult, folder: Path, *, adapter: bool) -> None:
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise DataError(f"verl.model_merger could not merge {actor} (exit code {done.returncode}): {done.stdout[-2000:]}")
+    if (folder / VERL_ADAPTER).exists():
+        _refuse_adapter(actor)
+
+
+def _refuse_adapter(actor: Path) -> None:
+    raise UsageError(
+        f"{actor} holds a LoRA adapter, which verl's own program writes beside the weights that the run began with, and does not merge: "
+        f"call python -m verl.model_merger merge --backend fsdp --local_dir {actor} --target_dir DIR, compare lora_alpha in "
+        f"DIR/{VERL_ADAPTER}/{ADAPTER_CONFIG} with the run's, and merge it with peft"
+    )
 
 
 # --- the precision of weights
@@ -270,14 +284,19 @@ def _most_common_dtype(folder: Path) -> str:
     """Return the precision of most of the weights, from the files' headers."""
     sizes = Counter[str]()
     for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                first, end = tensor["data_offsets"]
-                sizes[tensor["dtype"]] += end - first
+        for tensor in _header(path).values():
+            first, end = tensor["data_offsets"]
+            sizes[tensor["dtype"]] += end - first
     most = sizes.most_common(1)[0][0] if sizes else "F32"
     return DTYPES.get(most, most.lower())
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return what a safetensors file says of its tensors: {name: {"dtype", "shape", "data_offsets"}}."""
+    with file.open("rb") as opened:
+        header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    header.pop("__metadata__", None)
+    return header
 
 
 def _name_dtype(path: Path, dtype: str) -> None:

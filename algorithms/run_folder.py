@@ -31,15 +31,16 @@ from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
 from agl_otel.algorithms.model_files import CONFIG_FILE, small_files, weights_files
 from agl_otel.algorithms.utils import items
-from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
+from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
 from agl_otel.service.framed import free_name
-from agl_otel.service.lock import FileLock
+from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.private import open_file
 from agl_otel.text import without_secrets
 from agl_otel.types import Dataset, NamedResources
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
+_LOCK: Final = "lock"
 WEIGHTS: Final = "weights"
 """The folder with the weights that model servers read."""
 BEST: Final = "best.json"
@@ -76,6 +77,31 @@ def new_seed() -> int:
 
 
 @dataclass(frozen=True)
+class Fingerprint:
+    """What a run is resumed with, and must have been begun with."""
+
+    algorithm: str
+    options: Mapping[str, Any]
+    """As JSON, without secrets."""
+    seed: int | None
+    """None: that of the run."""
+
+    @classmethod
+    def of(cls, algorithm: str, options: Mapping[str, Any], seed: int | None) -> Fingerprint:
+        """Make it of an algorithm's options, which need not be JSON yet."""
+        return cls(algorithm, without_secrets(json.loads(json.dumps(options, default=str))), seed)
+
+    def differences(self, stored: Mapping[str, Any]) -> list[str]:
+        """Return the names of options, `algorithm` and `seed` that the run.json `stored` has another value for. Raises TypeError where it
+        is damaged."""
+        before: dict[str, Any] = without_secrets(stored["options"])
+        other = {name for name in {*self.options, *before} if self.options.get(name) != before.get(name)}
+        other |= {"algorithm"} if stored["algorithm"] != self.algorithm else set()
+        other |= {"seed"} if self.seed is not None and stored["seed"] != self.seed else set()
+        return sorted(other)
+
+
+@dataclass(frozen=True)
 class Sources:
     """The code of the job that runs."""
 
@@ -87,13 +113,9 @@ class Sources:
     def check(self, folder: Path) -> None:
         """Log the changes since the run in this folder, if any, was begun. Raises UsageError for them without `force`; DataError."""
         if (folder / RUN).exists() and (changed := self.changes(read_run(folder / RUN))):
-            told = "; ".join(f"{name}: {_shown(was)} was, {_shown(is_now)} is" for name, (was, is_now) in changed.items())
             if not self.force:
-                raise UsageError(
-                    f"the run in {folder} was begun with other code, and its figures would not all be of one kind ({told}): "
-                    "restore the code, or name a new folder; with --force it goes on, and run.json records since which step"
-                )
-            _log.warning("the run in %s goes on with other code (%s)", folder, told)
+                raise UsageError(_refusal(folder, [], changed))
+            _log.warning("the run in %s goes on with other code (%s)", folder, _told(changed))
 
     def changes(self, stored: Mapping[str, Any]) -> dict[str, list[str | None]]:
         """Return {key of `digests`: [its value in run.json, its value now]} for those that differ; None: it is missing."""
@@ -121,6 +143,60 @@ def forced_in(folder: Path | None) -> list[dict[str, Any]]:
 
 SOURCES: Final[ContextVar[Sources | None]] = ContextVar("agl_otel_sources", default=None)
 """The code of the job that runs in this context: run folders that are opened in it record it. None outside of a job."""
+
+
+def check_run(folder: Path, sources: Sources, fingerprint: Fingerprint | None) -> None:
+    """Check, before anything is started, that the run in this folder, if any, can be resumed. Nothing is written.
+
+    `fingerprint`: None if it is not known yet. Raises UsageError with everything that the run was begun with another of, InUseError where
+    another process works in the folder, DataError for a damaged run.json.
+    """
+    if (folder / _LOCK).exists():
+        try:
+            FileLock.take(folder / _LOCK).close()
+        except BlockingIOError:
+            raise InUseError(_taken(folder, holder(folder / _LOCK))) from None
+        except OSError:
+            pass  # RunFolder names what is wrong with it
+    if (folder / RUN).exists():
+        _differences(folder / RUN, read_run(folder / RUN), sources, fingerprint)
+
+
+def _differences(
+    path: Path, stored: Mapping[str, Any], sources: Sources | None, fingerprint: Fingerprint | None
+) -> dict[str, list[str | None]]:
+    """Return the changes of code that are forced. Raises UsageError for all other changes, DataError where `stored` is damaged."""
+    changed = sources.changes(stored) if sources is not None else {}
+    try:
+        other = fingerprint.differences(stored) if fingerprint is not None else []
+    except TypeError as error:
+        raise damaged_error(path, error) from error
+    other = [name for name in other if not (changed and name == AGENT)]  # the changes name it, too
+    refused = changed if sources is not None and not sources.force else {}
+    if other or refused:
+        raise UsageError(_refusal(path.parent, other, refused))
+    return changed
+
+
+def _refusal(folder: Path, other: Sequence[str], changed: Mapping[str, Sequence[str | None]]) -> str:
+    """Return why the run in `folder` is not resumed: options (by name) or code that it was begun with others of."""
+    begun = f"the run in {folder} was begun with "
+    named = f"another {', '.join(other)}: use the value in run.json, or a new folder" if other else ""
+    code = (
+        f"other code, and its figures would not all be of one kind ({_told(changed)}): "
+        "restore the code, or name a new folder; with --force it goes on, and run.json records since which step"
+        if changed
+        else ""
+    )
+    return begun + ". It was also begun with ".join(filter(None, (named, code)))
+
+
+def _told(changed: Mapping[str, Sequence[str | None]]) -> str:
+    return "; ".join(f"{name}: {_shown(was)} was, {_shown(is_now)} is" for name, (was, is_now) in changed.items())
+
+
+def _taken(folder: Path, pid: str) -> str:
+    return f"another process works on the run in {folder} (pid {pid}): wait for its end, or choose another folder"
 
 
 def _shown(value: str | None) -> str:
@@ -158,13 +234,13 @@ class RunFolder:
         self._metrics: IO[str] | None = None
         self._checked = True
         self._lock = FileLock.hold(
-            folder / "lock",
+            folder / _LOCK,
             what=f"the run's folder {folder}",
-            taken=lambda pid: f"another process works on the run in {folder} (pid {pid}): wait for its end, or choose another folder",
+            taken=lambda pid: _taken(folder, pid),
             other="choose another folder",
         )
         try:
-            self._begin(folder / RUN, algorithm, json.loads(json.dumps(options, default=str)), seed, model)
+            self._begin(folder / RUN, Fingerprint.of(algorithm, options, seed), model)
         except OSError as error:
             self.close()
             raise SettingsError(f"the run's folder {folder} cannot be written: {error.strerror}") from error
@@ -215,33 +291,18 @@ class RunFolder:
 
     # --- the folder
 
-    def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None, model: Mapping[str, str] | None) -> None:
-        options = without_secrets(given)  # only compared when the run is resumed, which uses the options given then
+    def _begin(self, path: Path, given: Fingerprint, model: Mapping[str, str] | None) -> None:
         code = SOURCES.get()
         recorded = {_MODEL_FIELD: dict(model)} if model is not None else {}
         if not path.exists():
-            fields = {"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options}
+            fields = {"run_id": self.run_id, "algorithm": given.algorithm, "seed": self.seed, "options": given.options}
             write_json(path, with_checksum(fields | recorded | ({"sources": code.digests} if code is not None else {})))
             return
         stored = read_run(path)
-        try:
-            before: dict[str, Any] = without_secrets(stored["options"])
-            other = [name for name in {*options, *before} if options.get(name) != before.get(name)]
-        except TypeError as error:
-            raise damaged_error(path, error) from error
+        changed = _differences(path, stored, code, given)
         self.run_id, self.seed, self._checked = stored["run_id"], stored["seed"], CHECKSUM in stored
-        other += ["algorithm"] if stored["algorithm"] != algorithm else []
-        other += ["seed"] if seed is not None and self.seed != seed else []
-        changed = code.changes(stored) if code is not None and code.force else {}
-        if changed and AGENT in other:  # which the changes name, too
-            other.remove(AGENT)
-            before[AGENT] = options.get(AGENT)
-        if other:
-            raise UsageError(
-                f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: use the value in run.json, or a new folder"
-            )
         content = {name: stored[name] for name in (*_RUN_FIELDS, *_CODE_FIELDS, _MODEL_FIELD) if name in stored}
-        content |= {"options": before, **recorded}
+        content |= {"options": given.options, **recorded}  # the same but for an agent that was changed by force
         content |= {"sources": dict(code.digests)} if code is not None else {}
         content |= {"forced": [*stored.get("forced", ()), {"step": self._steps_done(), "changed": changed}]} if changed else {}
         if content != {name: stored[name] for name in stored if name != CHECKSUM}:  # also what was written before it counted as a secret

@@ -63,7 +63,7 @@ def result_of(run: Path, *, step: int | None = None, last: bool = False) -> RunR
     """
     if not (run / RUN).exists():
         raise UsageError(f"{run} is not the folder of a run, it holds no {RUN}: name the one that `agl-otel train` named at its start")
-    run = run.absolute()
+    run = run.resolve()
     kept = kept_weights(run)
     if step is not None:
         if step not in kept:

@@ -9,7 +9,7 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import click
@@ -163,7 +163,6 @@ def grpc_page() -> str:
 def grpo_options_page() -> str:
     """GRPO's options by group, with their defaults, bounds and docstrings. The annotations are evaluated here, because the module imports
     torch."""
-    known = {**vars(options), **vars(types), **vars(typing), "Field": Field}
     parts = [
         NOTE,
         "# GRPO's options",
@@ -173,21 +172,39 @@ def grpo_options_page() -> str:
     for module in ("options", "objective"):
         tree = ast.parse((ROOM / "algorithms" / "grpo" / f"{module}.py").read_text())
         for group in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
-            parts += [
-                "",
-                f"## {group.name}",
-                "",
-                _cell(ast.get_docstring(group) or ""),
-                "",
-                "| option | default | must be | meaning |",
-                "|---|---|---|---|",
-            ]
-            for node, after in itertools.pairwise([*group.body, ast.Pass()]):
-                if isinstance(node, ast.AnnAssign) and node.value is not None:
-                    about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-                    names = {each.id for each in ast.walk(node.annotation) if isinstance(each, ast.Name)} - vars(builtins).keys()
-                    rule = options.rule_of(eval(ast.unparse(node.annotation), known))[0] if names <= known.keys() else ""
-                    parts.append(f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {rule} | {_cell(str(about))} |")
+            parts += ["", f"## {group.name}", "", _cell(ast.get_docstring(group) or ""), "", *option_rows(group)]
+    return "\n".join(parts) + "\n"
+
+
+def option_rows(group: ast.ClassDef, *, hidden: Collection[str] = ()) -> list[str]:
+    """A table of the fields of a class with a default: name, default, bounds and docstring."""
+    known = {**vars(options), **vars(types), **vars(typing), "Field": Field}
+    rows = ["| option | default | must be | meaning |", "|---|---|---|---|"]
+    for node, after in itertools.pairwise([*group.body, ast.Pass()]):
+        if isinstance(node, ast.AnnAssign) and node.value is not None and ast.unparse(node.target) not in hidden:
+            about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            names = {each.id for each in ast.walk(node.annotation) if isinstance(each, ast.Name)} - vars(builtins).keys()
+            rule = options.rule_of(eval(ast.unparse(node.annotation), known))[0] if names <= known.keys() else ""
+            rows.append(f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {rule} | {_cell(str(about))} |")
+    return rows
+
+
+def sft_options_page() -> str:
+    """SFT's options, with their defaults, bounds and docstrings."""
+    tree = ast.parse((ROOM / "algorithms" / "sft" / "algorithm.py").read_text())
+    (group,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "SFT")
+    parts = [
+        NOTE,
+        "# SFT's options",
+        "",
+        "In Python of `SFT(…)`, in a job file of `[algorithm]`, which has no `on_step`, `validator`, `rollout_config` and `run_dir`: a job",
+        "sets them.",
+        "",
+        "SFT trains all weights, in float32: it has no `dtype`, no LoRA and no `gradient_checkpointing`. Those are GRPO's",
+        "([grpo-options.md](grpo-options.md)), or your trainer's on exported rows ([training-files.md](training-files.md)).",
+        "",
+        *option_rows(group, hidden=("reports",)),
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -231,6 +248,7 @@ PAGES = {
     "rest.md": rest_page,
     "grpc.md": grpc_page,
     "grpo-options.md": grpo_options_page,
+    "sft-options.md": sft_options_page,
 }
 
 if __name__ == "__main__":

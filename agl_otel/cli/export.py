@@ -18,8 +18,9 @@ from agl_otel.adapters.pins import Pin, differences
 from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollouts_of
-from agl_otel.cli.training_files import WRITERS, to_stdout
-from agl_otel.errors import ConflictError, UsageError, unwritable
+from agl_otel.cli.training_files import WRITERS, check_target, to_stdout
+from agl_otel.cli.training_steps import run_id_of
+from agl_otel.errors import ConflictError, NotFoundError, UsageError, unwritable
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner.loading import load_function
 from agl_otel.stack.supervisor import open_store
@@ -42,6 +43,7 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 @click.option(
     "--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).  [default: all that succeeded, of --mode]"
 )
+@click.option("--run", metavar="RUN", help="Only the rollouts of this run: its id, or its folder.")
 @click.option(
     "--mode",
     "modes",
@@ -76,16 +78,19 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Read the rollouts of this pin with the other options, and show the differences.",
 )
+@click.option("--force", is_flag=True, help="Replace FILE and its pin if they are there already.")
 @data_dir_option
 @store_option
 @json_option
 def export(
     target: Path | None,
     rollout_ids: tuple[str, ...],
+    run: str | None,
     modes: tuple[RolloutMode, ...],
     mask_file: Path | None,
     rebuild_pin: Path | None,
     diff_pin: Path | None,
+    force: bool,
     data_dir: Path | None,
     store: str | None,
     as_json: bool,
@@ -114,11 +119,16 @@ def export(
         )
     if target is not None and target.suffix and not target.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {target.parent} to write {target.name} in: make it first")
+    if target is not None and target != STDOUT:
+        check_target(target, _pin_file(target), replace=force)
+    if run is not None and rollout_ids:
+        raise UsageError("--run and --rollout both say which rollouts to take: give one")
     changes = {name: given[name] for name in _READING_OPTIONS if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
-    if rebuild_pin is not None and (changes or rollout_ids or modes):
+    if rebuild_pin is not None and (changes or rollout_ids or run is not None or modes):
         raise UsageError("--rebuild uses the options in the pin: use --diff to try others")
     rules = parse_rules(mask_file.read_bytes(), str(mask_file)) if mask_file is not None else []
+    run_id = None if run is None else run_id_of(run)
     settings = settings_for(data_dir, store)
 
     async def main() -> dict[str, Any]:
@@ -126,7 +136,7 @@ def export(
             if pin is None:
                 ids, left_out = await must_exist(opened.queue, rollout_ids), {}
                 if not ids:
-                    ids, left_out = await _of_modes(opened.queue, modes)
+                    ids, left_out = await _of_modes(opened.queue, modes, run_id)
                 return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None) | {"left_out": left_out}
             if diff_pin is not None:
                 return await _compare(opened, pin, changes)
@@ -136,10 +146,13 @@ def export(
     click.echo(json_text(report) if as_json else "\n".join(_lines(report)), err=target == STDOUT)
 
 
-async def _of_modes(queue: QueueClient, modes: Sequence[RolloutMode]) -> tuple[list[str], dict[str, int]]:
-    """Return the ids of the rollouts of these modes that succeeded; without modes of all but SCORED, and {mode: how many are left out}."""
+async def _of_modes(queue: QueueClient, modes: Sequence[RolloutMode], run: str | None) -> tuple[list[str], dict[str, int]]:
+    """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but SCORED, and
+    {mode: how many are left out}. Raises NotFoundError if no rollout is of this run."""
     ids, left_out = list[str](), Counter[str]()
-    async for rollout in rollouts_of(queue, ["succeeded"], modes):
+    if run is not None and not await queue.query_runs(run):
+        raise NotFoundError(f"no rollout is of a run {run!r}: `agl-otel runs ls` lists the runs")
+    async for rollout in rollouts_of(queue, ["succeeded"], modes, run=run):
         if not modes and rollout.mode in SCORED:
             left_out[rollout.mode] += 1
         else:
@@ -212,13 +225,17 @@ async def _write(
 
 def _write_files(target: Path, rows: Sequence[Row], pin: Pin) -> Path:
     """Write the rows and the pin; return the pin's path. Raises UsageError."""
-    pin_file = target.with_name(f"{target.name}.pin.json")
+    pin_file = _pin_file(target)
     try:
         WRITERS[target.suffix](target, rows)
         pin_file.write_text(pin.dumps())
     except OSError as error:
         raise UsageError(unwritable(str(error.filename or target), error)) from error
     return pin_file
+
+
+def _pin_file(target: Path) -> Path:
+    return target.with_name(f"{target.name}.pin.json")
 
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:

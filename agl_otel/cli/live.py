@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from agl_otel.adapters.losses import cut_replies
+
 ROWS_ON_SCREEN: Final = 12
 
 
@@ -33,6 +35,8 @@ class Step(Protocol):
     def seconds(self) -> float: ...  # noqa: D102
     @property
     def losses(self) -> str: ...  # noqa: D102
+    @property
+    def replies_cut(self) -> int: ...  # noqa: D102
 
 
 class LiveSteps:
@@ -64,17 +68,18 @@ class LiveSteps:
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 1))
         for column in _COLUMNS:
-            table.add_column(column, justify="left" if column in ("verdicts", "lost") else "right")
+            table.add_column(column, justify="left" if column in ("verdicts", "lost", "cut") else "right")
         for step in self._rows:
             table.add_row(*_cells(step))
         return table
 
 
-_COLUMNS: Final = ("step", "reward", "model calls", "spans", "verdicts", "seconds", "lost")
+_COLUMNS: Final = ("step", "reward", "model calls", "spans", "verdicts", "seconds", "lost", "cut")
 
 
 def _cells(step: Step) -> tuple[str, ...]:
     verdicts = " ".join(f"{kind} {count}" for kind, count in sorted(step.verdicts.items())) + (
         f" ALARMS {step.alarms}" if step.alarms else ""
     )
-    return str(step.step), f"{step.reward_mean:.2f}", str(step.model_calls), str(step.spans), verdicts, f"{step.seconds:.2f}", step.losses
+    figures = (str(step.step), f"{step.reward_mean:.2f}", str(step.model_calls), str(step.spans), verdicts, f"{step.seconds:.2f}")
+    return *figures, step.losses, cut_replies(step.replies_cut)

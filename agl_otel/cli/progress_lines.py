@@ -33,18 +33,33 @@ async def rollout_progress(store: Store, what: str, *, total: int, prefix: str) 
 
 @asynccontextmanager
 async def step_progress(store: Store, run_id: str) -> AsyncGenerator[None]:
-    """While the block trains, print how many rollouts of the run have ended and how many are open, at intervals."""
+    """While the block trains, print how many rollouts of the run have ended and how many are open, at intervals, where it has changed."""
 
     async def report() -> None:
+        lines = TrainingLines()
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             with suppress(AglError):
                 everything = (await store.rollouts(RolloutQuery(run=run_id, limit=1))).total
                 ended = (await store.rollouts(RolloutQuery(run=run_id, status_in=[*TERMINAL_STATUSES], limit=1))).total
-                click.echo(f"training: {ended} rollouts of the run have ended, {everything - ended} are open", err=True)
+                if (line := lines.next(ended, everything - ended)) is not None:
+                    click.echo(line, err=True)
 
     async with _in_background(report()):
         yield
+
+
+class TrainingLines:
+    """Describes a training by the rollouts of its run. With none open it does not wait for any, but works on those of a step."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def next(self, ended: int, are_open: int) -> str | None:
+        """Return the line for these counts; None where it was returned last."""
+        what = f"{are_open} are open" if are_open else "none is open: they are read, and the weights updated"
+        before, self._said = self._said, f"training: {ended} rollouts of the run have ended, {what}"
+        return self._said if self._said != before else None
 
 
 @asynccontextmanager

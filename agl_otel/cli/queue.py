@@ -64,9 +64,11 @@ def span_of_time(text: str) -> float:
     raise UsageError(f"{text[:40]!r} is not a span of time: write a number and s, m, h, d or w, as in 30d")
 
 
-async def rollouts_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> AsyncGenerator[Rollout]:
-    """Iterate over all rollouts with these statuses and modes (none: all)."""
-    query: dict[str, Any] = {"status_in": list(statuses) or None, "mode_in": list(modes) or None, "limit": CHUNK}
+async def rollouts_of(
+    queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode], *, run: str | None = None
+) -> AsyncGenerator[Rollout]:
+    """Iterate over all rollouts with these statuses and modes (none: all), and of this run (None: of all)."""
+    query: dict[str, Any] = {"status_in": list(statuses) or None, "mode_in": list(modes) or None, "run": run, "limit": CHUNK}
     seen = 0
     while page := await queue.query_rollouts(**query, offset=seen):
         seen += len(page)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from agl_otel.adapters.losses import LOSSES, lost, recorded_losses, refused_in
+from agl_otel.adapters.losses import CUT, LOSSES, lost, recorded_losses, refused_in
 from agl_otel.algorithms.run_folder import OTHER_CODE, other_code
 from agl_otel.algorithms.run_result import RunResult
 from agl_otel.algorithms.validation import ScoredWeights, Validation, best_of
@@ -123,7 +123,7 @@ class RunReport:
             "errors": sum(point.errors for point in self.curve.points),
             "validated": sum(point.ended for point in validation),
             "validated_without_reward": sum(point.ended - point.rewarded for point in validation),
-            **{name: int(sum(self.series().get(name, {}).values())) for name in LOSSES},
+            **{name: int(sum(self.series().get(name, {}).values())) for name in (*LOSSES, CUT)},
             "last_reward": round(rewards[max(rewards)], 6) if rewards else None,
             "best_reward": round(max(rewards.values()), 6) if rewards else None,
         }

@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
+from agl_otel.adapters.losses import CUT, cut_replies
 from agl_otel.algorithms.run_result import result_if_any
 from agl_otel.algorithms.validation import validations
 from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
@@ -89,16 +90,20 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
             print_json({**report.as_json(), "cost": cost_of(report, price)})
             return
         console = open_console()
-        console.print(table_of(report.run_id, ("what", "how much"), _summary(report, price)))
+        console.print(table_of(report.run_id, ("what", "how much"), [row for row in _summary(report, price) if row[1] not in (None, "")]))
         for line in report.result.lines() if report.result is not None else ():
             console.print(line, soft_wrap=True, markup=False, highlight=False)
         for name, series in report.series().items():
             if name in ("reward", "val_reward"):
                 values = [series[step] for step in sorted(series)]
                 console.print(Text(f"{name} {sparkline(values)} {values[0]:.4g} → {values[-1]:.4g}"))
-        console.print(_by_step([report], chosen_metrics([report], ())[:4], points, title=f"by {report.curve.by}"))
+        if metrics := chosen_metrics([report], ())[:4]:
+            console.print(_by_step([report], metrics, points, title=f"by {report.curve.by}"))
         if lost := report.losses():
             console.print(table_of("what steps lost", ("step", "lost"), [(step, lost[step]) for step in thinned(sorted(lost), points)]))
+        if cut := {step: cut_replies(count) for step, count in report.series().get(CUT, {}).items() if count}:
+            rows = [(step, cut[step]) for step in thinned(sorted(cut), points)]
+            console.print(table_of("what was cut, and is trained on", ("step", "cut"), rows))
 
     run_async(main)
 
@@ -249,16 +254,21 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("verdicts (ended last)", _counts(report.verdicts) + (f", {report.alarms} ALARMS" if report.alarms else "")),
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
-        ("validated without reward", f"{totals['validated_without_reward']:,} of {totals['validated']:,}, which count as 0"),
+        ("validated without reward", _of_validated(totals["validated_without_reward"], totals["validated"])),
         ("best validation", best.described() if (best := report.best_validation()) else None),
         ("lost in training", report.lost() or None),
+        ("cut, and trained on", cut_replies(totals[CUT]) or None),
         ("other code", "; ".join(f"{name} after {done} steps" for done, name in report.other_code().items()) or None),
-        ("prompt tokens", f"{totals['prompt_tokens']:,}"),
-        ("response tokens", f"{totals['response_tokens']:,}"),
+        ("prompt tokens", f"{totals['prompt_tokens']:,}" if totals["prompt_tokens"] else None),
+        ("response tokens", f"{totals['response_tokens']:,}" if totals["response_tokens"] else None),
         ("cost", None if cost is None else f"{cost:,.4g}"),
         ("began", clock(report.start_time)),
         ("took", f"{report.seconds:,.0f} s"),
     ]
+
+
+def _of_validated(missing: int, validated: int) -> str | None:
+    return f"{missing:,} of {validated:,}, which count as 0" if validated else None
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

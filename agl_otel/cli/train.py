@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from agl_otel.adapters.losses import cut_replies
 from agl_otel.cli.common import Folder, data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
 from agl_otel.cli.output import open_console
@@ -61,7 +62,7 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     if check:
         _check(job_file, settings, console, as_json=as_json)
         return
-    folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
+    folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
         result = run_async(lambda: _train(job_file, settings, folder, console, force))
     except KeyboardInterrupt:
@@ -99,9 +100,10 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
 
 
 async def _train(job_file: Path, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
-    from agl_otel.jobs.check import checked_job
+    from agl_otel.jobs.check import check_run_folder, checked_job
 
     job = checked_job(job_file)
+    check_run_folder(job, folder, force=force)
     run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _custom}[job.run_by.rpartition(".")[2]]
     click.echo(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …", err=True)
     return await run(job, settings, folder, console, force)
@@ -206,8 +208,8 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console, fo
     from agl_otel.jobs.sft import SFTRun
 
     def show(done: RoundReport) -> None:
-        lost = f"; {done.losses}" if done.losses else ""
-        console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept{lost}", soft_wrap=True)
+        notes = [f"; {kind} {words}" for kind, words in (("lost", done.losses), ("cut", cut_replies(done.replies_cut))) if words]
+        console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept{''.join(notes)}", soft_wrap=True)
 
     async with (
         _stack(settings) as (store, failed),

@@ -45,11 +45,21 @@ def _parquet(target: Path, rows: Sequence[Row]) -> None:
     importlib.import_module("pyarrow.parquet").write_table(_table(rows), target)
 
 
+def check_target(target: Path, *others: Path, replace: bool) -> None:
+    """Check that rows can be written to `target`. Raises UsageError if it or one of the `others` that are written with it is there already.
+
+    An empty folder is free. With `replace` only what no export wrote is refused: for a folder, anything but a data set.
+    """
+    taken = [path for path in (target, *others) if (any(path.iterdir()) if path.is_dir() else os.path.lexists(path))]
+    if target in taken and not target.suffix and not (target / "state.json").exists():
+        raise UsageError(f"{target} is there already and holds no data set: name another folder, or a file that ends in .jsonl or .parquet")
+    if taken and not replace:
+        raise UsageError(f"{taken[0]} is there already: name another file or folder, or replace it with --force")
+
+
 def _folder(target: Path, rows: Sequence[Row]) -> None:
     """Write the format of `Dataset.save_to_disk`. Raises UsageError if the folder holds anything else."""
-    taken = any(target.iterdir()) and not (target / "state.json").exists() if target.is_dir() else os.path.lexists(target)
-    if taken:
-        raise UsageError(f"{target} is there already and holds no data set: name another folder, or a file that ends in .jsonl or .parquet")
+    check_target(target, replace=True)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     table = _table(rows)

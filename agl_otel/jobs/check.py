@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.algorithms.hub import download_note
-from agl_otel.algorithms.run_folder import digest_of
+from agl_otel.algorithms.run_folder import RUN, Sources, check_run, digest_of
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.jobs import custom as own
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings, Memory
+from agl_otel.jobs.sources import sources_of
 from agl_otel.runner.agents import CommandAgent, FunctionAgent, load_function
 from agl_otel.runner.job import check_grader
 from agl_otel.store import Store
@@ -81,6 +82,15 @@ def checked_job(path: Path) -> Job:
     if job is None or found.problems:
         raise SettingsError(f"job file {path}: {'; '.join(found.problems)}")
     return job
+
+
+def check_run_folder(job: Job, folder: Path, *, force: bool) -> None:
+    """Check that the run in `folder`, if any, can be resumed by this job; before anything is started, and without a store.
+
+    `force`: as in JobRun. Raises UsageError that names all options and code that the run was begun with others of, InUseError, DataError.
+    """
+    resumes = (folder / RUN).exists()
+    check_run(folder, Sources(sources_of(job), force), import_module(job.run_by).fingerprint(job, folder) if resumes else None)
 
 
 def _check(job: Job, found: CheckReport) -> list[Any]:

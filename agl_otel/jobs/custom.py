@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from agl_otel.adapters import TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
-from agl_otel.algorithms.run_folder import RUN_DIR, run_folder_for
+from agl_otel.algorithms.run_folder import RUN_DIR, Fingerprint, run_folder_for
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
@@ -32,6 +32,11 @@ def options_model(name: str) -> type[BaseModel]:
 def needs(job: Job) -> list[Need]:
     """Return no checks: the baseline needs nothing, and the needs of a custom algorithm are unknown."""
     return []
+
+
+def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
+    """Return None: the algorithm itself opens the run's folder, or its name is known when it is made."""
+    return None
 
 
 def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -12,12 +12,12 @@ from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
 from agl_otel.algorithms.grpo.options import Rollouts, Schedule
 from agl_otel.algorithms.grpo.report import StepReport
-from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.options import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
-from agl_otel.jobs.served import ServedRun, adapter_rank, needs_of_policy, notes_of_policy
+from agl_otel.jobs.served import ServedRun, adapter_rank, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 
 notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset(
@@ -48,6 +48,24 @@ def _check_options(job: Job) -> None:
         GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", *adapter))
 
 
+def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
+    """Return the fingerprint with which the run in `folder` is resumed; None if its policy is yet to be created. Raises what `policy_made`
+    raises."""
+    model_dir = policy_made(job, folder)
+    return fingerprint_of(job, _made(job, folder, model_dir, ""), GRPORun.name) if model_dir is not None else None
+
+
+def _made(job: Job, folder: Path, model_dir: Path, server_url: str, **more: Any) -> GRPO:
+    return GRPO.from_options(
+        model_dir=model_dir,
+        model_server_url=server_url,
+        weights_dir=folder / "weights",
+        rollout_config=job.agent.rollout_config,
+        **more,
+        **served_options(job),
+    )
+
+
 class GRPORun(ServedRun):
     """The processes of one GRPO run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
@@ -58,13 +76,5 @@ class GRPORun(ServedRun):
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], object] | None = None) -> GRPO:
         """Create the job's algorithm over this run's policy and model server."""
-        return GRPO.from_options(
-            model_dir=self.model_dir,
-            model_server_url=self.server_url,
-            weights_dir=self.folder / "weights",
-            rollout_config=self.job.agent.rollout_config,
-            run_dir=run,
-            on_step=on_step,
-            validator=self.validate,
-            **self.options,
-        )
+        more: dict[str, Any] = {"run_dir": run, "on_step": on_step, "validator": self.validate}
+        return _made(self.job, self.folder, self.model_dir, self.server_url, **more)

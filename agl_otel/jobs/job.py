@@ -331,7 +331,7 @@ class Job(_Strict):
                 job = cls.model_validate(content)
             except ValidationError:
                 return None, wrong
-        job._folder, job._wrong = path.absolute().parent, wrong
+        job._folder, job._wrong = path.absolute().parent.resolve(), wrong
         return job, wrong
 
     def tasks(self, which: Literal["train", "val"]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
 from agl_otel.algorithms.prompts.candidates import prompts_in, template_problem
 from agl_otel.algorithms.prompts.random_search import combinations
 from agl_otel.algorithms.prompts.search import default_client, require_openai
+from agl_otel.algorithms.run_folder import Fingerprint
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_sinks, of_table, options_of
@@ -70,6 +72,22 @@ def key_of(job: Job) -> str:
     return key
 
 
+def fingerprint(job: Job, folder: Path) -> Fingerprint:
+    """Return the fingerprint with which the run in `folder` is begun or resumed."""
+    algorithm = _made(job, folder)
+    return Fingerprint.of(algorithm.name, algorithm.run_fingerprint(job.tasks("train"), job.tasks("val"), job.resources), algorithm.seed)
+
+
+def _made(job: Job, folder: Path, **more: Any) -> PromptSearch:
+    given = {name: _located(job, value) if name in _FILES else value for name, value in job.options.items()}
+    return SEARCHES[job.algorithm["name"]](run_dir=folder, rollout_config=job.agent.rollout_config, **given, **more)
+
+
+def _located(job: Job, files: Any) -> Any:
+    """Resolve prompt files relative to the job file."""
+    return [job.folder / file for file in files] if isinstance(files, list | tuple) else job.folder / files
+
+
 class PromptSearchRun(JobRun):
     """A search for prompts over a store. Use `async with`; a folder that already holds the run resumes it."""
 
@@ -91,14 +109,7 @@ class PromptSearchRun(JobRun):
 
     def algorithm(self, editor: Any) -> PromptSearch:
         """Create the job's algorithm, which queries `editor`, an AsyncOpenAI."""
-        kind = SEARCHES[self.job.algorithm["name"]]
-        given = {name: self._located(value) if name in _FILES else value for name, value in self.job.options.items()}
-        given |= {"async_openai_client": editor} if self._asks else {}
-        return kind(run_dir=self.folder, rollout_config=self.job.agent.rollout_config, **given)
-
-    def _located(self, files: Any) -> Any:
-        """Resolve prompt files relative to the job file."""
-        return [self.job.folder / file for file in files] if isinstance(files, list | tuple) else self.job.folder / files
+        return _made(self.job, self.folder, **({"async_openai_client": editor} if self._asks else {}))
 
     def _editor(self) -> Any:
         spec = self.job.editor

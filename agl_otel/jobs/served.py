@@ -21,8 +21,8 @@ from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_co
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
-from agl_otel.algorithms.model_files import POLICY
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_checked, with_checksum, write_json
+from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
@@ -246,13 +246,8 @@ class ServedRun(JobRun):
     async def _start(self) -> None:
         self.model_dir = await prepare_policy(self.job, self.folder)
         algorithm, self.val_tasks = self.algorithm(), self.job.tasks("val")
-        options = {
-            **algorithm.run_fingerprint(self.job.tasks("train")),
-            "val": digest_of(self.val_tasks),
-            "agent": self.job.agent.model_dump(include=set(_AGENT)),
-        }
-        model = origin_of(self.model_dir)
-        self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"], model=model)
+        begun, model = fingerprint_of(self.job, algorithm, self.name), origin_of(self.model_dir)
+        self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model)
         self._exit.callback(self.run.close)
         await self._cancel_unfinished()
         weights, version = await asyncio.to_thread(self._weights_to_serve, algorithm)
@@ -308,7 +303,7 @@ class ServedRun(JobRun):
     async def validate(self, step: int, weights: Path) -> None:
         """Validate the weights after a step of the training, which are in the folder `weights`."""
         done, _ = await self._validated(step, weights)
-        every = self.options.get("val_every")
+        every = served_options(self.job).get("val_every")
         if self.on_validation is not None and every and step % every == 0:  # otherwise the last step, which `validate_after` reads again
             self.on_validation(done)
 
@@ -376,15 +371,35 @@ class ServedRun(JobRun):
         self.resources_id = f"{self.run.run_id}-before"
         await self.store.publish(served, resources_id=self.resources_id, aside=True)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The algorithm's options: the job's, over defaults that depend on its policy."""
-        served = {"probe_tolerance": VLLM_TOLERANCE} if self.job.policy.server == "vllm" else {}
-        return {"seed": self.job.policy.seed, **served, **self.job.options}
-
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[Any], object] | None = None) -> Any:
         """Create the job's algorithm over this run's policy and model server."""
         raise NotImplementedError
+
+
+def served_options(job: Job) -> dict[str, Any]:
+    """Return the algorithm's options: the job's, over defaults that depend on its policy."""
+    served = {"probe_tolerance": VLLM_TOLERANCE} if job.policy.server == "vllm" else {}
+    return {"seed": job.policy.seed, **served, **job.options}
+
+
+def fingerprint_of(job: Job, algorithm: Any, name: str) -> Fingerprint:
+    """Return the fingerprint of a run of the job by `algorithm`, a GRPO or SFT over the job's policy. Raises UsageError without a model."""
+    options = {
+        **algorithm.run_fingerprint(job.tasks("train")),
+        "val": digest_of(job.tasks("val")),
+        "agent": job.agent.model_dump(include=set(_AGENT)),
+    }
+    return Fingerprint.of(name, options, served_options(job)["seed"])
+
+
+def policy_made(job: Job, folder: Path) -> Path | None:
+    """Return the folder of the job's policy for the run in `folder`; None if it is yet to be created. Raises what `policy_of` raises."""
+    place = _policy_place(job, folder)
+    return place if (place / CONFIG_FILE).exists() else None
+
+
+def _policy_place(job: Job, folder: Path) -> Path:
+    return policy_of(job, run=folder) or folder / POLICY
 
 
 def visible(devices: Sequence[int]) -> dict[str, str]:
@@ -396,7 +411,7 @@ def visible(devices: Sequence[int]) -> dict[str, str]:
 async def prepare_policy(job: Job, folder: Path) -> Path:
     """Return the folder of the job's policy; the tiny one is created in the run's `folder`, once. Raises SettingsError."""
     transformers_logging.disable_progress_bar()
-    place = await asyncio.to_thread(policy_of, job, run=folder) or folder / POLICY
+    place = await asyncio.to_thread(_policy_place, job, folder)
     if job.policy.model == "tiny" and not (place / WEIGHTS_FILE).exists():  # its weights are written last
         await asyncio.to_thread(_make_tiny, place, job.policy.seed)
     return place

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import BaseModel
 
-from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import learning_rate_warnings
 from agl_otel.jobs.options import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
-from agl_otel.jobs.served import ServedRun, needs_of_policy, notes_of_policy
+from agl_otel.jobs.served import ServedRun, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 
 notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "validator", "run_dir", "rollout_config"})
@@ -41,6 +42,23 @@ def _check_options(job: Job) -> None:
         SFT(model_dir="", model_server_url="", **without(job.options, "metrics"))
 
 
+def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
+    """Return the fingerprint with which the run in `folder` is resumed; None if its policy is yet to be created. Raises what `policy_made`
+    raises."""
+    model_dir = policy_made(job, folder)
+    return fingerprint_of(job, _made(job, model_dir, ""), SFTRun.name) if model_dir is not None else None
+
+
+def _made(job: Job, model_dir: Path, server_url: str, **more: Any) -> SFT:
+    return SFT(
+        model_dir=model_dir,
+        model_server_url=server_url,
+        rollout_config=job.agent.rollout_config,
+        **more,
+        **served_options(job),
+    )
+
+
 class SFTRun(ServedRun):
     """The processes of one SFT run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
@@ -48,12 +66,5 @@ class SFTRun(ServedRun):
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
         """Create the job's algorithm over this run's policy and model server."""
-        return SFT(
-            model_dir=self.model_dir,
-            model_server_url=self.server_url,
-            rollout_config=self.job.agent.rollout_config,
-            run_dir=run,
-            on_step=on_step,
-            validator=self.validate,
-            **self.options,
-        )
+        more: dict[str, Any] = {"run_dir": run, "on_step": on_step, "validator": self.validate}
+        return _made(self.job, self.model_dir, self.server_url, **more)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agl_otel.algorithms.hub import origin_of
-from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import get, has, translate
@@ -17,7 +17,7 @@ from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need, check_timeouts, of_table, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
-from agl_otel.jobs.served import check_policy, prepare_policy
+from agl_otel.jobs.served import check_policy, policy_made, prepare_policy
 
 MODEL: Final = "actor_rollout_ref.model.path"
 _SET_BY_JOB: Final = frozenset({"trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
@@ -59,6 +59,27 @@ def _check_model(job: Job) -> None:
         raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
 
 
+def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
+    """Return the fingerprint with which the run in `folder` is resumed; None if its policy is yet to be created. Raises what `policy_made`
+    raises."""
+    model_dir = None if _names_model(job) else policy_made(job, folder)
+    return _fingerprint(job, _made(job, model_dir)) if model_dir is not None or _names_model(job) else None
+
+
+def _names_model(job: Job) -> bool:
+    """Whether the config names the model, in place of [policy]."""
+    return has(translate(job.options["config"]).config, MODEL)
+
+
+def _made(job: Job, model_dir: Path | None, **more: Any) -> VERL:
+    return VERL(model_dir=model_dir, rollout_config=retry_lost_runner(job.agent.timeout_seconds), **more, **job.options)
+
+
+def _fingerprint(job: Job, algorithm: VERL) -> Fingerprint:
+    options = algorithm.run_fingerprint(job.tasks("train"), job.tasks("val"))
+    return Fingerprint.of(algorithm.name, {**options, "agent": job.agent.model_dump(include=set(_AGENT))}, algorithm.seed)
+
+
 class VerlRun(JobRun):
     """The processes of one verl run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
@@ -67,20 +88,15 @@ class VerlRun(JobRun):
     async def _start(self) -> None:
         require_extra()
         _check_model(self.job)
-        if not has(translate(self.job.options["config"]).config, MODEL):
+        if not _names_model(self.job):
             self._model_dir = await prepare_policy(self.job, self.folder)
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any], *, on_step: Callable[[dict[str, Any]], object] | None = None) -> VERL:
         """Train; return the algorithm with its metrics. Raises what VERL.run raises."""
-        algorithm = VERL(
-            model_dir=self._model_dir,
-            rollout_config=retry_lost_runner(self.job.agent.timeout_seconds),
-            on_step=on_step,
-            **self.job.options,
-        )
-        options = {**algorithm.run_fingerprint(train, val), "agent": self.job.agent.model_dump(include=set(_AGENT))}
+        algorithm = _made(self.job, self._model_dir, on_step=on_step)
+        begun = _fingerprint(self.job, algorithm)
         model = origin_of(self._model_dir) if self._model_dir is not None else None
-        algorithm.run_dir = kept = RunFolder(self.folder, algorithm=algorithm.name, options=options, seed=algorithm.seed, model=model)
+        algorithm.run_dir = kept = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model)
         self._exit.callback(kept.close)
         algorithm.set_store(self.store)
         await unless_failed(self.failed, algorithm.run(train, val))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import Field
 
-from agl_otel.adapters.losses import LOSSES, recorded_losses, refused_in
+from agl_otel.adapters.losses import CUT, LOSSES, recorded_losses, refused_in
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.algorithms.run_folder import OTHER_CODE
 from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
@@ -75,11 +75,11 @@ class StepLosses(Model):
     groups_gone: int
     """Groups of which no rollout gave a sample."""
     replies_cut: int
-    """Replies that ended at their token limit."""
+    """Replies that ended at their token limit; they are trained on, and no part of `lost`."""
     refused: dict[str, float]
     """Calls and attempts by the reason for which they were refused."""
     lost: str
-    """All of it in words; empty where nothing was lost."""
+    """What was lost, in words; empty where nothing was."""
     other_code: str
     """The code with which the step ran, and the run was not begun (`agl-otel train --force`); empty where there is none."""
 
@@ -204,7 +204,7 @@ async def _steps(store: Store, request: web.Request) -> Any:
 
 
 def _losses_of(step: TrainingStep) -> StepLosses:
-    counts = {name: int(step.metrics.get(name) or 0) for name in ("rollouts", *LOSSES)}
+    counts = {name: int(step.metrics.get(name) or 0) for name in ("rollouts", *LOSSES, CUT)}
     refused, lost = refused_in(step.metrics), recorded_losses(step.metrics)
     other = step.metrics.get(OTHER_CODE, "")
     return StepLosses(step=step.step, samples=step.samples, **counts, refused=refused, lost=lost, other_code=other)

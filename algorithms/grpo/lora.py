@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
+from agl_otel.algorithms.grpo.optimizers import load_bitsandbytes
 from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, replacing_files
 from agl_otel.errors import SettingsError, UsageError
 
@@ -82,6 +83,7 @@ def with_lora(model: Any, rank: int, *, alpha: float | None = None, targets: str
     Raises SettingsError without peft, UsageError for targets that the model lacks.
     """
     require_lora()
+    load_bitsandbytes()
     from peft import LoraConfig, get_peft_model
 
     check_targets(targets, (name for name, _, _ in linear_layers(model)), "the model")
@@ -159,6 +161,7 @@ def write_adapter(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 def with_saved_adapter(model: Any, folder: Path) -> Any:
     """Add the adapter in `folder`, in PEFT's format, to a model without one. Raises SettingsError without peft."""
     require_lora("merging an adapter")
+    load_bitsandbytes()
     from peft import PeftModel
 
     with _without_peft_warning():

@@ -7,7 +7,9 @@ where the device's is full. Weight decay is 0 in all: it would pull a policy fro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, Literal
 
@@ -17,6 +19,25 @@ from agl_otel.errors import SettingsError, UsageError
 
 OptimizerName = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 PLAIN: Final = "adamw"
+
+
+def load_bitsandbytes() -> None:
+    """Import bitsandbytes, if it is installed, without its warning that a kernel for 4-bit models on the CPU is missing.
+
+    No policy here is such a model. peft imports it, too, whatever the model.
+    """
+    if find_spec("bitsandbytes") is None:
+        return
+    log = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    log.addFilter(_concerns_policies)
+    try:
+        import_module("bitsandbytes")
+    finally:
+        log.removeFilter(_concerns_policies)
+
+
+def _concerns_policies(record: logging.LogRecord) -> bool:
+    return "gemm_4bit_forward" not in record.msg
 
 
 def require_optimizer(name: OptimizerName, device: str) -> None:
@@ -37,6 +58,7 @@ def make_optimizer(name: OptimizerName, weights: Iterable[torch.nn.Parameter], l
     if name == PLAIN:
         return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     require_optimizer(name, "cuda")
+    load_bitsandbytes()
     from bitsandbytes.optim.adamw import AdamW8bit, PagedAdamW8bit
 
     kind = AdamW8bit if name == "adamw_8bit" else PagedAdamW8bit

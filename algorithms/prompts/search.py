@@ -103,6 +103,11 @@ class PromptSearch(Algorithm):
         """Return the options that are part of the run's fingerprint, as JSON."""
         return {"temperature": self.temperature}
 
+    def run_fingerprint(self, train: Sequence[Any], val: Sequence[Any], resources: NamedResources) -> dict[str, Any]:
+        """Return the run's fingerprint, as JSON: the options in its run.json."""
+        begin = {name: prompt.template for name, prompt in prompts_in(resources).items()}
+        return {**self._options(), "prompts": begin, "train": digest_of(train), "val": digest_of(val)}
+
     async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
         """Search for better candidates and return why the search ended. Raises SearchOverError where a limit is reached."""
         raise NotImplementedError
@@ -142,7 +147,7 @@ class PromptSearch(Algorithm):
         if not prompts:
             raise ValueError(f"{type(self).__name__} needs a prompt to begin with: give initial_resources={{'name': PromptTemplate(…)}}")
         begin = {name: prompt.template for name, prompt in prompts.items()}
-        options = {**self._options(), "prompts": begin, "train": digest_of(train), "val": digest_of(val)}
+        options = self.run_fingerprint(train, val, resources)
         journal = Journal(self.run_dir, algorithm=self.name, options=options, seed=self.seed)
         try:
             self._prepare_run(journal, resources, adapter)

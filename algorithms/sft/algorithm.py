@@ -102,16 +102,19 @@ class SFT(Algorithm):
     group_size: Annotated[int, Field(ge=1, le=10_000, description="each task is tried at least once")] = 8
     """Rollouts of each task in a round."""
     top_fraction: Annotated[float | None, Field(gt=0, le=1, description="it is a share of the attempts")] = 0.25
+    """Train on this share of the attempts that `min_reward` and `best_of_group` leave, those with the highest rewards. None: on all."""
     min_reward: Annotated[float | None, Field(ge=-1e9, le=1e9, description="rewards are compared with it")] = None
+    """Leave out attempts with a lower reward."""
     best_of_group: Annotated[int | None, Field(ge=1, le=10_000, description="it counts attempts of a task")] = None
-    """These three select the attempts to train on: adapters/selection.py."""
+    """Train on this many attempts of each task, those with the highest rewards. One of these three must be given."""
     by_call: bool = False
     """Train on each call separately, with its whole prompt, instead of on conversations."""
     epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
     """Passes over the selected attempts."""
     batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16
     optimizer: OptimizerName = "adamw"
-    """As in grpo/options.py (extra [bitsandbytes] for those with 8-bit states)."""
+    """`adamw`; `adamw_8bit`, whose states take 2 bytes instead of 8 for each weight; or, on a GPU, `paged_adamw_8bit` (extra
+    [bitsandbytes])."""
     learning_rate: LearningRate = 1e-3
     max_grad_norm: MaxGradNorm = 1.0
     from_start: bool = False
@@ -463,9 +466,11 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
 def rows_of(batch: TrajectoryBatch) -> list[Row]:
     """Convert trajectories to rows with a loss on the tokens that the model wrote."""
     rows: list[Row] = []
-    for prompt, response, mask, logprobs in zip(batch.prompt, batch.response, batch.response_mask, batch.logprobs, strict=True):
+    tokens = zip(batch.prompt, batch.response, batch.response_mask, batch.logprobs, strict=True)
+    for (prompt, response, mask, logprobs), rollout_id, reward in zip(tokens, batch.rollout_id, batch.reward.tolist(), strict=True):
         labels = [IGNORED] * len(prompt) + np.where(mask == 1, response, IGNORED).tolist()
-        rows.append(Row(input_ids=prompt.tolist() + response.tolist(), labels=labels, logprobs=logprobs[mask == 1].tolist()))
+        ids = prompt.tolist() + response.tolist()
+        rows.append(Row(input_ids=ids, labels=labels, logprobs=logprobs[mask == 1].tolist(), rollout_id=rollout_id, reward=reward))
     return rows
 
 

@@ -43,6 +43,10 @@ class Row:
     """Of the same length: the token id where there is a loss, IGNORED elsewhere."""
     logprobs: list[float] = field(default_factory=list[float])
     """Captured log-probs of the tokens with a loss; empty where unknown."""
+    rollout_id: str = ""
+    """The rollout that it is of, for readers of the file; the training uses neither this nor `reward`."""
+    reward: float | None = None
+    """With which it was selected."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agl_otel.adapters.losses import lost
+from agl_otel.adapters.losses import CUT, lost
 from agl_otel.algorithms.report import bias_figures, not_finite
 from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.validation import VAL_REWARD
@@ -155,6 +155,7 @@ class ShownStep:
     seconds: float
     losses: str
     """What the step lost, in words."""
+    replies_cut: int
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> ShownStep:
@@ -168,4 +169,5 @@ class ShownStep:
             alarms=line["alarms"],
             seconds=line["rollout_seconds"] + line["update_seconds"],
             losses=lost(line, line["refused"]),
+            replies_cut=line[CUT],
         )

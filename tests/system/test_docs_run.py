@@ -64,6 +64,7 @@ PYTHON_NOT_RUN: Final = {
     "self._informative_groups": "a method of GRPO, which a test holds to the code",
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
     "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
+    "algorithm=agl.APO(": "needs models: cut from optimise.py, which tests/system/test_prompt_search.py plays",
     "Trainer(algorithm=grpo": "needs a model server and torch: tests/system/test_sft_trainer.py",
 }
 

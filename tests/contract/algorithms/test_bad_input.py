@@ -331,7 +331,7 @@ async def test_a_step_counts_what_it_lost_and_warns_where_mostly_survivors_are_l
     (report,) = await trained(kind, store, folder, tmp_path / "run", decide)
     assert (report.rollouts_without_sample, report.groups_gone, report.replies_cut) == (3, 1, 1)
     assert (report.reward_mean, report.without_reward) == (3 / 8, 3), "1 + 1 + 1 of all 8, and none for the one that failed"
-    words = "3 of 8 rollouts gave no sample; refused no_reward 2, not_succeeded 1; 1 whole group gone; 1 reply cut at max_tokens"
+    words = "3 of 8 rollouts gave no sample; refused no_reward 2, not_succeeded 1; 1 whole group gone"
     assert report.losses == words
     assert f"step 1: 38 % of the rollouts gave no sample, so that only survivors are trained on ({words})" in caplog.text
     run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]

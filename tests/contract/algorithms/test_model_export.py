@@ -134,7 +134,7 @@ async def test_a_lora_run_is_exported_merged_or_as_its_adapter(
     load_adapter(ours, load_file(place / "adapter" / "adapter_model.safetensors"), str(place))
 
     export(capsys, tmp_path / "run", tmp_path / "merged")
-    pushed = folder / "weights" / "2" / WEIGHTS_FILE
+    pushed = tmp_path / "run" / "weights" / "2" / WEIGHTS_FILE
     assert (tmp_path / "merged" / WEIGHTS_FILE).read_bytes() == pushed.read_bytes()
     merged = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     assert (merged - logprobs(ours)).abs().max() < LORA_TOLERANCE
@@ -159,7 +159,7 @@ async def test_a_lora_run_is_exported_with_the_model_that_it_began_with_wherever
     pytest.importorskip("peft", reason="needs the [lora] extra")
     folder, run, out = make_policy(tmp_path / "policy"), tmp_path / "run", tmp_path / "out"
     await trained(KINDS[0], store, folder, run, by_place, lora_rank=2, learning_rate=1e-2)
-    pushed = (folder / "weights" / "2" / WEIGHTS_FILE).read_bytes()
+    pushed = (run / "weights" / "2" / WEIGHTS_FILE).read_bytes()
     shutil.move(folder, moved := tmp_path / "elsewhere")
     assert f"{folder} holds no model that transformers can load" in (error := refused(capsys, run, out))
     assert "name the folder of the model that the run began with by --base" in error
@@ -271,6 +271,7 @@ import torch
 import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing import start_processes
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.fsdp_utils import apply_fsdp2
@@ -287,11 +288,18 @@ def save(rank, model_dir, checkpoints):
         contents = {"save_contents": ["model", "optimizer", "extra", *more]}
         manager = FSDPCheckpointManager(model, optimizer, processing_class=tokenizer, checkpoint_config=contents)
         manager.save_checkpoint(f"{checkpoints}/global_step_{step}/actor", global_step=step)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32), LoraConfig(target_modules="all-linear"))
+    apply_fsdp2(model, {"mesh": init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))}, {})
+    optimizer = torch.optim.AdamW(model.parameters())
+    manager = FSDPCheckpointManager(model, optimizer, processing_class=tokenizer, checkpoint_config={"save_contents": ["model"]})
+    manager.save_checkpoint(f"{checkpoints}/global_step_3/actor", global_step=3)
     torch.distributed.destroy_process_group()
 
 start_processes(save, sys.argv[1:], nprocs=2, start_method="fork")
 """
-"""verl's own manager of checkpoints, in two processes that share each weight: in each step every weight is twice that of the last."""
+"""verl's own manager of checkpoints, in two processes that share each weight: in each step every weight is twice that of the last.
+
+Step 3 has an adapter."""
 
 
 @pytest.mark.full
@@ -313,7 +321,7 @@ def test_checkpoints_of_verl_are_copied_or_merged_by_verls_own_program(
     in_verls |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'hook'}"}
     saved = subprocess.run(command, capture_output=True, text=True, check=False, env=in_verls, timeout=600)
     assert saved.returncode == 0, saved.stderr[-3000:]
-    for step in (1, 2):
+    for step in (1, 2, 3):
         (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(step))
         note_checkpoint(run / "verl")
     last = checkpoints / "global_step_2"
@@ -325,13 +333,17 @@ def test_checkpoints_of_verl_are_copied_or_merged_by_verls_own_program(
     assert all(torch.equal(tensor, 2 * started[name]) for name, tensor in copied.state_dict().items())
 
     assert f"{last} is in verl's format, and its own program merges it, which needs the [verl] extra" in refused(
-        capsys, run, tmp_path / "o"
+        capsys, run, tmp_path / "o", "--step", 2
     )
     words = [str(python), "-m", "agl_otel", "runs", "export", str(run), str(tmp_path / "merged"), "--json"]
+    of_step_3 = subprocess.run(words, capture_output=True, text=True, check=False, env=in_verls, cwd=tmp_path, timeout=600)
+    assert of_step_3.returncode == 2 and "holds a LoRA adapter, which verl's own program writes beside" in of_step_3.stderr, of_step_3
+    shutil.rmtree(checkpoints / "global_step_3")
+    words += ["--step", "2"]
     merged = subprocess.run(words, capture_output=True, text=True, check=False, env=in_verls, cwd=tmp_path, timeout=600)
     assert merged.returncode == 0, merged.stderr[-3000:]
     told = json.loads(merged.stdout)
-    assert (told["which"], told["step"], told["dtype"]) == ("last", 2, "bfloat16")
+    assert (told["which"], told["step"], told["dtype"]) == ("chosen", 2, "bfloat16")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert model.dtype == torch.bfloat16
     assert all(torch.equal(tensor, (4 * started[name]).bfloat16()) for name, tensor in model.state_dict().items())

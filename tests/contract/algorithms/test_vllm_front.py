@@ -113,7 +113,7 @@ async def test_a_call_in_flight_keeps_its_adapter_while_new_calls_get_the_next(t
         assert await third == (200, {"version": "4"}) and await served.chat() == ("4", str(three))
         assert await served.asked("/v1/unload_lora_adapter") == [{"lora_name": "policy-1"}]
         assert await served.asked("/collective_rpc", "/reset_prefix_cache") == [], "the weights themselves stay"
-        assert await server_weights(served.session, served.url) == ServerWeights(str(three), adapter_rank=8)
+        assert await server_weights(served.session, served.url) == ServerWeights("4", str(three), adapter_rank=8)
 
 
 async def test_new_weights_wait_for_the_calls_in_flight_and_hold_back_new_ones(tmp_path: Path) -> None:
@@ -136,11 +136,11 @@ async def test_new_weights_wait_for_the_calls_in_flight_and_hold_back_new_ones(t
 
 async def test_weights_that_the_server_has_get_a_version_and_are_not_read_again(tmp_path: Path) -> None:
     async with front(tmp_path) as served:
-        assert await server_weights(served.session, served.url) == ServerWeights(str(served.model))
+        assert await server_weights(served.session, served.url) == ServerWeights("1", str(served.model))
         assert await served.push(served.model, 7) == (200, {"version": "7"})
         assert await served.chat() == ("7", str(served.model)) and await served.asked("/collective_rpc") == []
         (served.model / WEIGHTS_FILE).write_bytes(b"other")
-        assert await server_weights(served.session, served.url) == ServerWeights()
+        assert await server_weights(served.session, served.url) == ServerWeights("7")
         assert await served.push(served.model, 8) == (200, {"version": "8"})
         assert len(await served.asked("/collective_rpc")) == 1, "its files have changed"
 

@@ -11,6 +11,7 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs] - as below
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs] - pyarrow ships no types
 import pytest
 
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.cli import main
 from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, RolloutMode, Span
@@ -24,10 +25,15 @@ LEFT_OUT: list[dict[str, Any]] = [{"type": "text", "content": "3 messages of 900
 
 
 async def fill(
-    store: LightningStore, value: float, *, asked: list[dict[str, Any]] | None = ASKED, mode: RolloutMode | None = None
+    store: LightningStore,
+    value: float,
+    *,
+    asked: list[dict[str, Any]] | None = ASKED,
+    mode: RolloutMode | None = None,
+    run: str | None = None,
 ) -> AttemptedRollout:
     """A rollout that succeeded after one model call of our proxy, with a reward; None: the call without its messages."""
-    begun = await store.start_rollout({"question": 1}, mode=mode)
+    begun = await store.start_rollout({"question": 1}, mode=mode, metadata={"run": run} if run is not None else None)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     await store.add_many_spans([call_of(*ids, 1, asked), reward_of(*ids, 2, value)])
     await store.update_attempt(*ids, status="succeeded")
@@ -123,7 +129,7 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     with pa.OSFile(str(tmp_path / "best" / "data-00000-of-00001.arrow")) as file:
         (chat,) = pa.ipc.open_stream(file).read_all().to_pylist()
     assert [message["content"] for message in chat["messages"]] == ["my number is 42", "noted"]
-    cli.run(str(tmp_path / "best"), *which, "--as", "sft", "--by-call", "--discount", "0.5")
+    cli.run(str(tmp_path / "best"), *which, "--as", "sft", "--by-call", "--discount", "0.5", "--force")
     output = cli.run(str(tmp_path), *which, "--as", "sft", code=2)
     assert "is there already and holds no data set" in output
 
@@ -155,16 +161,53 @@ def test_tasks_that_score_a_training_are_not_trained_on_unless_they_are_asked_fo
     cli, target = Cli(store, capsys), tmp_path / "batch.jsonl"
 
     def taken(*options: str) -> set[str]:
-        cli.run(str(target), *options)
+        cli.run(str(target), *options, "--force")
         return {json.loads(line)["rollout_id"] for line in target.read_text().splitlines()} & {train, val, test, free}
 
     assert taken() == {train, free}
-    report = json.loads(cli.run(str(target), "--json"))
+    report = json.loads(cli.run(str(target), "--json", "--force"))
     assert report["left_out"]["val"] >= 1 and report["left_out"]["test"] >= 1
-    assert f"left out: {report['left_out']['val']} rollouts of mode val" in cli.run(str(target))
+    assert f"left out: {report['left_out']['val']} rollouts of mode val" in cli.run(str(target), "--force")
     assert taken("--mode", "val") == {val}
     assert taken("--rollout", val, "--rollout", train) == {train, val}
-    assert "left out" not in cli.run(str(target), "--mode", "val", "--mode", "train")
+    assert "left out" not in cli.run(str(target), "--mode", "val", "--mode", "train", "--force")
+
+
+def test_the_rollouts_of_one_run_are_taken_by_its_id_or_folder(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run", algorithm="grpo", options={})
+    folder.close()
+    kinds: tuple[tuple[RolloutMode, str], ...] = (("train", folder.run_id), ("val", folder.run_id), ("train", f"other-{folder.run_id}"))
+    train, val, other = (asyncio.run(fill(store, 1.0, mode=mode, run=run)).rollout_id for mode, run in kinds)
+    cli = Cli(store, capsys)
+
+    def taken(name: str, *options: str) -> set[str]:
+        cli.run(str(tmp_path / name), *options)
+        return {json.loads(line)["rollout_id"] for line in (tmp_path / name).read_text().splitlines()}
+
+    assert taken("id.jsonl", "--run", folder.run_id) == {train}
+    assert taken("folder.jsonl", "--run", str(tmp_path / "run")) == {train}
+    assert taken("all.jsonl", "--run", folder.run_id, "--mode", "train", "--mode", "val") == {train, val}
+    assert taken("other.jsonl", "--run", f"other-{folder.run_id}") == {other}
+    assert "1 rollouts of mode val" in cli.run(str(tmp_path / "again.jsonl"), "--run", folder.run_id)
+    assert "no rollout is of a run 'nosuch': `agl-otel runs ls`" in cli.run(str(tmp_path / "x.jsonl"), "--run", "nosuch", code=2)
+    assert "--run and --rollout" in cli.run(str(tmp_path / "x.jsonl"), "--run", folder.run_id, "--rollout", train, code=2)
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_what_is_there_already_is_replaced_with_force_only(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    which = ("--rollout", asyncio.run(fill(store, 1.0)).rollout_id)
+    cli = Cli(store, capsys)
+    for name in ("rows.jsonl", "rows"):
+        target = tmp_path / name
+        cli.run(str(target), *which)
+        assert f"{target} is there already" in cli.run(str(target), *which, code=2)
+        cli.run(str(target), *which, "--force")
+    (tmp_path / "rows.jsonl").unlink()
+    assert "rows.jsonl.pin.json is there already" in cli.run(str(tmp_path / "rows.jsonl"), *which, code=2)
 
 
 def test_what_was_refused_is_reported_by_reward_and_task(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 import sys
 import weakref
 from dataclasses import replace
@@ -47,6 +48,21 @@ def learner(policy: Policy, *, seed: int = 3, **options: Any) -> Learner:
 def logprobs(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return torch.log_softmax(model(input_ids=torch.arange(8, 40).reshape(2, 16)).logits, -1)
+
+
+def test_no_run_warns_of_a_kernel_that_only_4_bit_models_need() -> None:
+    """bitsandbytes, which peft imports, warns of it on CPUs with bfloat16, and would warn of others still."""
+    program = """
+import logging, sys
+logging.basicConfig()
+from agl_otel.algorithms.grpo.optimizers import load_bitsandbytes
+load_bitsandbytes()
+import peft
+logging.getLogger("bitsandbytes.backends.cpu.ops").warning("of gemm_4bit_forward")
+print("bitsandbytes" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "WARNING:bitsandbytes.backends.cpu.ops:of gemm_4bit_forward\n")
 
 
 def test_only_the_adapter_is_trained_and_saved_weights_are_merged(policy: Policy, tmp_path: Path) -> None:

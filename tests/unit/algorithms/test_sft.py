@@ -65,6 +65,8 @@ def test_rows_have_a_loss_on_the_models_tokens_only(policy: Policy) -> None:
     assert [row.input_ids for row in rows] == [prompt + response for prompt, response, _ in ROWS]
     assert rows[1].labels == [IGNORED, IGNORED, 40, IGNORED, IGNORED, 43, 44]
     assert json.loads(json.dumps(asdict(rows[0])))["labels"] == [IGNORED] * 3 + [30, 31, 9]
+    batch = make_batch(policy)
+    assert [(row.rollout_id, row.reward) for row in rows] == list(zip(batch.rollout_id, batch.reward.tolist(), strict=True))
 
 
 def test_the_same_seed_gives_the_same_weights_and_a_lower_loss(policy: Policy) -> None:

@@ -96,13 +96,15 @@ def test_the_stacks_metrics_are_those_of_grpo() -> None:
 
 
 def test_console_runs_show_and_dashboard_say_what_a_step_lost() -> None:
-    words = "3 of 8 rollouts gave no sample; refused no_reward 2, not_succeeded 1; 1 whole group gone; 1 reply cut at max_tokens"
+    words = "3 of 8 rollouts gave no sample; refused no_reward 2, not_succeeded 1; 1 whole group gone"
     shown = ShownStep.of(line())
     assert (shown.step, shown.reward_mean, shown.model_calls, shown.spans, shown.alarms, shown.seconds) == (3, 3 / 8, 12, 40, 1, 2.5)
     printed = io.StringIO()
     LiveSteps(Console(file=printed, width=400)).add(shown)
     assert printed.getvalue().strip() == (
-        "step 3  reward 0.38  model calls 12  spans 40  verdicts complete 7 incomplete 1 ALARMS 1  seconds 2.50  lost " + words
+        "step 3  reward 0.38  model calls 12  spans 40  verdicts complete 7 incomplete 1 ALARMS 1  seconds 2.50  lost "
+        + words
+        + "  cut 1 reply at max_tokens"
     )
     figures = step_figures(COUNTS, update())
     recorded = training_step(Spec(store="", run_id="verl-1", start=1), COUNTS, figures, 3, ("2", "3"), 1.0)

@@ -11,8 +11,13 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
+from agl_otel.algorithms.grpo.tiny import make_policy
+from agl_otel.algorithms.run_folder import RUN, SOURCES, RunFolder, Sources
 from agl_otel.cli import main
+from agl_otel.jobs import grpo
 from agl_otel.jobs.check import CheckReport, check_job
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.sources import sources_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 AGENT = '[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n'
@@ -151,3 +156,56 @@ async def test_the_examples_need_only_what_the_user_provides(example: str, monke
     assert len(found.problems) == len(wanted), found.problems
     assert all(re.search(words, problem) for words, problem in zip(wanted, found.problems, strict=True)), found.problems
     assert found.train > 0
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """The job file of a GRPO run that was begun in `tmp_path / "run"`."""
+    (tmp_path / "mine.py").write_text(MINE)
+    path, folder = tmp_path / "job.toml", tmp_path / "run"
+    path.write_text(f'{AGENT}[algorithm]\nname = "grpo"\nmax_tokens = 8\n')
+    make_policy(folder / "policy", seed=0)
+    job = Job.load(path)
+    given = grpo.fingerprint(job, folder)
+    assert given is not None
+    SOURCES.set(Sources(sources_of(job)))
+    RunFolder(folder, algorithm=given.algorithm, options=given.options, seed=given.seed).close()
+    SOURCES.set(None)
+    return path
+
+
+def refused(job: Path, capsys: pytest.CaptureFixture[str], code: int, *more: str) -> str:
+    """Return why a run is refused, before a stack is started for it."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(job), "--run-dir", str(job.parent / "data" / ".." / "run"), "--data-dir", str(job.parent / "data"), *more])
+    said = capsys.readouterr().err
+    assert f"the run in {job.parent / 'run'} " in said
+    assert (ended.value.code, "the stack" in said, (job.parent / "data").exists()) == (code, False, False), said
+    return said
+
+
+def test_everything_that_a_run_was_begun_with_another_of_is_named_before_a_stack_is_started(
+    begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (begun.parent / "run" / RUN).read_bytes()
+    (begun.parent / "mine.py").write_text(MINE + "# better\n")
+    assert "begun with other code" in (code_only := refused(begun, capsys, 2)) and "another" not in code_only
+    begun.write_text(f'{AGENT}[policy]\nseed = 3\n[algorithm]\nname = "grpo"\nmax_tokens = 9\ntemperature = 0.5\n')
+    config = begun.parent / "run" / "policy" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    said = refused(begun, capsys, 2)
+    assert "begun with another max_tokens, model, seed, temperature: use the value in run.json" in said
+    assert "It was also begun with other code" in said and "agent mine.py: " in said
+    forced = refused(begun, capsys, 2, "--force")
+    assert "another max_tokens, model, seed, temperature" in forced and "other code" not in forced
+    assert (begun.parent / "run" / RUN).read_bytes() == before
+
+
+def test_a_folder_in_which_another_process_works_is_refused_before_a_stack_is_started(
+    begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = grpo.fingerprint(Job.load(begun), begun.parent / "run")
+    assert given is not None
+    run = RunFolder(begun.parent / "run", algorithm=given.algorithm, options=given.options, seed=given.seed)
+    assert "another process works on the run" in refused(begun, capsys, 1)
+    run.close()

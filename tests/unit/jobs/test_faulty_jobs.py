@@ -195,8 +195,6 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", 'lora_rank = 8\nlora_targets = ["lm_head"]', r"no linear layer of tiny has a name that ends in 'lm_head'"),
     ("grpo", "algorithm", "ratio_error_limit = 0", r"ratio_error_limit = 0: it must be greater than 0 and at most 10"),
     ("grpo", "algorithm", "lora_alpha = 16", r"without lora_rank there is none: give it, or leave them out"),
-    ("grpo", "algorithm", 'lora_rank = 4\nlora_targets = ["q_proj", "nope"]', r"no linear layer \"nope\" that takes .*its own are q_proj"),
-    ("grpo", "algorithm", 'lora_rank = 4\nlora_targets = ["norm"]', r"no linear layer \"norm\" .*give some of these"),
     ("grpo", "algorithm", "temperature = 1e-30", r"temperature = 1e-30: it must be at least 0\.01"),
     ("grpo", "algorithm", "lora_rank = 0", r"lora_rank = 0: it must be at least 1"),
     ("grpo", "algorithm", "lora_rank = 65", r"lora_rank = 65: it must be at most 64, because that is the hidden size of tiny"),

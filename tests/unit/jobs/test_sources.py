@@ -103,7 +103,7 @@ def test_a_forced_run_records_what_was_other_and_since_which_step(tmp_path: Path
     sources(grader="a.py:g")
     with pytest.raises(UsageError, match=r"grader: a\.py:f was, a\.py:g is.*with --force it goes on"):
         Sources({"grader": "a.py:g"}).check(tmp_path)
-    with pytest.raises(UsageError, match="begun with another agent"):
+    with pytest.raises(UsageError, match=r"begun with other code, .*grader: a\.py:f was, a\.py:g is"):
         opened(tmp_path, agent={"grader": "a.py:g"}, rate=1)
     sources(force=True, grader="a.py:g")
     with pytest.raises(UsageError, match="begun with another rate"):
