@@ -19,6 +19,13 @@ REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_a
 TOLERANCE: Final = 1e-6
 """Allowed difference between a requested number and the same number stored as text."""
 
+LEAST_TEMPERATURE: Final = 0.01
+"""Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""
+GREEDY_REMEDY: Final = (
+    f". own_temperature: the agent asks for a temperature below {LEAST_TEMPERATURE:g} (greedy), which is no sample of the policy; let it set "
+    "none, so that the run's temperature holds"
+)
+
 
 def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float | None = 1.0) -> NDArray[np.bool_]:
     """Return for each call whether its temperature or top_p is known to differ from these, or it has another constraint of the agent's.
@@ -32,6 +39,14 @@ def sampled_otherwise(calls: CallColumns, *, temperature: float, top_p: float | 
     if calls.constrained is not None and top_p is not None:
         other |= calls.constrained
     return other
+
+
+def sampled_greedily(calls: CallColumns) -> NDArray[np.bool_]:
+    """Return for each call whether it is known to have been sampled at a temperature below LEAST_TEMPERATURE.
+
+    Its tokens are no samples of a distribution: their ratios, of which the policy gradient is made, have no meaning.
+    """
+    return np.zeros(len(calls), np.bool_) if calls.temperature is None else calls.temperature < LEAST_TEMPERATURE  # false for NaN (unknown)
 
 
 def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> Ragged:

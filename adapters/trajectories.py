@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from agl_otel.adapters.chains import chains, lay_out_chains
 from agl_otel.adapters.merge import Call, Merged, lay_out, merge
 from agl_otel.adapters.messages import image_urls, unfit_media
-from agl_otel.adapters.own_sampling import sampled_otherwise
+from agl_otel.adapters.own_sampling import sampled_greedily, sampled_otherwise
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
 from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
@@ -45,7 +45,7 @@ MAX_REWARD: Final = 1e9
 
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
-    "own_temperature": "sampled at a temperature of the agent's own, and the trainer has one for all calls",
+    "own_temperature": "sampled at a temperature of the agent's own: greedily (GRPO, verl), or at another one than the run's (verl)",
     "masked_ids": "a masking rule took token ids out before they were stored: of the call, or of one that its prompt goes on from",
     "incomplete_reply": "the reply was cut off, the call failed, or the agent's SDK repeated it and used the later reply",
     "no_token_ids": "no prompt token ids",
@@ -111,6 +111,7 @@ def to_trajectories(
     reward_name: str | None = None,
     by_call: bool = False,
     temperature: float | None = None,
+    greedy: bool = True,
 ) -> TrajectoryBatch:
     """Convert the latest attempt of every succeeded rollout to trajectories, in the order of the calls.
 
@@ -122,11 +123,15 @@ def to_trajectories(
         reward_name: the dimension that is the reward; None is the primary one.
         by_call: make every call its own trajectory (records.to_transitions), without merging or counting of breaks.
         temperature: refuse calls that are known to have been sampled at another one; None takes them.
+        greedy: take calls that are known to have been sampled greedily; False refuses them (`own_temperature`).
     """
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, take, fill_reward, refused, reward_name)
     attempt, keys = _attempt_of_calls(traces.calls, rewards, refused)
-    fit = _fit_calls(traces.calls, attempt, agent_match, temperature, refused)
+    others = sampled_greedily(traces.calls) if not greedy else np.zeros(len(traces.calls), np.bool_)
+    if temperature is not None:
+        others |= sampled_otherwise(traces.calls, temperature=temperature, top_p=None)
+    fit = _fit_calls(traces.calls, attempt, agent_match, others, refused)
     fit = _fit_media(traces, fit, refused)
     return _assemble(traces, fit, attempt, keys, rewards, refused, by_call)
 
@@ -193,7 +198,7 @@ def _attempt_of_calls(
 
 
 def _fit_calls(
-    calls: CallColumns, attempt: NDArray[np.int64], agent_match: str | None, temperature: float | None, refused: Counter[str]
+    calls: CallColumns, attempt: NDArray[np.int64], agent_match: str | None, own_temperature: NDArray[np.bool_], refused: Counter[str]
 ) -> NDArray[np.bool_]:
     """Return which calls may be trained on, before prefix references are checked; count the taken attempts' other calls."""
     response, logprobs = calls.response.lengths, calls.logprobs.lengths
@@ -210,8 +215,7 @@ def _fit_calls(
     if agent_match is not None:
         matches = {name: re.search(agent_match, name) is None for name in set(calls.agent)}
         wrong = {"other_agent": np.array([matches[name] for name in calls.agent], dtype=np.bool_), **wrong}
-    if temperature is not None:
-        wrong["own_temperature"] = sampled_otherwise(calls, temperature=temperature, top_p=None)
+    wrong["own_temperature"] = own_temperature
     fit = attempt >= 0
     for reason, rows in wrong.items():
         if count := int(np.count_nonzero(fit & rows)):

@@ -201,7 +201,14 @@ def check_metrics(selected: Sinks | None) -> None:
     if isinstance(selected, str):
         raise UsageError(f'metrics = "{selected}": it must be a list; write ["{selected}"], or leave it out')
     for name in selected or ():
+        if isinstance(name, str) and list(selected or ()).count(name) > 1:
+            raise UsageError(f'metrics has "{name}" twice: name each once')
         if not isinstance(name, str):
+            if lacking := [method for method in ("begin", "step", "close") if not callable(getattr(name, method, None))]:
+                raise UsageError(
+                    f"metrics has {name!r}, a {type(name).__name__} without {lacking[0]}(): it must be one of {', '.join(SINKS)}, or a "
+                    "MetricSink object; give one of these, or leave it out"
+                )
             continue
         if name not in SINKS:
             raise UsageError(f"metrics has {name!r}: it must be one of {', '.join(SINKS)}; give one of these, or leave it out")

@@ -24,6 +24,7 @@ Kind = TypeVar("Kind", bound=type[Any])
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 SHOWN_CHARACTERS: Final = 80  # of a wrong value in a message
 MONTH_SECONDS: Final = 30 * 86400.0
+LEAST_RATE: Final = 1e-12  # AdamW's step is about as great as the rate, and a float32 weight of 1e-4 has steps of 7e-12
 _TYPES: Final[Mapping[str, str]] = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -116,7 +117,8 @@ def _line(error: Mapping[str, Any], name: str, fields: Mapping[str, FieldInfo]) 
         return f"{name} is missing: it must be given{because}"
     value = shown(error["input"])
     if error["type"] in ("value_error", "assertion_error"):
-        return f"{name} = {value}: {_own_words(error)}; {_remedy(field)}"
+        words = _own_words(error)
+        return f"{name} = {value}: {words}" + ("" if ";" in words else f"; {_remedy(field)}")  # some name a remedy of their own
     must = _must(error, rule)
     return f"{name} = {value}: it must be {must}{because}; {_remedy(field)}"
 
@@ -208,7 +210,16 @@ def _device(given: str) -> str:
     count = torch.accelerator.device_count() if there is not None and there.type == device.type else 0
     if (device.index or 0) >= count:
         raise ValueError(
-            f'this machine has {count or "no"} device{"s" if count > 1 else ""} of type {device.type}; use "cpu" or another machine'
+            f"this machine has {count or 'no'} device{'s' if count > 1 else ''} of type {device.type}; run the job on one that has it, or "
+            'leave it out for "cpu"'
+        )
+    return given
+
+
+def _rate(given: float) -> float:
+    if 0 < given < LEAST_RATE:
+        raise ValueError(
+            f"it must be at least {LEAST_RATE:g}, or 0 for a control experiment, because smaller steps change no float32 weight"
         )
     return given
 
@@ -216,7 +227,9 @@ def _device(given: str) -> str:
 AgentMatch = Annotated[str, Field(min_length=1, description="an empty pattern would match every agent"), AfterValidator(_pattern)]
 Device = Annotated[str, AfterValidator(_device)]
 FillReward = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the other rewards as a float32")]
-LearningRate = Annotated[float, Field(ge=0, le=1, description="the optimizer would climb away from the reward, or diverge")]
+LearningRate = Annotated[
+    float, Field(ge=0, le=1, description="the optimizer would climb away from the reward, or diverge"), AfterValidator(_rate)
+]
 MaxGradNorm = Annotated[
     float, Field(gt=0, description="gradients are scaled down to this norm: 0 trains nothing, and a negative one turns them round")
 ]
@@ -226,7 +239,9 @@ ProbeTolerance = Annotated[float, Field(gt=0, le=10, description="rounding alone
 PromptsPerStep = Annotated[int, Field(ge=1, le=100_000, description="a step trains on the rollouts of at least one task")]
 RatioErrorLimit = Annotated[float, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1")]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32, description="model servers and numpy take seeds of 32 bits")]
-StepTimeout = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="a step waits for its rollouts, and not for ever")]
+StepTimeout = Annotated[
+    float, Field(ge=1, le=MONTH_SECONDS, description="a step waits for its rollouts, which take seconds, and not for ever")
+]
 TargetScore = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the mean reward")]
 Threads = Annotated[int, Field(ge=1, le=256, description="torch computes in at least one thread, and more than the cores slow it down")]
 Temperature = Annotated[float, Field(ge=0, le=5, description="the logits are divided by it, and above 5 the replies are noise")]

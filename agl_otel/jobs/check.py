@@ -22,7 +22,8 @@ from agl_otel.jobs import custom as own
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings, Memory
 from agl_otel.jobs.sources import sources_of
-from agl_otel.runner.agents import CommandAgent, load_function
+from agl_otel.runner.agents import CommandAgent, FunctionAgent, load_function
+from agl_otel.runner.job import check_grader
 from agl_otel.store import Store
 from agl_otel.types import RolloutQuery
 
@@ -123,10 +124,14 @@ def _check(job: Job, found: CheckReport) -> list[Any]:
 
 
 def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
-    for key, reference in (("function", job.agent.function), ("grader", job.agent.grader)):
-        if reference is not None:
-            with _collecting(found, f"[agent] {key}: "):
-                load_function(reference)
+    if job.agent.function is not None:
+        with _collecting(found, "[agent] function: "):
+            function = FunctionAgent(load_function(job.agent.function))
+            for task in tasks:
+                function.check(task)
+    if job.agent.grader is not None:
+        with _collecting(found, "[agent] grader: "):
+            check_grader(load_function(job.agent.grader))
     if command := job.agent.command:
         with _collecting(found, "[agent] command: "):
             beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -10,11 +10,13 @@ from pydantic import BaseModel
 
 from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
+from agl_otel.algorithms.grpo.options import Rollouts, Schedule
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import look_at
-from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
+from agl_otel.jobs.options import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
 from agl_otel.jobs.served import ServedRun, adapter_rank, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 
 notes = notes_of_policy
@@ -34,6 +36,8 @@ def needs(job: Job) -> list[Need]:
         lambda: check_sinks(job.options.get("metrics")),
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
         lambda: _check_options(job),
+        lambda: check_timeouts(job, job.options.get("step_timeout_seconds", Rollouts.step_timeout_seconds)),
+        lambda: Findings(warnings=steps_warnings(job.options, max_steps=Schedule.max_steps, score_window=Schedule.score_window)),
         *needs_of_policy(job, lambda facts: look_at(job, facts)),
     ]
 

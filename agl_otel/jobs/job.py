@@ -6,6 +6,8 @@ custom.py runs the baseline and custom algorithms.
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -39,7 +41,7 @@ class _Strict(BaseModel):
     model_config = STRICT
 
 
-Seconds = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="it is a time in seconds, and nothing waits for ever")]
+Seconds = Annotated[float, Field(ge=0.1, le=MONTH_SECONDS, description="it is a time in seconds; less is over before a call has been made")]
 Reference = Annotated[str, Field(min_length=1, description="it names a function, as file.py:name or package.module:name")]
 
 
@@ -93,6 +95,33 @@ SET_BY_RUN: Final = (
 """Arguments of `vllm serve` that a run sets itself."""
 
 
+NOT_THE_POLICY: Final = {
+    **dict.fromkeys(("--load-format", "--model-loader-extra-config"), "the server must load the weights that the run writes"),
+    **dict.fromkeys(("--quantization", "-q"), "quantised weights sample other tokens than those that are trained"),
+    **dict.fromkeys(
+        ("--tokenizer", "--tokenizer-mode", "--tokenizer-revision", "--skip-tokenizer-init"), "the trainer has the model's own tokenizer"
+    ),
+    **dict.fromkeys(
+        ("--hf-overrides", "--hf-config-path", "--revision", "--code-revision"), "the trainer reads the model's own config.json"
+    ),
+    **dict.fromkeys(("--runner", "--task", "--convert"), "the policy generates text"),
+    **dict.fromkeys(
+        ("--override-generation-config", "--logits-processors", "--logits-processor-pattern"),
+        "the trainer assumes samples of the model's own distribution",
+    ),
+    "--max-logprobs": "the run asks for the log-prob of each sampled token",
+    "--lora-modules": "the run loads its own adapters",
+    **dict.fromkeys(("--api-key", "--config"), "the run sets the server's arguments and its access, and knows nothing of those in there"),
+    **dict.fromkeys(
+        ("--uds", "--root-path", "--ssl-keyfile", "--ssl-certfile", "--headless"), "the run calls the server at an address of its own"
+    ),
+}
+"""{argument of `vllm serve`: why it is refused: the server would sample from another model than is trained, or not be reached}."""
+_SPLITS: Final = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_DTYPES_OF_VLLM: Final = ("auto", "half", "float16", "bfloat16", "float", "float32")
+_CONTEXT: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+"""As vLLM reads --max-model-len."""
 _KEYS_OF_POLICY: Final = "model, seed, gpu_memory_utilization, sleep and adapters"
 
 
@@ -142,13 +171,43 @@ class PolicySpec(_Strict):
                 raise ValueError(
                     f"vllm_options has {name}, which the run sets itself: leave it out ({_KEYS_OF_POLICY} are keys of [policy])"
                 )
+            whole = name.partition(".")[0]  # --hf-overrides.rope_theta
+            if why := NOT_THE_POLICY.get(whole) or NOT_THE_POLICY.get(whole.replace("--no-", "--", 1)):
+                raise ValueError(f"vllm_options has {whole}, but {why}: leave it out")
+        self._check_values_of_vllm()
         return self
+
+    def _check_values_of_vllm(self) -> None:
+        context = self._vllm_value("--max-model-len")
+        if context is not None and context not in ("auto", "-1") and self.max_model_len() is None:
+            raise ValueError(
+                f"vllm_options has --max-model-len {context}: it must be a number of tokens, at least 1, such as 4096 or 4k; "
+                "give one, or leave it out for the model's own"
+            )
+        dtype = self._vllm_value("--dtype")
+        if dtype is not None and dtype not in _DTYPES_OF_VLLM:
+            raise ValueError(f"vllm_options has --dtype {dtype}: it must be one of {', '.join(_DTYPES_OF_VLLM)}; give one, or leave it out")
+        split = {name: self._vllm_value(name, short) for short, name in _SPLITS.items()}
+        given, gpus = {name: value for name, value in split.items() if value is not None}, len(self.devices or [0])
+        sizes = [int(value) if value.isdecimal() else 0 for value in given.values()]
+        if given and math.prod(sizes) * (1 if "--tensor-parallel-size" in given else gpus) != gpus:
+            listed = " ".join(f"{name} {value}" for name, value in given.items())
+            raise ValueError(
+                f"vllm_options has {listed}: the product must be {gpus}, the number of GPUs in devices (without --tensor-parallel-size the "
+                "run gives it that value); name as many devices, or leave it out"
+            )
+
+    def _vllm_value(self, *names: str) -> str | None:
+        """Return the last value of an argument of `vllm serve`, "" where it is missing; None where the argument is not given."""
+        options = [option.partition("=") for option in self.vllm_options]
+        words = [word for name, equals, value in options for word in ((name.replace("_", "-"), value) if equals else (name,))]
+        found = [value for name, value in pairwise([*words, ""]) if name.replace("_", "-") in names]
+        return found[-1] if found else None
 
     def max_model_len(self) -> int | None:
         """Return the context that `vllm_options` set; None where they set none, or vLLM computes it."""
-        words = [word for option in self.vllm_options for word in option.split("=", 1)]
-        given = [value for name, value in pairwise(words) if name == "--max-model-len"]
-        return int(given[-1]) if given and given[-1].isdecimal() else None
+        match = _CONTEXT.fullmatch(self._vllm_value("--max-model-len") or "")
+        return (int(float(match[1]) * _UNITS[match[2]]) or None) if match else None
 
 
 def _address(given: str) -> str:

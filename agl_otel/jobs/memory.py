@@ -118,8 +118,8 @@ class Findings:
 
 
 def gigabytes(size: int) -> str:
-    """Return a size for people."""
-    return f"{size / 1e9:,.2f} GB"
+    """Return a size for people: in MB below 0.1 GB."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 def lines_of(memory: Memory) -> list[str]:
@@ -127,11 +127,11 @@ def lines_of(memory: Memory) -> list[str]:
     shown = [part for part in memory.parts if part.phase in (None, memory.phase)]
     width = max(len(part.name) for part in shown)
     found = [f"memory on {memory.device}, estimated, at its most ({memory.phase}):"]
-    found += [f"  {part.name:<{width}} {part.bytes / 1e9:>9,.2f} GB" for part in shown]
+    found += [f"  {part.name:<{width}} {gigabytes(part.bytes):>12}" for part in shown]
     has = f" of {gigabytes(memory.available_bytes)}" if memory.available_bytes is not None else ""
     row = "one row as long as the context" if memory.row_alone else "micro_batch_tokens"
     verdict = {True: "fits", False: "does not fit", None: "what the device has is unknown"}[memory.fits]
-    found.append(f"  {'together':<{width}} {memory.peak_bytes / 1e9:>9,.2f} GB{has}: {verdict} (a pass of {memory.tokens:,} tokens: {row})")
+    found.append(f"  {'together':<{width}} {gigabytes(memory.peak_bytes):>12}{has}: {verdict} (a pass of {memory.tokens:,} tokens: {row})")
     for phase in (phase for phase in PHASES if phase != memory.phase):
         if parts := [part for part in memory.parts if part.phase == phase]:
             listed = ", ".join(f"{part.name} {gigabytes(part.bytes)}" for part in parts)

@@ -28,11 +28,9 @@ from agl_otel.jobs.memory import (
     trainer,
 )
 from agl_otel.jobs.model_check import ModelFacts
-from agl_otel.jobs.served import gpu_share, is_shared
+from agl_otel.jobs.served import SMALL_PARAMETERS, gpu_share, is_shared
 
 WORTH_SAYING: Final = 0.01  # of the peak
-SMALL_PARAMETERS: Final = 10_000_000
-"""Up to this size a model counts as a toy, for which the default learning rate is meant."""
 USUAL_LEARNING_RATE: Final = 1e-4
 """Greater ones, with LoRA greater than ten times this, are far beyond the published ones of real models (docs/real-models.md)."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -41,6 +39,8 @@ CGROUPS: Final = Path("/sys/fs/cgroup")
 def look_at(job: Job, facts: ModelFacts) -> Findings:
     """Return the memory of the job, and what is wrong or unusual about it and about the learning rate."""
     warnings = learning_rate_warnings(job, facts)
+    if job.has_wrong("[algorithm] device"):
+        return Findings(warnings=warnings)
     device = str(job.options.get("device", Updates.device))
     free, total = device_bytes(device)
     plan = plan_of(job, facts)

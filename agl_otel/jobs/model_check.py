@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.lora import is_target, linear_layers
@@ -22,6 +23,7 @@ from agl_otel.algorithms.model_files import DTYPES, INDEX_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.options import shown
 from agl_otel.errors import SettingsError
 
+_TRAINED: Final = frozenset({"F64", "F32", "F16", "BF16"})  # dtypes of safetensors
 PROBE: Final = "hello"
 """The user's message of the conversation that the chat template must render."""
 
@@ -98,18 +100,27 @@ def model_facts(
     Raises SettingsError, which names the file and the remedy, where it is no causal language model, its weights are missing, damaged or of
     another shape than its config says, or its tokenizer has no usable chat template.
     """
-    model = _model_without_weights(_config(folder), attention)
+    model = _model_without_weights(_config(folder), attention, folder / "config.json")
     tensors = _stored_tensors(folder) if stored is None else {name: _Tensor(*each) for name, each in stored.items()}
-    facts = _facts(model, tensors)
     _check_weights(folder, model, tensors)
+    facts = _facts(model, tensors)
     _check_tokenizer(folder, facts)
+    _check_ends(folder, model.config, facts)
     return facts
 
 
-def _model_without_weights(config: Any, attention: str | None) -> Any:
+def _model_without_weights(config: Any, attention: str | None, file: Path | None = None) -> Any:
+    """Build the model of a config, which is of `file`. Raises SettingsError where transformers cannot, or not with this attention."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        try:
+            model = AutoModelForCausalLM.from_config(config)
+        except Exception as error:  # transformers raises what its lookups and layers raise
+            if file is None:
+                raise
+            why = f"transformers cannot build its model ({type(error).__name__}: {_first_line(error)})"
+            raise _wrong(file, why, "correct it, or take it from the model's origin") from error
         if attention is None:
-            return AutoModelForCausalLM.from_config(config)
+            return model
         try:
             return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         except (ImportError, ValueError) as error:
@@ -157,9 +168,14 @@ def _intermediate(config: Any) -> int:
 def _config(folder: Path) -> Any:
     """Load config.json. Raises SettingsError where it is not that of a causal language model."""
     try:
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a config of the wrong shape
         raise _wrong(folder / "config.json", f"transformers cannot read it ({_first_line(error)})", "save the model again") from error
+    quantised: Any = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", quantised)
+        why = f"it has a quantization_config ({getattr(method, 'value', method)}), and quantised weights cannot be trained"
+        raise _wrong(folder / "config.json", why, "name the model in float32 or bfloat16 that it was made of")
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     names = config.architectures or []
     if kind is None or (names and not any("CausalLM" in name or "LMHead" in name or name == kind.__name__ for name in names)):
@@ -212,16 +228,46 @@ def _check_weights(folder: Path, model: Any, stored: Mapping[str, _Tensor]) -> N
     """Raise SettingsError where the stored weights do not fit the model of the config."""
     if not stored:
         return
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, shape in wanted.items():
-        if name in stored and stored[name].shape != shape:
-            why = f"the tensor {name} has shape {list(stored[name].shape)}, and config.json makes it {list(shape)}"
-            raise _wrong(folder, why, "take both from one model")
-    same = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items() if name in stored}
-    missing = [name for name, tensor in model.state_dict(keep_vars=True).items() if name not in stored and id(tensor) not in same]
-    if missing and stored.keys() <= wanted.keys():  # with other names transformers may know them by these
+    for name, tensor in stored.items():
+        if tensor.dtype not in _TRAINED and name in model.state_dict() and model.state_dict()[name].is_floating_point():
+            why = f"the tensor {name} is {DTYPES.get(tensor.dtype, tensor.dtype)}, and quantised weights cannot be trained"
+            raise _wrong(folder, why, "name the model in float32 or bfloat16 that it was made of")
+    loaded = _loading_info(folder, model, stored)
+    for name, held, wanted in sorted(loaded["mismatched_keys"]):
+        why = f"the tensor {name} has shape {list(held)}, and config.json makes it {list(wanted)}"
+        raise _wrong(folder, why, "take both from one model")
+    missing, unexpected = sorted(loaded["missing_keys"]), sorted(loaded["unexpected_keys"])
+    if missing:
         why = f"its weights lack {len(missing)} of the model's tensors, first {missing[0]}, which would be drawn at random"
+        if prefix := next((name.removesuffix(missing[0]) for name in unexpected if name.endswith("." + missing[0])), ""):
+            raise _wrong(folder, f"{why}: their names begin with {prefix}, and the model's do not", "save the weights without it")
         raise _wrong(folder, why, "copy all files of the model, or correct config.json")
+    if unexpected:
+        why = f"its weights have {len(unexpected)} tensors that the model of config.json lacks, first {unexpected[0]}, and would be cut"
+        raise _wrong(folder, why, "correct config.json (num_hidden_layers), or save the model without them")
+
+
+def _loading_info(folder: Path, model: Any, stored: Mapping[str, _Tensor]) -> dict[str, Any]:
+    """Return which tensors transformers would not find, not use, or find of another shape; it loads the headers, without weights."""
+    headers = {name: torch.empty(tensor.shape, dtype=_dtype(tensor), device="meta") for name, tensor in stored.items()}
+    verbosity, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return type(model).from_pretrained(
+                None, config=model.config, state_dict=headers, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
+            )[1]
+    except Exception as error:  # of transformers' conversions of names and shapes
+        raise _wrong(folder, f"transformers cannot load its weights ({_first_line(error)})", "take them from the model's origin") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+def _dtype(tensor: _Tensor) -> torch.dtype:
+    return getattr(torch, DTYPES.get(tensor.dtype, ""), torch.float32)
 
 
 def _check_tokenizer(folder: Path, facts: ModelFacts) -> None:
@@ -245,6 +291,28 @@ def _check_tokenizer(folder: Path, facts: ModelFacts) -> None:
         raise _wrong(folder, f"its chat template fails on two messages ({_first_line(error)})", "correct the template") from error
     if PROBE not in prompt:
         raise _wrong(folder, "its chat template leaves out the user's message", "correct the template")
+
+    renderings = [tokenizer.apply_chat_template(conversation[:many], tokenize=False) for many in (1, 2)]
+    between = renderings[1].removeprefix(prompt).partition("yes")[0].strip()
+    if prompt == renderings[0] and renderings[1].startswith(prompt) and between:
+        why = f"its chat template ends a prompt without {between!r}, by which an assistant's message begins"
+        raise _wrong(folder, why, "write it under {% if add_generation_prompt %}")
+
+
+def _check_ends(folder: Path, config: Any, facts: ModelFacts) -> None:
+    """Raise SettingsError where generation_config.json cannot be read, or a reply's end is a token that the model does not have."""
+    ends = {"config.json": getattr(config.get_text_config(), "eos_token_id", None)}
+    file = folder / "generation_config.json"
+    if file.exists():
+        try:
+            ends[file.name] = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+        except Exception as error:  # transformers raises many kinds for a file of the wrong shape
+            raise _wrong(file, f"transformers cannot read it ({_first_line(error)})", "copy it again, or remove it") from error
+    for name, given in ends.items():
+        for end in cast("list[Any]", given if isinstance(given, list) else [given]):
+            if end is not None and not (isinstance(end, int) and 0 <= end < facts.vocabulary):
+                why = f"eos_token_id is {shown(end)}: it must be at least 0 and less than {facts.vocabulary}, the size of the vocabulary"
+                raise _wrong(folder / name, why, "take both from one model")
 
 
 def _wrong(place: Path, why: str, remedy: str) -> SettingsError:

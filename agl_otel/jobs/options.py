@@ -10,7 +10,8 @@ from pydantic import BaseModel, create_model
 
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.options import STRICT, arguments_of
-from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.errors import SettingsError, UnavailableError, UsageError
+from agl_otel.jobs.job import Job
 
 Need = Callable[[], object]
 """A check of something that a job needs; raises UsageError if it is missing, and starts nothing. It may return memory.Findings."""
@@ -29,6 +30,34 @@ def check_sinks(metrics: Any) -> None:
     """Raise UsageError for a metric sink that is unknown, SettingsError for one whose package is missing."""
     with of_table("algorithm"):
         check_metrics(metrics)
+
+
+def check_timeouts(job: Job, step_seconds: float | None) -> None:
+    """Raise SettingsError where an attempt may take longer than its step, which lasts `step_seconds` at the most."""
+    seconds = job.agent.timeout_seconds
+    if step_seconds is not None and seconds > step_seconds and job.options.get("groups_in_flight") is None:
+        raise SettingsError(
+            f"[agent] timeout_seconds = {seconds:g}: it must be at most step_timeout_seconds ({step_seconds:g}), because a step "
+            "cancels the attempts that still run, so that only the fast ones are trained on; give a smaller one, or a greater "
+            "step_timeout_seconds of [algorithm]"
+        )
+
+
+def steps_warnings(options: Mapping[str, Any], *, max_steps: int, score_window: int = 1) -> list[str]:
+    """Return a warning for each option that counts more steps than the run does; `max_steps` and `score_window` are the defaults."""
+    steps, window = options.get("max_steps", max_steps), options.get("score_window", score_window)
+    found: list[str] = []
+    if (every := options.get("val_every") or 0) > steps:
+        found.append(
+            f"val_every = {every} is more than max_steps ({steps}): the run validates only before its first step and after its last"
+        )
+    if window > steps and options.get("target_score") is not None:
+        found.append(
+            f"score_window = {window} is more than max_steps ({steps}): target_score is of a mean of so many steps, and cannot end the run"
+        )
+    elif "score_window" in options and options.get("target_score") is None:
+        found.append(f"score_window = {window} has no effect without target_score")
+    return found
 
 
 def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -43,6 +43,8 @@ PORT_SECONDS: Final = 20.0  # the model server of a killed run ends shortly afte
 SERVER: Final = "model_server.json"
 _AGENT: Final = {"function", "command", "grader"}
 """The fields of [agent] that belong to a run's fingerprint; the numbers of processes and rollouts may change on resuming."""
+SMALL_PARAMETERS: Final = 10_000_000
+"""Up to this size a model counts as a toy, for which a CPU and the default learning rate are meant."""
 VLLM_TOLERANCE: Final = 0.1  # its weights are usually bfloat16
 SHARED_UTILIZATION: Final = 0.4  # of a GPU that vLLM shares with the trainer, whose weights, gradients and optimizer stay there
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -96,15 +98,29 @@ def needs_of_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> list
 
 def notes_of_policy(job: Job) -> list[str]:
     """Return what a user should know of how the job's policy is served."""
-    spec, trainer = job.policy, job.options.get("device", "cpu")
+    if any(job.has_wrong(place) for place in ("[policy]", "[algorithm] device")):
+        return []  # its values are not those that the user meant
+    spec, trainer = job.policy, _place(job.options.get("device", "cpu"))
     if spec.server == "ours":
-        where = "the CPU" if spec.devices is None else f"GPU {spec.devices[0]}"
-        hint = '; a model of more than some million parameters needs server = "vllm", or devices = [0]' if spec.devices is None else ""
-        return [f'the policy is sampled on {where}, and trained on {trainer} ([policy] server = "ours"{hint})']
+        where = _place("cpu") if spec.devices is None else _gpus(spec.devices)
+        does = f"sampled and trained on {where}" if where == trainer else f"sampled on {where}, and trained on {trainer}"
+        hint = (
+            f"; one of more than {SMALL_PARAMETERS / 1e6:.0f} million parameters is sampled in bearable time by a GPU: devices = [0], or "
+            'server = "vllm"'
+            if spec.devices is None
+            else ""
+        )
+        return [f'the policy is {does} ([policy] server = "ours"{hint})']
     share = gpu_share(job)
     shared = f"; they share a GPU, of which vLLM takes {share:.0%}" if is_shared(job) and share is not None else ""
     asleep = ", and none of it during updates" if shared and spec.sleep else ""
     return [f"the policy is sampled by vLLM on {_gpus(spec.devices or [0])}, and trained on {trainer}{shared}{asleep}"]
+
+
+def _place(device: str) -> str:
+    """Return a device of torch in words."""
+    kind, _, number = device.partition(":")
+    return {"cpu": "the CPU", "cuda": f"GPU {number or 0}"}.get(kind, device)
 
 
 def _gpus(numbers: Sequence[int]) -> str:
@@ -160,6 +176,11 @@ def check_policy(job: Job) -> ModelFacts:
     given, name = job.options, job.policy.model
     facts = _facts_of_policy(job, given.get("attention"))
     served = job.policy.max_model_len() or facts.context
+    if served > facts.context:
+        raise SettingsError(
+            f"[policy] vllm_options has --max-model-len {served}: it must be at most {facts.context}, the context of {name}; "
+            "give such a value, or leave it out"
+        )
     if (most := given.get("max_tokens", 0)) >= min(served, facts.context):
         whose = name if facts.context <= served else "the model server (--max-model-len)"
         raise SettingsError(

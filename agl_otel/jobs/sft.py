@@ -14,7 +14,7 @@ from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import learning_rate_warnings
-from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
+from agl_otel.jobs.options import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
 from agl_otel.jobs.served import ServedRun, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 
 notes = notes_of_policy
@@ -31,6 +31,8 @@ def needs(job: Job) -> list[Need]:
     return [
         lambda: check_sinks(job.options.get("metrics")),
         lambda: _check_options(job),
+        lambda: check_timeouts(job, job.options.get("step_timeout_seconds", SFT.step_timeout_seconds)),
+        lambda: Findings(warnings=steps_warnings(job.options, max_steps=SFT.max_steps)),
         *needs_of_policy(job, lambda facts: Findings(warnings=learning_rate_warnings(job, facts))),
     ]
 

@@ -15,7 +15,7 @@ from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import get, has, translate
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, of_table, options_of
+from agl_otel.jobs.options import Need, check_timeouts, of_table, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.jobs.served import check_policy, policy_made, prepare_policy
 
@@ -31,7 +31,12 @@ def options_model(name: str) -> type[BaseModel]:
 
 def needs(job: Job) -> list[Need]:
     """Return the checks of what a verl job needs: the extra, known keys of verl's config, and a model."""
-    return [require_extra, lambda: _check_options(job), lambda: _check_model(job)]
+    return [
+        require_extra,
+        lambda: _check_options(job),
+        lambda: check_timeouts(job, job.options.get("step_timeout_seconds")),
+        lambda: _check_model(job),
+    ]
 
 
 def _check_options(job: Job) -> None:

@@ -6,6 +6,7 @@ cancelling its task; the agent has ended when the task is done. Rewards are emit
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agl_otel.errors import AgentError
+from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.ledgers import Ledgers
 from agl_otel.runner.output import Capture
@@ -145,6 +146,28 @@ def _float(number: float) -> float:
         return float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
+
+
+def check_grader(grader: Grader) -> None:
+    """Raise UsageError where the grader cannot be called as `grade` does, with (task, answer)."""
+    name = getattr(grader, "__qualname__", repr(grader))
+    check_returns(grader)
+    try:
+        inspect.signature(grader).bind("task", "answer")
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        raise UsageError(
+            f"grader {name}{inspect.signature(grader)} is called with (task, answer): {error}; let it take these two"
+        ) from None
+
+
+def check_returns(function: Callable[..., Any]) -> None:
+    """Raise UsageError for a generator, sync or async, which returns no value."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            f"{getattr(function, '__qualname__', function)} is a generator, and its value is needed: return it, without `yield`"
+        )
 
 
 async def grade(job: Job, grader: Grader, answer: Any) -> None:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick, readable
-from agl_otel.adapters.own_sampling import token_temperatures
+from agl_otel.adapters.own_sampling import GREEDY_REMEDY, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
@@ -101,6 +101,11 @@ class GRPO(Algorithm):
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
+        if self.updates.warmup_steps > self.schedule.max_steps:
+            raise UsageError(
+                f"warmup_steps = {self.updates.warmup_steps}: it must be at most max_steps ({self.schedule.max_steps}), because the run would "
+                "end before the learning rate has its value; give such a value, or leave it out"
+            )
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None
         self._offline: list[Group] = []
@@ -135,7 +140,8 @@ class GRPO(Algorithm):
         """Return the run's fingerprint, as JSON: the options in its run.json."""
         decays = self.updates.learning_rate_schedule != "constant"  # to 0 at max_steps
         without = _NOT_COMPARED - {"max_steps"} if decays else _NOT_COMPARED
-        return run_fingerprint(self.options, tasks, model_dir=self.model_dir, without=without)
+        options = {**self.options, "dtype": self.updates.computed_in}  # "auto" is another one on another device
+        return run_fingerprint(options, tasks, model_dir=self.model_dir, without=without)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
         """Return folder (None: `model_dir`) and version of the weights that `run` goes on with. Raises what `last_checkpoint` raises."""
@@ -287,7 +293,7 @@ class GRPO(Algorithm):
 
     def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _StepData:
         """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
-        batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match)
+        batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match, greedy=False)
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
         batch = self._of_this_run(batch, groups)
         late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
@@ -325,6 +331,7 @@ class GRPO(Algorithm):
             raise DataError(
                 f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
                 "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
+                + (GREEDY_REMEDY if batch.refused["own_temperature"] else "")
                 + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
             )
         place = {rollout_id: number for number, rollout_id in enumerate(group_of)}

@@ -64,6 +64,11 @@ class Objective:
                 f'constant_tokens = {self.constant_tokens}: it must be at least 1, because average = "constant" divides by it; '
                 "give the token budget of a trajectory"
             )
+        if self.average != "constant" and self.constant_tokens:
+            raise UsageError(
+                f'constant_tokens = {self.constant_tokens} has no effect with average = "{self.average}": give average = "constant", '
+                "or leave it out"
+            )
         others = [each.name for each in fields(self) if each.name in _OF_SURROGATE and getattr(self, each.name) != each.default]
         if self.weight_cap is not None and others:
             raise UsageError(

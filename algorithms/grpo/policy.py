@@ -84,19 +84,24 @@ def load_policy(folder: str | Path, *, device: str = "cpu", dtype: torch.dtype =
     except (ImportError, OSError, ValueError) as error:
         raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
     model: Any = loaded[0]
-    _check_loaded(folder, model, sorted(loaded[1]["missing_keys"]))
+    _check_loaded(folder, model, sorted(loaded[1]["missing_keys"]), sorted(loaded[1]["unexpected_keys"]))
     stop = model.generation_config.eos_token_id
     stops = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
     model.to(device).eval()
     return Policy(model, tokenizer, frozenset(s for s in stops if s is not None), model.config.max_position_embeddings)
 
 
-def _check_loaded(folder: Path, model: Any, missing: list[str]) -> None:
-    """Raise UsageError where weights were drawn at random, because the folder lacks them, or are no finite numbers."""
+def _check_loaded(folder: Path, model: Any, missing: list[str], unexpected: list[str]) -> None:
+    """Raise UsageError where weights were drawn at random, because the folder lacks them, were left out, or are no finite numbers."""
     if missing:
         raise UsageError(
             f"the weights in {folder} lack {len(missing)} of the model's tensors, first {missing[0]}, which would be drawn at random: copy "
             "all files of the model, or correct config.json"
+        )
+    if unexpected:
+        raise UsageError(
+            f"the weights in {folder} have {len(unexpected)} tensors that the model of config.json lacks, first {unexpected[0]}: correct "
+            "config.json (num_hidden_layers), or save the model without them"
         )
     for name, weight in model.named_parameters():
         if not bool(torch.isfinite(weight.detach()).all()):

@@ -8,13 +8,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, create_model
 
-from agl_otel.algorithms.options import STRICT, check
+from agl_otel.algorithms.options import STRICT, LearningRate, check
 from agl_otel.algorithms.verl.keys import get, has
 from agl_otel.errors import UsageError
 
 Count = Annotated[int, Field(ge=1, description="it is a number of tasks, tokens, passes or devices")]
 CountOrAll = Annotated[int, Field(ge=-1, description="-1 is for all, or for never")]
-Rate = Annotated[float, Field(ge=0, le=1, description="the optimizer would climb away from the reward, or diverge")]
 _ACTOR: Final = "actor_rollout_ref.actor"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 BOUNDS: Final[Mapping[str, Any]] = {
@@ -31,11 +30,11 @@ BOUNDS: Final[Mapping[str, Any]] = {
     f"{_ROLLOUT}.gpu_memory_utilization": Annotated[float, Field(gt=0, le=1, description="it is a share of the GPU's memory")],
     f"{_ACTOR}.ppo_mini_batch_size": Count,
     f"{_ACTOR}.ppo_epochs": Count,
-    f"{_ACTOR}.optim.lr": Rate,
+    f"{_ACTOR}.optim.lr": LearningRate,
     f"{_ACTOR}.grad_clip": Annotated[float, Field(gt=0, description="gradients are scaled down to this norm, and 0 trains nothing")],
     f"{_ACTOR}.clip_ratio": Annotated[float, Field(gt=0, lt=1, description="the lower end of the ratio lies between 0 and 1")],
     f"{_ACTOR}.kl_loss_coef": Annotated[float, Field(ge=0, description="a negative coefficient rewards drift")],
-    "critic.optim.lr": Rate,
+    "critic.optim.lr": LearningRate,
     "algorithm.gamma": Annotated[float, Field(ge=0, le=1, description="it discounts rewards")],
     "algorithm.lam": Annotated[float, Field(ge=0, le=1, description="it discounts advantages")],
     "trainer.total_epochs": Count,

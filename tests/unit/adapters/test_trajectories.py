@@ -86,6 +86,14 @@ def test_call_that_cannot_be_trained_on_is_refused_and_counted(traces: Any, row:
     assert reason in CALL_REFUSALS
 
 
+@pytest.mark.parametrize(("temperature", "trained"), [(0.0, False), (0.001, False), (0.01, True), (0.5, True), (None, True)])
+def test_greedy_calls_are_refused_where_samples_are_needed(traces: Any, row: Any, temperature: float | None, trained: bool) -> None:
+    built = traces.build(row(rollout="ro-1", temperature=1.0), row(rollout="ro-2", temperature=temperature))
+    batch = to_trajectories(built, greedy=False)
+    assert (batch.rollout_id, batch.refused["own_temperature"]) == (["ro-1", *["ro-2"] * trained], not trained)
+    assert len(to_trajectories(built)) == 2, "exports take them"
+
+
 def test_refused_call_leaves_the_rest_of_its_attempt(traces: Any, row: Any) -> None:
     batch = to_trajectories(
         traces.build(

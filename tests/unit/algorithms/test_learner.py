@@ -152,7 +152,7 @@ def written_logprobs(model: Any, prompt: list[int], response: list[int], mask: l
 
 @pytest.mark.parametrize("average", ["token", "sequence", "rollout", "constant"])
 def test_micro_batches_do_not_change_the_gradient(policy: Policy, average: Average) -> None:
-    options = Objective(average=average, constant_tokens=8, sequence_ratio=True, importance_cap=2.0, kl=0.1)
+    options = Objective(average=average, constant_tokens=8 if average == "constant" else 0, sequence_ratio=True, importance_cap=2.0, kl=0.1)
     found: list[list[torch.Tensor]] = []
     for tokens in (1, 16384):
         model = copy.deepcopy(policy.model)
@@ -223,11 +223,27 @@ def test_every_task_is_used_once_before_any_is_repeated() -> None:
         ({"keep_checkpoints": 0}, "keep_checkpoints = 0"),
         ({"groups_in_flight": 16}, "greater than prompts_per_step"),
         ({"average": "constant"}, "constant_tokens"),
+        ({"constant_tokens": 64}, 'constant_tokens = 64 has no effect with average = "token"'),
+        ({"max_staleness": 1}, "max_staleness = 1 has no effect without groups_in_flight"),
+        ({"warmup_steps": 6, "max_steps": 5}, "warmup_steps = 6: it must be at most max_steps"),
+        ({"attention": "flex_attention"}, "no gradients on the CPU"),
     ],
 )
 def test_invalid_options_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", **wrong)
+
+
+def test_what_is_compared_when_a_run_is_resumed_is_the_dtype_that_auto_comes_to(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def compared(device: str, dtype: str = "auto") -> str:
+        grpo = GRPO.from_options(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", dtype=dtype)
+        object.__setattr__(grpo.updates, "device", device)  # as on a machine that has it
+        return grpo.run_fingerprint([])["dtype"]
+
+    assert compared("cpu") == compared("cuda", "float32") == "float32"
+    assert compared("cuda") == compared("cpu", "bfloat16") == "bfloat16"
 
 
 def with_temperatures(policy: Policy, temperatures: list[float]) -> tuple[TrajectoryBatch, Ragged]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,10 +104,12 @@ OPTIONS = st.builds(
     clip_high=st.sampled_from([None, 0.28]),
     dual_clip=st.sampled_from([None, 1.5, 3.0]),
     sequence_ratio=st.booleans(),
-    average=st.sampled_from(["token", "sequence", "rollout", "constant"]),
-    constant_tokens=st.just(7),
+    average=st.sampled_from(["token", "sequence", "rollout"]),
     importance_cap=st.sampled_from([None, 0.9, 2.0]),
     kl=st.sampled_from([0.0, 0.1]),
+)
+OPTIONS |= OPTIONS.filter(lambda options: options.weight_cap is None).map(
+    lambda options: replace(options, average="constant", constant_tokens=7)
 )
 # lengths of the trajectories of each rollout: empty ones and single tokens among them
 LENGTHS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=4).filter(lambda rows: any(map(sum, rows)))

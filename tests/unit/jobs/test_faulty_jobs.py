@@ -17,6 +17,9 @@ def agent(task): return 1.0
 def tasks(): return [{"question": "?"}]
 def none(): return []
 constant = 3
+def three(a, b, c): return 1.0
+def named(*, task, answer): return 1.0
+def stream(task, answer=None): yield 1.0
 """
 AGENT = {"function": '"mine.py:agent"'}
 DATA = {"train": '"mine.py:tasks"', "val": '"tasks.jsonl"'}
@@ -41,7 +44,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "agent", 'function = ""', r'function = "": it must be non-empty'),
     ("grpo", "agent", 'function = "agent"', r"function: 'agent' does not name a function: write path/to/file\.py:function"),
     ("grpo", "agent", 'function = "gone.py:agent"', r"function: there is no file .*gone\.py"),
-    ("grpo", "agent", 'function = "mine.py:agnet"', r"function: mine\.py has no 'agnet'; its functions are: agent, tasks, none"),
+    ("grpo", "agent", 'function = "mine.py:agnet"', r"function: mine\.py has no 'agnet'; its functions are: agent, tasks, none, three"),
     ("grpo", "agent", 'function = "mine.py:constant"', r"function: mine\.py:constant is a int, not a function"),
     ("grpo", "agent", 'grader = "mine.py:grade"', r"grader: mine\.py has no 'grade'; its functions are"),
     ("grpo", "agent", "grader = 3", r"grader = 3: it must be a text in quotes"),
@@ -62,9 +65,9 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "agent", "concurrency = 0", r"concurrency = 0: it must be at least 1 and at most 10000.*leave it out for 32"),
     ("grpo", "agent", "concurrency = 100000", r"concurrency = 100000: it must be .*at most 10000"),
     ("grpo", "agent", "concurrency = true", r"concurrency = true: it must be an integer"),
-    ("grpo", "agent", "timeout_seconds = 0", r"timeout_seconds = 0: it must be greater than 0.*leave it out for 120"),
-    ("grpo", "agent", "timeout_seconds = -5.0", r"timeout_seconds = -5\.0: it must be greater than 0"),
-    ("grpo", "agent", "timeout_seconds = inf", r"timeout_seconds = Infinity: it must be a finite number, greater than 0"),
+    ("grpo", "agent", "timeout_seconds = 0", r"timeout_seconds = 0: it must be at least 0\.1.*leave it out for 120"),
+    ("grpo", "agent", "timeout_seconds = -5.0", r"timeout_seconds = -5\.0: it must be at least 0\.1"),
+    ("grpo", "agent", "timeout_seconds = inf", r"timeout_seconds = Infinity: it must be a finite number, at least 0\.1"),
     ("grpo", "agent", "timeout_seconds = 1e9", r"timeout_seconds = 1000000000\.0: it must be .*at most 2592000"),
     ("grpo", "agent", "unresponsive_seconds = 2", r"unresponsive_seconds = 2: it must be at least 10 .*heartbeats come every 5 s"),
     ("grpo", "agent", "runers = 2", r"unknown key runers: did you mean runners\?"),
@@ -120,7 +123,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("apo", "editor", 'base_url = "localhost:8000"', r"base_url = \"localhost:8000\": it must be an address such as https://"),
     ("apo", "editor", 'api_key_env = "sk-1234"', r"api_key_env = \"sk-1234\": it must be the name of an environment variable"),
     ("apo", "editor", 'api_key_env = "NO_SUCH_KEY"', r"api_key_env: the environment variable NO_SUCH_KEY is not set"),
-    ("apo", "editor", "timeout_seconds = 0", r"timeout_seconds = 0: it must be greater than 0.*leave it out for 600"),
+    ("apo", "editor", "timeout_seconds = 0", r"timeout_seconds = 0: it must be at least 0\.1.*leave it out for 600"),
     ("apo", "editor", 'url = "http://127.0.0.1"', r"unknown key url: leave it out; the keys are base_url|did you mean base_url\?"),
     ("apo", "resources", "prompt =", r"has no prompt for apo to begin with: give one, name = 'text'"),
     ("apo", "resources", 'prompt = "{question"', r"prompt cannot be edited: it is no f-string template.*write it"),
@@ -139,7 +142,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "resample_rounds = -1", r"resample_rounds = -1: it must be at least 0"),
     ("grpo", "algorithm", "groups_in_flight = 16", r"groups_in_flight = 16: it must be greater than prompts_per_step \(16\)"),
     ("grpo", "algorithm", "max_staleness = -1", r"max_staleness = -1: it must be at least 0"),
-    ("grpo", "algorithm", "step_timeout_seconds = 0", r"step_timeout_seconds = 0: it must be greater than 0.*leave it out for 600"),
+    ("grpo", "algorithm", "step_timeout_seconds = 0", r"step_timeout_seconds = 0: it must be at least 1 .*leave it out for 600"),
     ("grpo", "algorithm", "step_timeout_seconds = nan", r"step_timeout_seconds = NaN: it must be a finite number"),
     ("grpo", "algorithm", 'offline_mode = "prod"', r"offline_mode = \"prod\": it must be .*'production'"),
     (
@@ -196,7 +199,12 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "lora_rank = 0", r"lora_rank = 0: it must be at least 1"),
     ("grpo", "algorithm", "lora_rank = 65", r"lora_rank = 65: it must be at most 64, because that is the hidden size of tiny"),
     ("grpo", "algorithm", 'device = "gpu"', r"device = \"gpu\": it is no device of torch.*leave it out for \"cpu\""),
-    ("grpo", "algorithm", 'device = "cuda:99"', r"device = \"cuda:99\": this machine has .* of type cuda; use \"cpu\""),
+    (
+        "grpo",
+        "algorithm",
+        'device = "cuda:99"',
+        r"device = \"cuda:99\": this machine has .* of type cuda; run the job on one that has it, or leave it out for \"cpu\"$",
+    ),
     ("grpo", "algorithm", 'device = "meta"', r"device = \"meta\": this machine has no device of type meta"),
     ("grpo", "algorithm", "threads = 0", r"threads = 0: it must be at least 1 and at most 256.*leave it out for 1"),
     ("grpo", "algorithm", "threads = 100000", r"threads = 100000: it must be .*at most 256"),
@@ -245,7 +253,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     # verl
     ("verl", "algorithm", "fill_reward = inf", r"fill_reward = Infinity: it must be a finite number"),
     ("verl", "algorithm", "seed = -1", r"seed = -1: it must be at least 0"),
-    ("verl", "algorithm", "step_timeout_seconds = -1", r"step_timeout_seconds = -1: it must be greater than 0"),
+    ("verl", "algorithm", "step_timeout_seconds = -1", r"step_timeout_seconds = -1: it must be at least 1 "),
     ("verl", "algorithm", "config.actor_rollout_ref.rollout.n = 1", r"rollout\.n is 1, .*Set n to at least 2"),
     ("verl", "algorithm", "config.data.train_batch_size = 0", r"data\.train_batch_size = 0: it must be at least 1"),
     ("verl", "algorithm", "config.actor_rollout_ref.rollout.temperature = 0", r"rollout\.temperature = 0: it must be greater than 0"),
@@ -281,6 +289,98 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("baseline", "algorithm", "train_split = 1.0", r"train_split = 1\.0: it must be greater than 0 and less than 1"),
     ("baseline", "algorithm", "polling_interval = 0", r"polling_interval = 0: it must be greater than 0"),
     ("baseline", "algorithm", 'span_verbosity = "all"', r"span_verbosity = \"all\": it must be 'keys'"),
+    # options that contradict each other, and values that nobody means
+    (
+        "grpo",
+        "algorithm",
+        "constant_tokens = 64",
+        r"constant_tokens = 64 has no effect with average = \"token\": give average = \"constant\"",
+    ),
+    ("grpo", "algorithm", "max_staleness = 1", r"max_staleness = 1 has no effect without groups_in_flight.*or leave it out"),
+    (
+        "grpo",
+        "algorithm",
+        "warmup_steps = 6\nmax_steps = 5",
+        r"warmup_steps = 6: it must be at most max_steps \(5\), because the run would end",
+    ),
+    ("grpo", "algorithm", "step_timeout_seconds = 10", r"timeout_seconds = 120: it must be at most step_timeout_seconds \(10\), because"),
+    ("grpo", "agent", "timeout_seconds = 700", r"timeout_seconds = 700: it must be at most step_timeout_seconds \(600\), because"),
+    ("sft", "agent", "timeout_seconds = 700", r"timeout_seconds = 700: it must be at most step_timeout_seconds \(600\), because"),
+    ("verl", "algorithm", "step_timeout_seconds = 100", r"timeout_seconds = 120: it must be at most step_timeout_seconds \(100\), because"),
+    ("grpo", "algorithm", "step_timeout_seconds = 1e-9", r"step_timeout_seconds = 1e-09: it must be at least 1 .*take seconds"),
+    ("grpo", "agent", "timeout_seconds = 1e-9", r"timeout_seconds = 1e-09: it must be at least 0\.1 .*before a call has been made"),
+    ("grpo", "algorithm", "learning_rate = 1e-300", r"learning_rate = 1e-300: it must be at least 1e-12, or 0 for a control.*leave it out"),
+    ("verl", "algorithm", "config.actor_rollout_ref.actor.optim.lr = 1e-300", r"optim\.lr = 1e-300: it must be at least 1e-12, or 0"),
+    (
+        "grpo",
+        "algorithm",
+        "metrics = [3]",
+        r"metrics has 3, a int without begin\(\): it must be one of tensorboard, wandb, plots, or a MetricSink",
+    ),
+    (
+        "grpo",
+        "algorithm",
+        'attention = "flex_attention"',
+        r"attention = \"flex_attention\": it must be one of eager, sdpa with device = \"cpu\"",
+    ),
+    # functions that cannot be called as a run calls them
+    (
+        "grpo",
+        "agent",
+        'grader = "mine.py:tasks"',
+        r"grader: grader tasks\(\) is called with \(task, answer\): too many.*let it take these two",
+    ),
+    ("grpo", "agent", 'grader = "mine.py:agent"', r"grader: grader agent\(task\) is called with \(task, answer\): too many"),
+    (
+        "grpo",
+        "agent",
+        'grader = "mine.py:three"',
+        r"grader: grader three\(a, b, c\) is called with \(task, answer\): missing a required argument: 'c'",
+    ),
+    (
+        "baseline",
+        "agent",
+        'grader = "mine.py:named"',
+        r"grader: grader named\(\*, task, answer\) is called with \(task, answer\): too many",
+    ),
+    ("apo", "agent", 'grader = "mine.py:stream"', r"grader: stream is a generator, and its value is needed: return it"),
+    (
+        "grpo",
+        "agent",
+        'function = "mine.py:three"',
+        r"function: three takes a, b, c, which nothing fills: there are task, .* keys question",
+    ),
+    ("sft", "agent", 'function = "mine.py:stream"', r"function: stream is a generator, and its value is needed"),
+    # arguments of vLLM
+    *(
+        ("grpo", "policy", f"{VLLM}vllm_options = {given}", says)
+        for given, says in [
+            (
+                '["--max-model-len", "0"]',
+                r"--max-model-len 0: it must be a number of tokens, at least 1, .*leave it out for the model's own",
+            ),
+            ('["--max-model-len=abc"]', r"--max-model-len abc: it must be a number of tokens"),
+            ('["--max-model-len"]', r"--max-model-len : it must be a number of tokens"),
+            ('["--max_model_len", "2k"]', r"--max-model-len 2000: it must be at most 1024, the context of tiny"),
+            ('["--load-format", "dummy"]', r"has --load-format, but the server must load the weights that the run writes: leave it out"),
+            ('["-q", "fp8"]', r"has -q, but quantised weights sample other tokens"),
+            ('["--quantization=fp8"]', r"has --quantization, but quantised weights"),
+            ('["--tokenizer", "other"]', r"has --tokenizer, but the trainer has the model's own"),
+            ('["--hf-overrides.rope_theta", "1e6"]', r"has --hf-overrides, but the trainer reads the model's own config\.json"),
+            ('["--runner", "pooling"]', r"has --runner, but the policy generates text"),
+            ('["--override-generation-config", "{}"]', r"has --override-generation-config, but the trainer assumes samples"),
+            ('["--config", "vllm.yaml"]', r"has --config, but the run sets the server's arguments"),
+            ('["--api-key", "secret"]', r"has --api-key, but the run sets the server's arguments and its access"),
+            ('["--uds", "/tmp/s"]', r"has --uds, but the run calls the server at an address of its own"),
+            ('["--dtype", "int8"]', r"--dtype int8: it must be one of auto, half, .*leave it out"),
+            ('["-tp", "2"]', r"--tensor-parallel-size 2: the product must be 1, the number of GPUs in devices"),
+            ('["--tensor-parallel-size=two"]', r"--tensor-parallel-size two: the product must be 1"),
+            (
+                '["-tp", "1", "--pipeline_parallel_size", "2"]',
+                r"--tensor-parallel-size 1 --pipeline-parallel-size 2: the product must be 1",
+            ),
+        ]
+    ),
 ]
 """(algorithm of a good job, table, the key that makes it faulty, the message); `key =` removes the key."""
 
@@ -372,3 +472,22 @@ def test_a_run_refuses_the_same_before_it_starts_anything(
 async def test_a_learning_rate_of_0_is_accepted_and_said(tmp_path: Path) -> None:
     found = await check_job(write_job(tmp_path, "grpo", "algorithm", "learning_rate = 0"))
     assert found.problems == [] and any("learning_rate = 0 is a control experiment" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("max_steps = 5\nval_every = 10", r"val_every = 10 is more than max_steps \(5\): the run validates only before"),
+        ("max_steps = 3\ntarget_score = 0.9", r"score_window = 5 is more than max_steps \(3\): target_score .* cannot end the run"),
+        ("score_window = 3", r"score_window = 3 has no effect without target_score"),
+    ],
+)
+async def test_what_a_short_trial_leaves_without_effect_is_warned_of(tmp_path: Path, lines: str, says: str) -> None:
+    found = await check_job(write_job(tmp_path, "grpo", "algorithm", lines))
+    (warning,) = found.warnings
+    assert found.problems == [] and re.match(says, warning), warning
+
+
+async def test_nothing_is_said_of_the_default_in_place_of_a_wrong_device(tmp_path: Path) -> None:
+    found = await check_job(write_job(tmp_path, "grpo", "algorithm", 'device = "cuda:99"'))
+    assert found.memory is None and not any("sampled" in note for note in found.notes)

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from agl_otel.jobs.model_check import Linear, ModelFacts, model_facts, tiny_facts
@@ -112,6 +113,66 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+def change_all(name: Callable[[str], str] = str, dtype: torch.dtype = torch.float32) -> Callable[[Path], None]:
+    """Return a function that renames and converts all tensors of a model."""
+
+    def change(folder: Path) -> None:
+        weights = {name(key): tensor.to(dtype) for key, tensor in load_file(folder / "model.safetensors").items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+TEMPLATE = (MODEL / "chat_template.jinja").read_text()
+LATER_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "gptq": (
+        change_json("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+        r"config\.json: it has a quantization_config \(gptq\), and quantised weights cannot be trained; name the model in float32",
+    ),
+    "int8": (
+        change_json("config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
+        r"it has a quantization_config \(bitsandbytes",
+    ),
+    "integers": (change_all(dtype=torch.int8), r"the tensor .* is I8, and quantised weights cannot be trained"),
+    "float8": (change_all(dtype=torch.float8_e4m3fn), r"the tensor .* is float8_e4m3fn, and quantised weights cannot be trained"),
+    "fewer layers": (
+        change_json("config.json", num_hidden_layers=2),
+        r"its weights have 9 tensors that the model of config\.json lacks, first model\.layers\.2\..*correct config\.json",
+    ),
+    "a wrapper's names": (
+        change_all(lambda name: f"module.{name}"),
+        r"its weights lack 30 of the model's tensors, first lm_head\.weight, .*: their names begin with module\., .*save the weights",
+    ),
+    "no generation config": (
+        lambda folder: (folder / "generation_config.json").write_text("{"),
+        r"generation_config\.json: transformers cannot read it .*copy it again, or remove it",
+    ),
+    "an end beyond the vocabulary": (
+        change_json("config.json", eos_token_id=5000),
+        r"config\.json: eos_token_id is 5000: it must be at least 0 and less than 104, the size of the vocabulary",
+    ),
+    "an end that is none": (
+        lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [1, 5000]}'),
+        r"generation_config\.json: eos_token_id is 5000: it must be",
+    ),
+    "no generation prompt": (
+        lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE.replace("add_generation_prompt", "false")),
+        r"its chat template ends a prompt without '<\|assistant\|>', .*write it under \{% if add_generation_prompt %\}",
+    ),
+    **{
+        key: (change_json("config.json", **{key: value}), r"config\.json: transformers cannot (build its model|read it) \(.*; ")
+        for key, value in {
+            "hidden_act": "nope",
+            "num_key_value_heads": 0,
+            "head_dim": 0,
+            "pad_token_id": 5000,
+            "rope_parameters": {"rope_type": "nope"},
+        }.items()
+    },
+}
+DAMAGES |= LATER_DAMAGES
+
+
 @pytest.mark.parametrize(("algorithm", "damage"), [*(("grpo", damage) for damage in DAMAGES), ("sft", "no head"), ("verl", "cut weights")])
 async def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, algorithm: str, damage: str) -> None:
     shutil.copytree(MODEL, tmp_path / "model")
@@ -165,3 +226,24 @@ def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
     change_weights(**{HEAD: None, "model__norm__weight": lambda tensor: tensor})(tied)
     found = model_facts(tied)
     assert found.tied and found.parameters == facts.parameters - 104 * 64
+
+
+def change_nothing(folder: Path) -> None:
+    """Leave a model as it is."""
+
+
+GOOD_MODELS: dict[str, Callable[[Path], object]] = {
+    "as it is": change_nothing,
+    "in bfloat16": change_all(dtype=torch.bfloat16),
+    "saved as a base model": change_all(lambda name: name.removeprefix("model.")),
+    "a template without a generation prompt that needs none": lambda folder: (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content }}{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GOOD_MODELS)
+async def test_models_that_transformers_loads_whole_are_accepted(tmp_path: Path, kind: str) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    GOOD_MODELS[kind](tmp_path / "model")
+    assert await problems_of(write_job(tmp_path, "grpo", "policy", 'model = "model"')) == []

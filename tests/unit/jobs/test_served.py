@@ -59,7 +59,7 @@ def test_max_tokens_are_held_against_the_context_that_vllm_is_given() -> None:
             check_policy(job(server="vllm", vllm_options=given, options={"max_tokens": 64}))
     for given in (["--max-model-len", "auto"], ["--max-model-len", "65"], []):
         check_policy(job(server="vllm", vllm_options=given, options={"max_tokens": 64}))
-    with pytest.raises(SettingsError, match=r"max_tokens = 1024: it must be less than 1024, because the context of tiny"):
+    with pytest.raises(SettingsError, match=r"--max-model-len 4096: it must be at most 1024, the context of tiny"):
         check_policy(job(server="vllm", vllm_options=["--max-model-len", "4096"], options={"max_tokens": 1024}))
 
 
@@ -68,12 +68,12 @@ async def test_a_check_says_where_the_policy_is_sampled_and_trained(tmp_path: Pa
     (tmp_path / "job.toml").write_text('[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n')
     found = await check_job(tmp_path / "job.toml")
     assert found.problems == [] and [note for note in found.notes if "policy" in note] == [
-        'the policy is sampled on the CPU, and trained on cpu ([policy] server = "ours"; a model of more than some million parameters '
-        'needs server = "vllm", or devices = [0])'
+        'the policy is sampled and trained on the CPU ([policy] server = "ours"; one of more than 10 million parameters is sampled in '
+        'bearable time by a GPU: devices = [0], or server = "vllm")'
     ]
     (note,) = notes_of_policy(job(server="vllm", device="cuda:1", devices=[0, 1], sleep=True))
     assert note == (
-        "the policy is sampled by vLLM on GPUs 0, 1, and trained on cuda:1; they share a GPU, of which vLLM takes 40%, and none of it "
+        "the policy is sampled by vLLM on GPUs 0, 1, and trained on GPU 1; they share a GPU, of which vLLM takes 40%, and none of it "
         "during updates"
     )
-    assert notes_of_policy(job(devices=[1])) == ['the policy is sampled on GPU 1, and trained on cpu ([policy] server = "ours")']
+    assert notes_of_policy(job(devices=[1])) == ['the policy is sampled on GPU 1, and trained on the CPU ([policy] server = "ours")']
