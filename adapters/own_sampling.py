@@ -22,8 +22,8 @@ TOLERANCE: Final = 1e-6
 LEAST_TEMPERATURE: Final = 0.01
 """Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""
 GREEDY_REMEDY: Final = (
-    f". own_temperature: the agent asks for a temperature below {LEAST_TEMPERATURE:g} (greedy), which is no sample of the policy; let it set "
-    "none, so that the run's temperature holds"
+    f". own_temperature: the agent asks for a temperature below {LEAST_TEMPERATURE:g} (greedy), which is no sample of the policy; let it"
+    " set none, so that the run's temperature holds"
 )
 
 

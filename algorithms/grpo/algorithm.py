@@ -103,8 +103,8 @@ class GRPO(Algorithm):
         check_metrics(self.metrics)
         if self.updates.warmup_steps > self.schedule.max_steps:
             raise UsageError(
-                f"warmup_steps = {self.updates.warmup_steps}: it must be at most max_steps ({self.schedule.max_steps}), because the run would "
-                "end before the learning rate has its value; give such a value, or leave it out"
+                f"warmup_steps = {self.updates.warmup_steps}: it must be at most max_steps ({self.schedule.max_steps}), because the run "
+                "would end before the learning rate has its value; give such a value, or leave it out"
             )
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None

@@ -50,7 +50,6 @@ def _ends(targets: Sequence[str] | str) -> Sequence[str] | str:
     return targets
 
 
-MAX_STALENESS: Final = 2
 ON_CPU: Final = ("eager", "sdpa")
 """Implementations of attention that compute gradients on the CPU; flex_attention samples there, and fails at the first update."""
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -71,7 +70,7 @@ class Rollouts:
     groups_in_flight: Annotated[int | None, Field(ge=2, le=100_000, description="more groups run than a step takes")] = None
     """Asynchronous mode: this many groups run at a time, more than prompts_per_step; a step takes the first that are finished and carries
     the others over (AReaL, arXiv:2505.24298, §4). Use importance_cap with it. None: every step waits for all of its groups."""
-    max_staleness: Annotated[int, Field(ge=0, le=10_000, description="it counts steps")] = MAX_STALENESS
+    max_staleness: Annotated[int, Field(ge=0, le=10_000, description="it counts steps")] = 2
     """In asynchronous mode: groups that were enqueued this many steps ago are waited for."""
     step_timeout_seconds: StepTimeout = 600.0
     """Rollouts that have not finished by then are cancelled and left out of their step, and counted (`not_finished`). Groups that are
@@ -95,10 +94,10 @@ class Rollouts:
                 f"groups_in_flight = {self.groups_in_flight}: it must be greater than prompts_per_step ({self.prompts_per_step}), "
                 "because a step carries the others over; give such a value, or leave it out"
             )
-        if self.groups_in_flight is None and self.max_staleness != MAX_STALENESS:
+        if self.groups_in_flight is None and self.max_staleness != Rollouts.max_staleness:
             raise UsageError(
-                f"max_staleness = {self.max_staleness} has no effect without groups_in_flight, because every step waits for its own groups: "
-                "give groups_in_flight, or leave it out"
+                f"max_staleness = {self.max_staleness} has no effect without groups_in_flight, because every step waits for its own "
+                "groups: give groups_in_flight, or leave it out"
             )
         if self.offline_mode is not None and (self.groups_in_flight is not None or self.resample_rounds):
             raise UsageError(f'offline_mode = "{self.offline_mode}" enqueues nothing: leave out groups_in_flight and resample_rounds')
@@ -181,7 +180,7 @@ class Updates:
         require_optimizer(self.optimizer, self.device)
         if self.device.startswith("cpu") and self.attention is not None and _needs_gpu(self.attention):
             raise UsageError(
-                f'attention = "{self.attention}": it must be one of {", ".join(ON_CPU)} with device = "{self.device}", because it computes no '
+                f'attention = "{self.attention}": it must be one of {", ".join(ON_CPU)} with device = "{self.device}", because it has no '
                 "gradients on the CPU; give one of these, or leave it out"
             )
 

@@ -427,7 +427,7 @@ async def test_a_job_with_one_fault_is_refused_by_key_bound_and_remedy(
 ) -> None:
     (problem,) = await problems_of(write_job(tmp_path, algorithm, table, fault))
     assert re.search(says, problem), problem
-    assert problem.startswith((f"[{table}] ", "[data] ")) or "no program" in problem, problem
+    assert problem.startswith((f"[{table}] ", "[agent] ", "[data] ")) or "no program" in problem, problem
 
 
 @pytest.mark.parametrize(

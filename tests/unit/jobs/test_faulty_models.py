@@ -62,6 +62,19 @@ def split(folder: Path, lost: str = "") -> None:
 
 
 HEAD = "lm_head__weight"
+
+
+def change_all(name: Callable[[str], str] = str, dtype: torch.dtype = torch.float32) -> Callable[[Path], None]:
+    """Return a function that renames and converts all tensors of a model."""
+
+    def change(folder: Path) -> None:
+        weights = {name(key): tensor.to(dtype) for key, tensor in load_file(folder / "model.safetensors").items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+TEMPLATE = (MODEL / "chat_template.jinja").read_text()
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), r"holds no config\.json.*name a folder that does"),
     "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: transformers cannot read it"),
@@ -110,21 +123,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"its chat template leaves out the user's message",
     ),
     "no end": (change_json("tokenizer_config.json", eos_token=None), r"no eos_token, so that no reply ends; name it"),
-}
-
-
-def change_all(name: Callable[[str], str] = str, dtype: torch.dtype = torch.float32) -> Callable[[Path], None]:
-    """Return a function that renames and converts all tensors of a model."""
-
-    def change(folder: Path) -> None:
-        weights = {name(key): tensor.to(dtype) for key, tensor in load_file(folder / "model.safetensors").items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return change
-
-
-TEMPLATE = (MODEL / "chat_template.jinja").read_text()
-LATER_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "gptq": (
         change_json("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
         r"config\.json: it has a quantization_config \(gptq\), and quantised weights cannot be trained; name the model in float32",
@@ -170,7 +168,6 @@ LATER_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         }.items()
     },
 }
-DAMAGES |= LATER_DAMAGES
 
 
 @pytest.mark.parametrize(("algorithm", "damage"), [*(("grpo", damage) for damage in DAMAGES), ("sft", "no head"), ("verl", "cut weights")])
