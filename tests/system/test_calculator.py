@@ -33,7 +33,6 @@ prompts_per_step = 2
 group_size = 4
 max_tokens = 48
 learning_rate = 1e-4
-learning_rate_schedule = "linear"
 warmup_steps = 1
 minibatches = 2
 updates_per_step = 1
@@ -102,7 +101,7 @@ def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str
     ("options", "worst", "stops"),
     [
         ('dtype = "float32"\nval_every = 1', 1e-2, (1, 2)),
-        ('dtype = "bfloat16"\nlora_rank = 4', 0.1, (2,)),
+        ('dtype = "bfloat16"\nlora_rank = 4\nlearning_rate_schedule = "linear"', 0.1, (2,)),
     ],
 )
 def test_the_job_trains_its_twin_on_a_cpu_and_is_resumed(

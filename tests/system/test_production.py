@@ -125,7 +125,7 @@ def test_grpo_trains_with_runners_in_separate_processes(product: Product, server
     assert reports == [[1, 16, 16, {}, 0], [2, 16, 16, {}, 0]]
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
     if wandb:
-        assert json.loads((tmp_path / "run" / "wandb.json").read_text())["step"] == 2
+        assert json.loads((tmp_path / "run" / "wandb.json").read_text())["row"] == 4
         (sent,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
         assert b"logprob_drift" in sent.read_bytes()
 
