@@ -122,10 +122,11 @@ function LossCard({ steps }: { steps: StepLosses[] }) {
   const lost = steps.filter((step) => step.lost);
   const shown = steps.filter((step) => step.lost || step.replies_cut);
   const other = steps.filter((step) => step.other_code);
+  const [firstOther, lastOther] = [other[0], other[other.length - 1]];
   return (
     <section className="card">
       <h2>What steps lost <small>in {number(lost.length)} of {number(steps.length)} steps</small></h2>
-      {other.length ? <p className="bad">Since step {number(other[0].step)} with other code than the run was begun with: {visible(other[other.length - 1].other_code)}</p> : null}
+      {firstOther && lastOther ? <p className="bad">Since step {number(firstOther.step)} with other code than the run was begun with: {visible(lastOther.other_code)}</p> : null}
       {shown.length ? <table className="plain"><tbody>
         {shown.slice(-SHOWN_STEPS).reverse().map((step) => (
           <tr key={step.step}><td className="right">{number(step.step)}</td><td className={step.rollouts_without_sample > step.rollouts / 5 ? "bad" : "dim"}>{visible(step.lost)}</td><td className="dim">{step.replies_cut ? `${number(step.replies_cut)} cut at max_tokens, and trained on` : ""}</td></tr>
