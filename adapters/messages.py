@@ -109,7 +109,7 @@ def image_urls(messages: Iterable[Message]) -> list[str]:
 
 
 def unfit_media(messages: Sequence[Message]) -> str:
-    """Return the key of chats.CHAT_REFUSALS for which nobody can train on messages with these media; empty if they are fit."""
+    """Return the reason, a key of chats.CHAT_REFUSALS, not to train on messages with these media; empty if they are fit."""
     if any(part.get("type") in OTHER_MEDIA for part in _parts(messages)):
         return "other_media"
     return "no_image" if any(not url or url.endswith(";base64,") for url in _images(messages)) else ""

@@ -52,14 +52,13 @@ def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
     """Return the fingerprint with which the run in `folder` is resumed; None if its policy is yet to be created. Raises what `policy_made`
     raises."""
     model_dir = policy_made(job, folder)
-    return fingerprint_of(job, _made(job, folder, model_dir, ""), GRPORun.name) if model_dir is not None else None
+    return fingerprint_of(job, _made(job, model_dir, ""), GRPORun.name) if model_dir is not None else None
 
 
-def _made(job: Job, folder: Path, model_dir: Path, server_url: str, **more: Any) -> GRPO:
+def _made(job: Job, model_dir: Path, server_url: str, **more: Any) -> GRPO:
     return GRPO.from_options(
         model_dir=model_dir,
         model_server_url=server_url,
-        weights_dir=folder / "weights",
         rollout_config=job.agent.rollout_config,
         **more,
         **served_options(job),
@@ -77,4 +76,4 @@ class GRPORun(ServedRun):
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], object] | None = None) -> GRPO:
         """Create the job's algorithm over this run's policy and model server."""
         more: dict[str, Any] = {"run_dir": run, "on_step": on_step, "validator": self.validate}
-        return _made(self.job, self.folder, self.model_dir, self.server_url, **more)
+        return _made(self.job, self.model_dir, self.server_url, **more)

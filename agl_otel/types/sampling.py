@@ -56,7 +56,7 @@ def for_agents(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_constraints(asked: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields by which an agent's request has its reply sampled from another distribution than the model's at a temperature.
+    """Return the fields of an agent's request, beside its temperature, that change the distribution from which its reply is sampled.
 
     Such as a grammar (`response_format`), a forced tool call or `top_k`; `top_p`, which a call's span has, is left out. `told`: the
     resource's parameters, which are no constraint of the agent's own.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,16 +103,19 @@ def _check_loaded(folder: Path, model: Any, missing: list[str], unexpected: list
             f"the weights in {folder} have {len(unexpected)} tensors that the model of config.json lacks, first {unexpected[0]}: correct "
             "config.json (num_hidden_layers), or save the model without them"
         )
-    for name, weight in model.named_parameters():
-        if not bool(torch.isfinite(weight.detach()).all()):
-            raise UsageError(f"the weights in {folder} are damaged: {name} is not finite; copy the model again")
+    if damaged := _first_not_finite(model.named_parameters()):
+        raise UsageError(f"the weights in {folder} are damaged: {damaged} is not finite; copy the model again")
 
 
 def check_finite(model: Any) -> None:
     """Raise DataError where a trained weight is not a finite number."""
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and not bool(torch.isfinite(weight.detach()).all()):
-            raise DataError(f"{name} is not finite after an update: lower learning_rate, and go on from the last checkpoint")
+    trained = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+    if damaged := _first_not_finite(trained):
+        raise DataError(f"{damaged} is not finite after an update: lower learning_rate, and go on from the last checkpoint")
+
+
+def _first_not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    return next((name for name, weight in weights if not bool(torch.isfinite(weight.detach()).all())), None)
 
 
 def checkpoint_activations(model: Any) -> None:

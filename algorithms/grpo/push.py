@@ -87,7 +87,7 @@ def weights_to_serve(updates: Updates, run: RunFolder, *, model_dir: Path, adapt
     if place is None or state is None:
         return None, 1
     folder = _served_from(updates, place, run.folder, state.version, adapter_rank=adapter_rank)
-    if state.base is not None and folder.parent == run.folder / WEIGHTS:
+    if state.base is not None and not _takes_adapter(updates, adapter_rank):
         check_base(state.base, model_dir, remedy="give the run its own model, or a new folder")
         write = partial(save_merged, dtype=dtype_of_model(updates), device=updates.device, saved=_dtype_of_files(updates))
         shutil.rmtree(folder, ignore_errors=True)  # it may hold an adapter, pushed to a server that took it
