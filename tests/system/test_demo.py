@@ -35,7 +35,7 @@ def running(data: Path, module: str) -> list[int]:
 @pytest.mark.smoke
 def test_training_uses_the_sampled_and_stored_tokens(tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
-    small_demo(tmp_path, val=6)
+    small_demo(tmp_path, val=12)
     shutil.copytree(tiny_policy, data / "run" / "policy")
     done = run_here(capsys, "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_training_uses_the_sampled_and_stored_tokens(tmp_path: Path, tiny_policy
     assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 16 + 2 * result["tasks_scored"] + 2 * 4
     assert result["verdicts"] == {"complete": result["rollouts"]}
     assert result["max_ratio_error"] < 1e-4
-    assert result["tasks_scored"] == 6 and result["score_before"] <= 0.45
+    assert result["tasks_scored"] == 12 and result["score_before"] <= 0.45
     assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
     assert "openai.chat" in done.stderr and "primary = " in done.stderr, "the command's trace is shown as a tree"
     assert naming(data) == []
