@@ -13,18 +13,22 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
+from agl_otel.adapters.own_sampling import LEAST_TEMPERATURE
+from agl_otel.adapters.trajectories import MAX_REWARD
 from agl_otel.errors import UsageError
 
 Kind = TypeVar("Kind", bound=type[Any])
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 SHOWN_CHARACTERS: Final = 80  # of a wrong value in a message
 MONTH_SECONDS: Final = 30 * 86400.0
-LEAST_RATE: Final = 1e-12  # AdamW's step is about as great as the rate, and a float32 weight of 1e-4 has steps of 7e-12
+MAX_ROLLOUTS: Final = 1_000_000  # of a step
 _TYPES: Final[Mapping[str, str]] = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -44,6 +48,19 @@ _BOUNDS: Final[Mapping[str, str]] = {"gt": "greater than", "ge": "at least", "lt
 
 
 # --- validation
+
+
+@dataclass(frozen=True)
+class ZeroOr:
+    """Accepts 0, which is "off" where the option's text says so, and numbers of at least `least`; for AfterValidator, before Field."""
+
+    least: float
+
+    def __call__(self, given: float) -> float:
+        """Return the number. Raises PydanticCustomError."""
+        if given != 0 and given < self.least:
+            raise PydanticCustomError("zero_or", "Input should be 0, or at least {least}", {"least": self.least})
+        return given
 
 
 def checked(kind: Kind) -> Kind:
@@ -165,6 +182,7 @@ def _rules(part: Any) -> tuple[list[str], str]:
     else:
         within, why = get_args(part), ""
     found = [f"{words} {number(value)}" for name, words in _BOUNDS.items() if (value := getattr(part, name, None)) is not None]
+    found += [f"0, or at least {number(zero_or.least)}"] if isinstance(zero_or := getattr(part, "func", None), ZeroOr) else []
     found += ["non-empty"] if getattr(part, "min_length", None) else []
     for each in within:
         more, reason = _rules(each)
@@ -197,6 +215,15 @@ def _pattern(given: str) -> str:
     return given
 
 
+def check_rollouts(prompts_per_step: int, group_size: int) -> None:
+    """Raise UsageError where a step has more than MAX_ROLLOUTS rollouts."""
+    if (rollouts := prompts_per_step * group_size) > MAX_ROLLOUTS:
+        raise UsageError(
+            f"prompts_per_step = {prompts_per_step} and group_size = {group_size} make {rollouts} rollouts a step: they must be at most "
+            f"{MAX_ROLLOUTS}, because a step waits for all of them, and holds their tokens in memory; give smaller ones"
+        )
+
+
 def _device(given: str) -> str:
     import torch
 
@@ -205,6 +232,8 @@ def _device(given: str) -> str:
     except RuntimeError:
         raise ValueError('it is no device of torch, such as "cpu", "cuda" or "cuda:1"') from None
     if device.type == "cpu":
+        if device.index:
+            raise ValueError('a machine has one device of type cpu; give "cpu"')
         return given
     there = torch.accelerator.current_accelerator(check_available=True)
     count = torch.accelerator.device_count() if there is not None and there.type == device.type else 0
@@ -216,33 +245,66 @@ def _device(given: str) -> str:
     return given
 
 
-def _rate(given: float) -> float:
-    if 0 < given < LEAST_RATE:
-        raise ValueError(
-            f"it must be at least {LEAST_RATE:g}, or 0 for a control experiment, because smaller steps change no float32 weight"
-        )
-    return given
-
-
 AgentMatch = Annotated[str, Field(min_length=1, description="an empty pattern would match every agent"), AfterValidator(_pattern)]
+Clip = Annotated[
+    float,
+    Field(ge=1e-5, lt=1, description="the lower end of the ratio, 1 - clip, is more than 0, and rounding alone moves ratios by about 1e-6"),
+]
 Device = Annotated[str, AfterValidator(_device)]
-FillReward = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the other rewards as a float32")]
+FillReward = Annotated[
+    float,
+    Field(ge=-MAX_REWARD, le=MAX_REWARD, description="rewards beyond these are refused, because beside them others are equal in float32"),
+]
+KlCoefficient = Annotated[
+    float,
+    AfterValidator(ZeroOr(1e-6)),
+    Field(le=1000, description="a negative coefficient rewards drift, and one near 0 costs a second model without effect"),
+]
 LearningRate = Annotated[
-    float, Field(ge=0, le=1, description="the optimizer would climb away from the reward, or diverge"), AfterValidator(_rate)
+    float,
+    AfterValidator(ZeroOr(1e-12)),  # AdamW's step is about as great as the rate, and a float32 weight of 1e-4 has steps of 7e-12
+    Field(
+        le=1, description="the optimizer climbs away from the reward below 0, changes no float32 weight below 1e-12, and diverges above 1"
+    ),
 ]
 MaxGradNorm = Annotated[
-    float, Field(gt=0, description="gradients are scaled down to this norm: 0 trains nothing, and a negative one turns them round")
+    float,
+    Field(
+        ge=1e-3,
+        le=1e9,
+        description="gradients are scaled down to this norm: 0 trains nothing, a tiny one makes those of single weights less than AdamW's "
+        "epsilon (1e-8), and 1e9 never clips",
+    ),
 ]
 MaxTokens = Annotated[int, Field(ge=1, le=1_000_000, description="a reply has at least one token, and fits in the model's context")]
 MaxSteps = Annotated[int, Field(ge=1, le=10_000_000, description="a run does at least one step")]
-ProbeTolerance = Annotated[float, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1 by about 1e-6")]
+ProbeTolerance = Annotated[float, Field(ge=1e-5, le=10, description="rounding alone makes the ratio differ from 1 by about 1e-6")]
 PromptsPerStep = Annotated[int, Field(ge=1, le=100_000, description="a step trains on the rollouts of at least one task")]
-RatioErrorLimit = Annotated[float, Field(gt=0, le=10, description="rounding alone makes the ratio differ from 1")]
+RatioErrorLimit = Annotated[float, Field(ge=1e-5, le=10, description="rounding alone makes the ratio differ from 1 by about 1e-6")]
+SamplingTemperature = Annotated[
+    float,
+    Field(
+        ge=LEAST_TEMPERATURE,
+        le=5,
+        description="replies at 0 (greedy) are all equal, so that groups teach nothing, vLLM has "
+        f"{LEAST_TEMPERATURE:g} for less, and above 5 they are noise",
+    ),
+]
+"""Of a policy gradient."""
 Seed = Annotated[int, Field(ge=0, lt=1 << 32, description="model servers and numpy take seeds of 32 bits")]
 StepTimeout = Annotated[
     float, Field(ge=1, le=MONTH_SECONDS, description="a step waits for its rollouts, which take seconds, and not for ever")
 ]
-TargetScore = Annotated[float, Field(ge=-1e9, le=1e9, description="it is compared with the mean reward")]
+TargetScore = Annotated[
+    float, Field(ge=-MAX_REWARD, le=MAX_REWARD, description="it is compared with the mean of rewards, and those beyond these are refused")
+]
 Threads = Annotated[int, Field(ge=1, le=256, description="torch computes in at least one thread, and more than the cores slow it down")]
-Temperature = Annotated[float, Field(ge=0, le=5, description="the logits are divided by it, and above 5 the replies are noise")]
+Temperature = Annotated[
+    float,
+    AfterValidator(ZeroOr(LEAST_TEMPERATURE)),
+    Field(
+        le=5,
+        description=f"logits are divided by it: 0 is greedy, vLLM has {LEAST_TEMPERATURE:g} for less, and above 5 the replies are noise",
+    ),
+]
 ValEvery = Annotated[int, Field(ge=0, le=1_000_000, description="it counts steps")]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import itertools
 import re
 import sys
 import tomllib
-import typing
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
-from pydantic import Field
 
-from agl_otel import types
 from agl_otel.algorithms import options
 from agl_otel.cli import cli
 from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
@@ -172,20 +171,47 @@ def grpo_options_page() -> str:
     for module in ("options", "objective"):
         tree = ast.parse((ROOM / "algorithms" / "grpo" / f"{module}.py").read_text())
         for group in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
-            parts += ["", f"## {group.name}", "", _cell(ast.get_docstring(group) or ""), "", *option_rows(group)]
+            parts += ["", f"## {group.name}", "", _cell(ast.get_docstring(group) or ""), "", *option_rows(tree, group)]
     return "\n".join(parts) + "\n"
 
 
-def option_rows(group: ast.ClassDef, *, hidden: Collection[str] = ()) -> list[str]:
+class NamesOf(dict[str, Any]):
+    """The names of a module, for its annotations: looked up where it imports them, or read in its own text, since it imports torch."""
+
+    def __init__(self, module: ast.Module) -> None:
+        super().__init__(__builtins__=builtins)
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        """Look the name up once. Raises KeyError for one that is not of the module, ModuleNotFoundError where an extra is missing."""
+        for node in self._module.body:
+            if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
+                (given,) = (each.name for each in node.names if (each.asname or each.name) == name)
+                self[name] = getattr(importlib.import_module(node.module or ""), given)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                self[name] = eval(ast.unparse(node.value), {}, self)
+            elif isinstance(node, ast.FunctionDef) and node.name == name:
+                self[name] = lambda given: given  # a check, which has no bounds to be shown
+        return dict(self)[name]
+
+    def rule(self, annotation: ast.expr) -> str:
+        """The bounds of an annotation, in words."""
+        try:
+            return options.rule_of(eval(ast.unparse(annotation), {}, self))[0]
+        except ModuleNotFoundError:  # of torch, without which the pages are the same: what needs it has no bounds
+            return ""
+
+
+def option_rows(module: ast.Module, group: ast.ClassDef, *, hidden: Collection[str] = ()) -> list[str]:
     """A table of the fields of a class with a default: name, default, bounds and docstring."""
-    known = {**vars(options), **vars(types), **vars(typing), "Field": Field}
+    names = NamesOf(module)
     rows = ["| option | default | must be | meaning |", "|---|---|---|---|"]
     for node, after in itertools.pairwise([*group.body, ast.Pass()]):
         if isinstance(node, ast.AnnAssign) and node.value is not None and ast.unparse(node.target) not in hidden:
             about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            names = {each.id for each in ast.walk(node.annotation) if isinstance(each, ast.Name)} - vars(builtins).keys()
-            rule = options.rule_of(eval(ast.unparse(node.annotation), known))[0] if names <= known.keys() else ""
-            rows.append(f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {rule} | {_cell(str(about))} |")
+            rows.append(
+                f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {names.rule(node.annotation)} | {_cell(str(about))} |"
+            )
     return rows
 
 
@@ -203,7 +229,7 @@ def sft_options_page() -> str:
         "SFT trains all weights, in float32: it has no `dtype`, no LoRA and no `gradient_checkpointing`. Those are GRPO's",
         "([grpo-options.md](grpo-options.md)), or your trainer's on exported rows ([training-files.md](training-files.md)).",
         "",
-        *option_rows(group, hidden=("reports",)),
+        *option_rows(tree, group, hidden=("reports",)),
     ]
     return "\n".join(parts) + "\n"
 

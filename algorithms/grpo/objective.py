@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agl_otel.algorithms.options import checked
+from agl_otel.algorithms.options import Clip, KlCoefficient, checked
 from agl_otel.errors import UsageError
 
 Average = Literal["token", "sequence", "rollout", "constant"]
@@ -30,13 +30,20 @@ STD_EPSILON = 1e-6  # keeps the division finite; a group that differs at all has
 class Objective:
     """The options of the loss. Raises UsageError for values out of their bounds and for invalid combinations."""
 
-    clip: Annotated[float, Field(gt=0, lt=1, description="the lower end of the ratio, 1 - clip, lies between 0 and 1")] = 0.2
+    clip: Clip = 0.2
     """Ratios are clipped at 1 - clip (PPO's epsilon)."""
-    clip_high: Annotated[float | None, Field(gt=0, description="the upper end of the ratio, 1 + clip_high, is more than 1")] = None
+    clip_high: Annotated[
+        float | None, Field(ge=1e-5, le=100, description="ratios above 1 + clip_high are clipped, and none is a hundredfold")
+    ] = None
     """Ratios are clipped at 1 + clip_high; None: `clip`. A greater value is DAPO's clip-higher (arXiv:2503.14476, §3.1), 0.28 there."""
-    dual_clip: Annotated[float | None, Field(gt=1, description="at 1 or less it would bound the loss of unchanged weights")] = None
+    dual_clip: Annotated[
+        float | None,
+        Field(ge=1.01, le=1000, description="at 1 it would bound the loss of unchanged weights, and a huge one bounds nothing"),
+    ] = None
     """Bounds the loss of a token with a negative advantage at this many times its advantage (arXiv:1912.09729, §3), 3.0 there."""
-    weight_cap: Annotated[float | None, Field(gt=1, description="it bounds ratios that have grown from 1")] = None
+    weight_cap: Annotated[
+        float | None, Field(ge=1.01, le=1000, description="it bounds ratios that have grown from 1, and a huge one bounds nothing")
+    ] = None
     """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5) in place of the clipped surrogate: each token's term is its log-prob times its
     advantage, weighted by min(ratio, weight_cap), through which no gradient flows. So every token has a gradient, also the rare ones that
     change most within a step, as with many `updates_per_step`; as there, the weight has no lower bound. Excludes `clip`, `clip_high`,
@@ -47,13 +54,18 @@ class Objective:
     """What has equal weight: "token" (DAPO §3.3); "sequence", each trajectory (DeepSeekMath, eq. 3); "rollout", each rollout whatever its
     number of trajectories; "constant", where each trajectory's sum is divided by `constant_tokens`, so that length has no influence (Dr.
     GRPO, arXiv:2503.20783, §3.2)."""
-    constant_tokens: Annotated[int, Field(ge=0, description="it counts tokens")] = 0
+    constant_tokens: Annotated[int, Field(ge=0, le=100_000_000, description="it is the token budget of a trajectory")] = 0
     """For average="constant": the divisor, which is the token budget of a trajectory."""
-    importance_cap: Annotated[float | None, Field(gt=0, description="each token's term is multiplied by at most this")] = None
+    importance_cap: Annotated[
+        float | None,
+        Field(
+            ge=0.1, le=1000, description="each token's term is multiplied by at most this: 0 trains nothing, and a huge one bounds nothing"
+        ),
+    ] = None
     """Truncated importance sampling of stale tokens (arXiv:2505.24298, eq. 5): the ratio is against the weights before the step's first
     update, and each token's term is multiplied by min(those weights' probability / the sampler's, cap); 2.0 is usual. None: the
     ratio is against the sampler itself."""
-    kl: Annotated[float, Field(ge=0, le=1000, description="a negative coefficient rewards drift")] = 0.0
+    kl: KlCoefficient = 0.0
     """Coefficient of the KL term to the run's initial weights (DeepSeekMath, eq. 4); 0 needs no second model."""
     scale_advantages: bool = True
     """Divide advantages by their group's standard deviation; False: as in Dr. GRPO (`group_advantages`)."""

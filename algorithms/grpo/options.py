@@ -27,11 +27,14 @@ from agl_otel.algorithms.options import (
     ProbeTolerance,
     PromptsPerStep,
     RatioErrorLimit,
+    SamplingTemperature,
     Seed,
     StepTimeout,
     TargetScore,
     Threads,
     ValEvery,
+    ZeroOr,
+    check_rollouts,
     checked,
 )
 from agl_otel.errors import UsageError
@@ -62,6 +65,7 @@ class Rollouts:
     """The rollouts of a step, and which of their calls are trained on."""
 
     prompts_per_step: PromptsPerStep = 16
+    """Tasks of a step; each has a group of rollouts."""
     group_size: Annotated[int, Field(ge=2, le=10_000, description="rewards are compared within a group")] = 8
     """Rollouts of each task in a step."""
     resample_rounds: Annotated[int, Field(ge=0, le=1000, description="each round costs rollouts")] = 0
@@ -89,6 +93,7 @@ class Rollouts:
     """A control experiment: rewards are permuted at random among a step's rollouts, so that nothing can be learnt."""
 
     def __post_init__(self) -> None:
+        check_rollouts(max(self.prompts_per_step, self.groups_in_flight or 0), self.group_size)
         if self.groups_in_flight is not None and self.groups_in_flight <= self.prompts_per_step:
             raise UsageError(
                 f"groups_in_flight = {self.groups_in_flight}: it must be greater than prompts_per_step ({self.prompts_per_step}), "
@@ -108,10 +113,7 @@ class Rollouts:
 class Sampling:
     """Sampling parameters of agents' calls, unless the agent sets its own."""
 
-    temperature: Annotated[
-        float,
-        Field(ge=0.01, le=5, description="replies at 0 (greedy) are all equal, so that groups teach nothing; vLLM has 0.01 for less"),
-    ] = 1.0
+    temperature: SamplingTemperature = 1.0
     """The trainer divides its logits by it as well."""
     max_tokens: MaxTokens = 64
     """The longest reply."""
@@ -127,7 +129,9 @@ class Updates:
 
     updates_per_step: Annotated[int, Field(ge=1, le=1000, description="a step without an update trains nothing")] = 3
     """Optimizer steps on each batch (mu in algorithm 1 of DeepSeekMath): rollouts cost more than updates."""
-    minibatches: Annotated[int, Field(ge=1, le=10_000, description="a batch has at least one part")] = 1
+    minibatches: Annotated[
+        int, Field(ge=1, le=1000, description="each is an optimizer step on its part of the batch, and a part has at least one sample")
+    ] = 1
     """Parts into which each batch is split at random, with an optimizer step for each (PPO, arXiv:1707.06347, algorithm 1)."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000, description="a forward pass has at least one token")] = 16384
     """The most tokens of one forward pass; a longer trajectory has its own. Trajectories are laid end to end without padding, except with
@@ -137,7 +141,7 @@ class Updates:
     dtype: Dtype = "auto"
     """Of the computation: "float32", or "bfloat16", where weights and optimizer stay float32 (mixed precision) and servers get files in
     bfloat16; with LoRA the frozen weights are bfloat16. "auto": float32 on the CPU, else bfloat16."""
-    attention: Annotated[str | None, Field(min_length=1, description="transformers knows it by its name")] = None
+    attention: Annotated[str | None, Field(min_length=1, pattern=r"\S", description="transformers knows it by its name")] = None
     """transformers' attn_implementation, as "sdpa" or "flash_attention_2"; None: its choice for the model."""
     optimizer: OptimizerName = "adamw"
     """"adamw"; "adamw_8bit", whose states take 2 bytes instead of 8 for each trained weight (extra [bitsandbytes]); or, on a GPU,
@@ -153,13 +157,17 @@ class Updates:
     lora_rank: Annotated[int | None, Field(ge=1, le=65_536, description="it is the inner dimension of the adapters")] = None
     """Train LoRA adapters of this rank (arXiv:2106.09685, extra [lora]) instead of all weights. vLLM loads the adapter alone, other servers
     weights with it merged in. LoRA usually needs a higher learning rate. None: all weights are trained."""
-    lora_alpha: Annotated[float | None, Field(gt=0, description="the adapter's output is multiplied by it: 0 trains nothing")] = None
+    lora_alpha: Annotated[
+        float | None,
+        Field(ge=0.01, le=1e6, description="the adapter's output is multiplied by it: almost 0 trains nothing, and a huge one diverges"),
+    ] = None
     """The adapter's output is scaled by lora_alpha / lora_rank. None: twice the rank."""
     lora_targets: Annotated[
         Sequence[str] | str, Field(min_length=1, description="without a target nothing is trained"), AfterValidator(_ends)
     ] = ALL_LINEAR
     """The ends of the names of layers that get an adapter, as ["q_proj", "v_proj"]; "all-linear": all but the head."""
     device: Device = "cpu"
+    """Where the trainer computes, as torch names it: "cpu", "cuda", "cuda:1"."""
     threads: Threads = 1
     """Threads of torch on the CPU; more are slower for small models on busy cores."""
     probe_tolerance: ProbeTolerance | None = None
@@ -209,15 +217,29 @@ class Schedule:
     """The length of a run, and its checkpoints."""
 
     max_steps: MaxSteps = 200
+    """The run ends after so many steps."""
     target_score: TargetScore | None = None
     """Stop when the mean reward of the last `score_window` steps has reached this."""
     score_window: Annotated[int, Field(ge=1, le=100_000, description="a mean is of at least one step")] = 5
+    """The steps whose mean reward `target_score` is compared with."""
     val_every: ValEvery | None = None
     """In a job: validate after every so many steps, and keep the checkpoint with the best score. None or 0: only before and after it."""
     seed: Seed = 0
-    checkpoint_every_minutes: Annotated[float, Field(ge=0, le=10_000, description="it is a time, and 0 means after each step")] = 10.0
-    """A checkpoint is written after the step in which so much time has passed since the last one, beside the next steps; also after the
-    last step and after validated ones. Steps after the last checkpoint are repeated from the stored rollouts when the run is resumed."""
+    """Of the order of tasks, of the sampling and of minibatches."""
+    checkpoint_every_minutes: Annotated[
+        float, AfterValidator(ZeroOr(0.01)), Field(le=10_000, description="it is a time in minutes, and 0 means after each step")
+    ] = 10.0
+    """A checkpoint is written after the step in which so much time has passed since the last one (0: after each step), beside the next
+    steps; also after the last step and after validated ones. Steps after the last checkpoint are repeated from the stored rollouts when the
+    run is resumed."""
     checkpoint_every_steps: Annotated[int | None, Field(ge=1, le=1_000_000, description="it counts steps")] = None
     """Write them after every so many steps instead. None: by time."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=10_000, description="a run resumes from its last checkpoint")] = 2
+    """So many of the last ones stay on the disk, beside the best one."""
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every_steps is not None and self.checkpoint_every_minutes != Schedule.checkpoint_every_minutes:
+            raise UsageError(
+                f"checkpoint_every_minutes = {self.checkpoint_every_minutes:g} has no effect with checkpoint_every_steps, which counts "
+                "steps instead: leave out one of both"
+            )

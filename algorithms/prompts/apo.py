@@ -19,9 +19,11 @@ from agl_otel.algorithms.prompts.candidates import Candidate
 from agl_otel.algorithms.prompts.editor import EditorError, SearchOverError
 from agl_otel.algorithms.prompts.evaluate import Evaluation
 from agl_otel.algorithms.prompts.poml import WORDING, render
-from agl_otel.algorithms.prompts.search import BatchTimeout, EditorTemperature, ModelName, PromptSearch
+from agl_otel.algorithms.prompts.search import BATCH_SECONDS, BatchTimeout, EditorTemperature, ModelName, PromptSearch
 from agl_otel.algorithms.utils import batch_iter_over_dataset
+from agl_otel.errors import UsageError
 
+MAX_EDITS = 10_000  # of a round
 T = TypeVar("T")
 Files = Annotated[Sequence[str | Path], Field(min_length=1, description="each call of the editor uses one of them")]
 GRADIENT_PROMPTS = tuple(WORDING / f"gradient_{name}.poml" for name in ("points", "trace", "review"))
@@ -62,13 +64,18 @@ class APO(PromptSearch, Generic[T]):
         beam_width: Annotated[int, Field(ge=1, le=1000, description="a round keeps at least one candidate")] = 4,
         branch_factor: Annotated[int, Field(ge=1, le=1000, description="a round edits each parent at least once")] = 4,
         beam_rounds: Annotated[int, Field(ge=1, le=10_000, description="a search without a round changes nothing")] = 3,
-        rollout_batch_timeout: BatchTimeout = 3600.0,
+        rollout_batch_timeout: BatchTimeout = BATCH_SECONDS,
         run_initial_validation: bool = True,
         gradient_prompts: Files = GRADIENT_PROMPTS,
         edit_prompts: Files = EDIT_PROMPTS,
         _poml_trace: bool = False,  # an option of 0.3, without effect here
         **more: Any,
     ) -> None:
+        if (edits := beam_width * branch_factor) > MAX_EDITS:
+            raise UsageError(
+                f"beam_width = {beam_width} and branch_factor = {branch_factor} make {edits} edits a round: they must be at most "
+                f"{MAX_EDITS}, because each takes two calls of the editor and a batch of rollouts; give smaller ones"
+            )
         super().__init__(async_openai_client, temperature=diversity_temperature, rollout_batch_timeout=rollout_batch_timeout, **more)
         self.gradient_model = gradient_model
         self.apply_edit_model = apply_edit_model

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field
 
+from agl_otel.adapters.trajectories import MAX_REWARD
 from agl_otel.algorithms.options import checked
 from agl_otel.algorithms.prompts import pareto
 from agl_otel.algorithms.prompts.candidates import Candidate
@@ -56,7 +57,7 @@ class GEPA(PromptSearch, Generic[T]):
         max_iterations: Annotated[int, Field(ge=1, le=1_000_000, description="a search without an iteration changes nothing")] = 20,
         max_merges: Annotated[int, Field(ge=0, le=1_000_000, description="0 is none")] = 5,
         max_rollouts: MaxRollouts | None = None,
-        perfect_reward: Annotated[float | None, Field(ge=-1e9, le=1e9, description="rewards are compared with it")] = 1.0,
+        perfect_reward: Annotated[float | None, Field(ge=-MAX_REWARD, le=MAX_REWARD, description="rewards are compared with it")] = 1.0,
         reflect_prompt: str | Path = REFLECT_PROMPT,
         merge_prompt: str | Path = MERGE_PROMPT,
         **more: Any,

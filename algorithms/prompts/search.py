@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -33,9 +33,13 @@ from agl_otel.types.scores import Score
 _log = logging.getLogger(__name__)
 
 EditorTemperature = Annotated[float, Field(ge=0, le=2, description="OpenAI's API takes no other")]
-BatchTimeout = Annotated[float, Field(gt=0, le=MONTH_SECONDS, description="the search waits for each batch, and not for ever")]
-MaxRollouts = Annotated[int, Field(ge=1, description="a search without a rollout finds nothing")]
-ModelName = Annotated[str, Field(min_length=1, description="the editor is asked for it by name")]
+BATCH_SECONDS: Final = 3600.0
+BatchTimeout = Annotated[
+    float, Field(ge=1, le=MONTH_SECONDS, description="the search waits for each batch, which takes seconds, and not for ever")
+]
+MaxRollouts = Annotated[int, Field(ge=1, le=1_000_000_000, description="a search without a rollout finds nothing")]
+MaxSpend = Annotated[int, Field(ge=1, le=10**15, description="without a call of the editor no prompt is changed")]
+ModelName = Annotated[str, Field(min_length=1, pattern=r"\S", description="the editor is asked for it by name")]
 
 
 @checked
@@ -65,12 +69,12 @@ class PromptSearch(Algorithm):
         async_openai_client: Any = None,
         *,
         temperature: EditorTemperature = 1.0,
-        rollout_batch_timeout: BatchTimeout = 3600.0,
+        rollout_batch_timeout: BatchTimeout = BATCH_SECONDS,
         rollout_config: RolloutConfig | None = None,
         run_dir: str | Path | None = None,
         seed: Seed | None = None,
-        max_editor_calls: Annotated[int | None, Field(ge=1, description="without a call of the editor no prompt is changed")] = None,
-        max_editor_tokens: Annotated[int | None, Field(ge=1, description="without a token of the editor no prompt is changed")] = None,
+        max_editor_calls: MaxSpend | None = None,
+        max_editor_tokens: MaxSpend | None = None,
         max_rollouts: MaxRollouts | None = None,
         metrics: Sequence[Any] | None = None,
     ) -> None:

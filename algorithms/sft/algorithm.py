@@ -27,7 +27,7 @@ from pydantic import Field
 from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import left_out, task_key
-from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
+from agl_otel.adapters.trajectories import MAX_REWARD, TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
@@ -53,6 +53,7 @@ from agl_otel.algorithms.options import (
     Temperature,
     Threads,
     ValEvery,
+    check_rollouts,
     checked,
 )
 from agl_otel.algorithms.report import Clock, mean_reward
@@ -99,11 +100,14 @@ class SFT(Algorithm):
     model_server_url: str
     """http://host:port of a server with POST /weights (grpo/server.py); it must have access to this machine's files."""
     prompts_per_step: PromptsPerStep = 32
+    """Tasks of a round."""
     group_size: Annotated[int, Field(ge=1, le=10_000, description="each task is tried at least once")] = 8
     """Rollouts of each task in a round."""
-    top_fraction: Annotated[float | None, Field(gt=0, le=1, description="it is a share of the attempts")] = 0.25
+    top_fraction: Annotated[float | None, Field(ge=1e-4, le=1, description="it is a share of the attempts, and almost 0 leaves none")] = (
+        0.25
+    )
     """Train on this share of the attempts that `min_reward` and `best_of_group` leave, those with the highest rewards. None: on all."""
-    min_reward: Annotated[float | None, Field(ge=-1e9, le=1e9, description="rewards are compared with it")] = None
+    min_reward: Annotated[float | None, Field(ge=-MAX_REWARD, le=MAX_REWARD, description="rewards are compared with it")] = None
     """Leave out attempts with a lower reward."""
     best_of_group: Annotated[int | None, Field(ge=1, le=10_000, description="it counts attempts of a task")] = None
     """Train on this many attempts of each task, those with the highest rewards. One of these three must be given."""
@@ -112,15 +116,18 @@ class SFT(Algorithm):
     epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
     """Passes over the selected attempts."""
     batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16
+    """Rows of an optimizer step."""
     optimizer: OptimizerName = "adamw"
     """`adamw`; `adamw_8bit`, whose states take 2 bytes instead of 8 for each weight; or, on a GPU, `paged_adamw_8bit` (extra
     [bitsandbytes])."""
     learning_rate: LearningRate = 1e-3
+    """For the tiny model; a real one needs 1e-6 to 1e-5. 0 learns nothing, as a control."""
     max_grad_norm: MaxGradNorm = 1.0
+    """Gradients of a greater norm are scaled down to it."""
     from_start: bool = False
     """Each round starts from the initial weights instead of the last ones (as in STaR), which reduces drift."""
     temperature: Temperature = 1.0
-    """Sampling temperature for agents."""
+    """Sampling temperature for agents; 0 (greedy) only with group_size = 1."""
     max_tokens: MaxTokens = 64
     """Longest reply for agents, in tokens."""
     max_steps: MaxSteps = 5
@@ -128,10 +135,13 @@ class SFT(Algorithm):
     target_score: TargetScore | None = None
     """Stop when the mean reward of a round has reached this."""
     seed: Seed = 0
+    """Of the order of tasks and rows, and of the sampling."""
     device: Device = "cpu"
+    """Where the trainer computes, as torch names it: "cpu", "cuda", "cuda:1"."""
     threads: Threads = 1
     """Of torch on the CPU."""
     on_step: Callable[[RoundReport], object] | None = None
+    """Called with the report of each round."""
     val_every: ValEvery | None = None
     """In a job: validate after every so many rounds, and keep the weights with the best score. None or 0: only before and after it."""
     validator: Callable[[int, Path], Awaitable[object]] | None = None
@@ -165,6 +175,7 @@ class SFT(Algorithm):
 
     def __post_init__(self) -> None:
         require_optimizer(self.optimizer, self.device)
+        check_rollouts(self.prompts_per_step, self.group_size)
         if (self.top_fraction, self.min_reward, self.best_of_group) == (None, None, None):
             raise UsageError("SFT would train on all that its own model wrote: give top_fraction, min_reward or best_of_group")
         if self.offline_mode is None and self.best_of_group is not None and self.best_of_group > self.group_size:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, create_model
 
-from agl_otel.algorithms.options import STRICT, LearningRate, check
+from agl_otel.algorithms.options import STRICT, Clip, KlCoefficient, LearningRate, MaxGradNorm, SamplingTemperature, check
 from agl_otel.algorithms.verl.keys import get, has
 from agl_otel.errors import UsageError
 
@@ -21,19 +21,16 @@ BOUNDS: Final[Mapping[str, Any]] = {
     "data.max_prompt_length": Count,
     "data.max_response_length": Count,
     f"{_ROLLOUT}.n": Count,
-    f"{_ROLLOUT}.temperature": Annotated[
-        float,
-        Field(gt=0, le=5, description="replies at 0 (greedy) are all equal, so that groups teach nothing, and above 5 they are noise"),
-    ],
+    f"{_ROLLOUT}.temperature": SamplingTemperature,
     f"{_ROLLOUT}.top_p": Annotated[float, Field(gt=0, le=1, description="it is a share of the probability")],
     f"{_ROLLOUT}.tensor_model_parallel_size": Count,
     f"{_ROLLOUT}.gpu_memory_utilization": Annotated[float, Field(gt=0, le=1, description="it is a share of the GPU's memory")],
     f"{_ACTOR}.ppo_mini_batch_size": Count,
     f"{_ACTOR}.ppo_epochs": Count,
     f"{_ACTOR}.optim.lr": LearningRate,
-    f"{_ACTOR}.grad_clip": Annotated[float, Field(gt=0, description="gradients are scaled down to this norm, and 0 trains nothing")],
-    f"{_ACTOR}.clip_ratio": Annotated[float, Field(gt=0, lt=1, description="the lower end of the ratio lies between 0 and 1")],
-    f"{_ACTOR}.kl_loss_coef": Annotated[float, Field(ge=0, description="a negative coefficient rewards drift")],
+    f"{_ACTOR}.grad_clip": MaxGradNorm,
+    f"{_ACTOR}.clip_ratio": Clip,
+    f"{_ACTOR}.kl_loss_coef": KlCoefficient,
     "critic.optim.lr": LearningRate,
     "algorithm.gamma": Annotated[float, Field(ge=0, le=1, description="it discounts rewards")],
     "algorithm.lam": Annotated[float, Field(ge=0, le=1, description="it discounts advantages")],

@@ -156,8 +156,8 @@ def test_a_rollouts_weight_is_independent_of_its_number_of_trajectories() -> Non
     ("wrong", "words"),
     [
         ({"clip": 0.0}, "clip = 0.0"),
-        ({"dual_clip": 1.0}, "greater than 1"),
-        ({"weight_cap": 1.0}, "weight_cap = 1.0: it must be greater than 1"),
+        ({"dual_clip": 1.0}, "at least 1.01"),
+        ({"weight_cap": 1.0}, "weight_cap = 1.0: it must be at least 1.01"),
         ({"weight_cap": 5.0, "clip": 0.1}, "weight_cap = 5 and clip = 0.1: clip is of the clipped surrogate"),
         ({"weight_cap": 5.0, "sequence_ratio": True}, "weight_cap = 5 and sequence_ratio = True"),
         ({"average": "constant"}, "constant_tokens"),
