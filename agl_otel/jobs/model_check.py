@@ -5,14 +5,16 @@ Reads config.json, the headers of the weights and the tokenizer, and builds the 
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
@@ -20,12 +22,14 @@ from transformers.utils import logging as transformers_logging
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.lora import is_target, linear_layers
 from agl_otel.algorithms.model_files import DTYPES, INDEX_FILE, WEIGHTS_FILE
-from agl_otel.algorithms.options import shown
+from agl_otel.algorithms.options import problems, shown
 from agl_otel.errors import SettingsError
 
 _TRAINED: Final = frozenset({"F64", "F32", "F16", "BF16"})  # dtypes of safetensors
 PROBE: Final = "hello"
-"""The user's message of the conversation that the chat template must render."""
+REPLY: Final = "yes"
+"""The user's and the assistant's message of the conversation that the chat template must render."""
+BLOCK_ROWS: Final = 1024  # of matrices that are compared
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class ModelFacts:
     """{name: a linear layer}, without the head."""
     whole_logits: bool
     """Whether logits are more than a linear head of the last hidden states (logprobs.Scorer)."""
+    warnings: tuple[str, ...] = ()
+    """What can be trained, but probably should not be."""
 
     @property
     def linear_parameters(self) -> int:
@@ -72,6 +78,21 @@ class ModelFacts:
     def adapter_inputs(self, targets: Sequence[str] | str) -> int:
         """Return the parameters of an adapter of rank 1 of these layers, as lora.with_lora selects them."""
         return sum(layer.widths for name, layer in self.linear.items() if is_target(name, targets))
+
+
+class _Generation(BaseModel):
+    """The sampling parameters of generation_config.json; a run sets all of them itself, but servers and exports read the file."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    temperature: Annotated[float | None, Field(ge=0, description="logits are divided by it")] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1, description="it is a share of the probability")] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1, description="it is a share of the greatest probability")] = None
+    typical_p: Annotated[float | None, Field(ge=0, le=1, description="it is a share of the probability")] = None
+    top_k: Annotated[int | None, Field(ge=-1, description="it is a number of tokens")] = None
+    repetition_penalty: Annotated[float | None, Field(gt=0, description="logits are divided by it")] = None
+    do_sample: bool | None = None
+    max_length: int | None = None
+    max_new_tokens: int | None = None
 
 
 _LOGIT_OPTIONS: Final = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -104,28 +125,28 @@ def model_facts(
     tensors = _stored_tensors(folder) if stored is None else {name: _Tensor(*each) for name, each in stored.items()}
     _check_weights(folder, model, tensors)
     facts = _facts(model, tensors)
-    _check_tokenizer(folder, facts)
+    if facts.tied and stored is None:
+        _check_tied_head(folder, model, tensors)
+    warnings = _check_tokenizer(folder, facts)
     _check_ends(folder, model.config, facts)
-    return facts
+    return replace(facts, warnings=warnings)
 
 
 def _model_without_weights(config: Any, attention: str | None, file: Path | None = None) -> Any:
     """Build the model of a config, which is of `file`. Raises SettingsError where transformers cannot, or not with this attention."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        try:
-            model = AutoModelForCausalLM.from_config(config)
-        except Exception as error:  # transformers raises what its lookups and layers raise
-            if file is None:
-                raise
-            why = f"transformers cannot build its model ({type(error).__name__}: {_first_line(error)})"
-            raise _wrong(file, why, "correct it, or take it from the model's origin") from error
-        if attention is None:
-            return model
-        try:
-            return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-        except (ImportError, ValueError) as error:
-            why = _first_line(error)
+    given = {} if attention is None else {"attn_implementation": attention}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return AutoModelForCausalLM.from_config(copy.deepcopy(config), **given)  # which it changes
+    except Exception as error:  # transformers raises what its lookups and layers raise
+        why = _first_line(error)
+        if attention is not None:
+            _model_without_weights(config, None, file)  # whose error comes first, where it is the config's
             raise SettingsError(f"[algorithm] attention = {shown(attention)}: transformers refuses it ({why}); leave it out") from error
+        if file is None:
+            raise
+        why = f"transformers cannot build its model ({type(error).__name__}: {why})"
+        raise _wrong(file, why, "correct it, or take it from the model's origin") from error
 
 
 def _facts(model: Any, stored: Mapping[str, _Tensor]) -> ModelFacts:
@@ -270,8 +291,31 @@ def _dtype(tensor: _Tensor) -> torch.dtype:
     return getattr(torch, DTYPES.get(tensor.dtype, ""), torch.float32)
 
 
-def _check_tokenizer(folder: Path, facts: ModelFacts) -> None:
-    """Raise SettingsError where the tokenizer does not fit the model, or has no chat template that renders a conversation."""
+def _check_tied_head(folder: Path, model: Any, stored: Mapping[str, _Tensor]) -> None:
+    """Raise SettingsError where the weights hold a head of their own, which a model with tied embeddings would not use."""
+    modules: dict[Any, str] = {module: name for name, module in model.named_modules()}
+    head, embedding = (f"{modules[module]}.weight" for module in (model.get_output_embeddings(), model.get_input_embeddings()))
+    names = [next((name for name in stored if name == wanted or wanted.endswith(f".{name}")), None) for wanted in (head, embedding)]
+    if None not in names and not all(
+        torch.equal(one, other) for one, other in zip(*(_rows(folder, str(name)) for name in names), strict=True)
+    ):
+        why = f"its weights hold {names[0]}, which differs from {names[1]}, and tie_word_embeddings is true, so that it would not be used"
+        raise _wrong(folder / "config.json", why, "set it to false, or save the model without its head")
+
+
+def _rows(folder: Path, name: str) -> Iterator[torch.Tensor]:
+    """Yield a stored matrix in blocks of rows, so that it is never whole in memory."""
+    index = folder / INDEX_FILE
+    file = WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else json.loads(index.read_text())["weight_map"][name]
+    with safe_open(folder / file, framework="pt") as opened:
+        matrix: Any = opened.get_slice(name)
+        for start in range(0, matrix.get_shape()[0], BLOCK_ROWS):
+            yield matrix[start : start + BLOCK_ROWS]
+
+
+def _check_tokenizer(folder: Path, facts: ModelFacts) -> tuple[str, ...]:
+    """Return warnings. Raises SettingsError where the tokenizer does not fit the model, or has no chat template that renders a
+    conversation."""
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise many kinds for missing and damaged files
@@ -283,7 +327,7 @@ def _check_tokenizer(folder: Path, facts: ModelFacts) -> None:
         raise _wrong(folder, "its tokenizer has no chat template", "take an instruct model, or add chat_template.jinja")
     if tokenizer.eos_token_id is None:
         raise _wrong(folder, "its tokenizer has no eos_token, so that no reply ends", "name it in tokenizer_config.json")
-    conversation = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": "yes"}]
+    conversation = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": REPLY}]
     try:
         tokenizer.apply_chat_template(conversation, tokenize=False)
         prompt: str = tokenizer.apply_chat_template(conversation[:1], add_generation_prompt=True, tokenize=False)
@@ -293,10 +337,28 @@ def _check_tokenizer(folder: Path, facts: ModelFacts) -> None:
         raise _wrong(folder, "its chat template leaves out the user's message", "correct the template")
 
     renderings = [tokenizer.apply_chat_template(conversation[:many], tokenize=False) for many in (1, 2)]
-    between = renderings[1].removeprefix(prompt).partition("yes")[0].strip()
+    between = renderings[1].removeprefix(prompt).partition(REPLY)[0].strip()
     if prompt == renderings[0] and renderings[1].startswith(prompt) and between:
         why = f"its chat template ends a prompt without {between!r}, by which an assistant's message begins"
         raise _wrong(folder, why, "write it under {% if add_generation_prompt %}")
+    if lost := [text for text in (PROBE, REPLY) if text not in renderings[1]]:
+        whose = "user's message, once it is answered" if PROBE in lost else "assistant's message"
+        raise _wrong(folder, f"its chat template leaves out the {whose}", "correct the template")
+    return _without_roles(folder, tokenizer, renderings[1])
+
+
+def _without_roles(folder: Path, tokenizer: Any, rendered: str) -> tuple[str, ...]:
+    """Return a warning where the conversation of which `rendered` is the text is the same with its roles exchanged."""
+    exchanged = [{"role": "assistant", "content": PROBE}, {"role": "user", "content": REPLY}]
+    try:
+        if tokenizer.apply_chat_template(exchanged, tokenize=False) != rendered:
+            return ()
+    except Exception:  # noqa: BLE001  # jinja2 templates may raise anything, as on an order of roles that they do not know
+        return ()
+    return (
+        f"[policy] model: {folder}: its chat template writes all roles alike, so that the model cannot tell its own turns from the user's: "
+        "take the template of an instruct model, unless each task is one message",
+    )
 
 
 def _check_ends(folder: Path, config: Any, facts: ModelFacts) -> None:
@@ -308,6 +370,10 @@ def _check_ends(folder: Path, config: Any, facts: ModelFacts) -> None:
             ends[file.name] = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
         except Exception as error:  # transformers raises many kinds for a file of the wrong shape
             raise _wrong(file, f"transformers cannot read it ({_first_line(error)})", "copy it again, or remove it") from error
+        try:
+            _Generation.model_validate_json(file.read_bytes())
+        except ValidationError as error:
+            raise SettingsError(f"[policy] model: {file}: {'; '.join(problems(error.errors(), _Generation))}") from error
     for name, given in ends.items():
         for end in cast("list[Any]", given if isinstance(given, list) else [given]):
             if end is not None and not (isinstance(end, int) and 0 <= end < facts.vocabulary):

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 import torch
 from safetensors.torch import load_file, save_file
 
+from agl_otel.jobs.check import check_job
 from agl_otel.jobs.model_check import Linear, ModelFacts, model_facts, tiny_facts
 from tests.unit.jobs.test_faulty_jobs import problems_of, write_job
 
@@ -153,6 +154,27 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [1, 5000]}'),
         r"generation_config\.json: eos_token_id is 5000: it must be",
     ),
+    **{
+        f"a wrong {key}": (
+            lambda folder, key=key, value=value: (folder / "generation_config.json").write_text(json.dumps({key: value})),
+            rf"generation_config\.json: {key} = {re.escape(json.dumps(value))}: it must be {must}.*; give such a value, or leave it out",
+        )
+        for key, value, must in [
+            ("temperature", "warm", "a number, at least 0"),
+            ("top_p", "half", "a number, at least 0 and at most 1"),
+            ("top_p", 3.0, "at least 0 and at most 1"),
+            ("top_k", 2.5, "an integer"),
+            ("do_sample", "yes", "true or false"),
+        ]
+    },
+    "a head beside tied embeddings": (
+        change_json("config.json", tie_word_embeddings=True),
+        r"config\.json: its weights hold lm_head\.weight, which differs from model\.embed_tokens\.weight, .*set it to false, or save",
+    ),
+    "a template of the last message": (
+        lambda folder: (folder / "chat_template.jinja").write_text("<|user|>{{ messages[-1].content }}"),
+        r"its chat template leaves out the user's message, once it is answered; correct the template",
+    ),
     "no generation prompt": (
         lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE.replace("add_generation_prompt", "false")),
         r"its chat template ends a prompt without '<\|assistant\|>', .*write it under \{% if add_generation_prompt %\}",
@@ -229,9 +251,20 @@ def change_nothing(folder: Path) -> None:
     """Leave a model as it is."""
 
 
+def store_head_of_tied_embeddings(folder: Path) -> None:
+    """Tie the embeddings, and store them as the head, too."""
+    change_json("config.json", tie_word_embeddings=True)(folder)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    change_weights(**{HEAD: lambda _: embedding.clone()})(folder)
+
+
 GOOD_MODELS: dict[str, Callable[[Path], object]] = {
     "as it is": change_nothing,
     "in bfloat16": change_all(dtype=torch.bfloat16),
+    "with a stored head that is the embedding": store_head_of_tied_embeddings,
+    "with sampling parameters": lambda folder: (folder / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_p": 1, "top_k": 20, "do_sample": true, "repetition_penalty": 1.05, "eos_token_id": [1], "_from": "x"}'
+    ),
     "saved as a base model": change_all(lambda name: name.removeprefix("model.")),
     "a template without a generation prompt that needs none": lambda folder: (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content }}{% endfor %}"
@@ -243,4 +276,16 @@ GOOD_MODELS: dict[str, Callable[[Path], object]] = {
 async def test_models_that_transformers_loads_whole_are_accepted(tmp_path: Path, kind: str) -> None:
     shutil.copytree(MODEL, tmp_path / "model")
     GOOD_MODELS[kind](tmp_path / "model")
-    assert await problems_of(write_job(tmp_path, "grpo", "policy", 'model = "model"')) == []
+    found = await check_job(write_job(tmp_path, "grpo", "policy", 'model = "model"'))
+    assert (found.problems, found.warnings) == ([], [])
+
+
+@pytest.mark.parametrize("message", ["{{ m.content }}", "{{ m.content }}\n", "<|turn|>{{ m.content }}"])
+async def test_a_template_without_roles_is_warned_of(tmp_path: Path, message: str) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        f"{{% for m in messages %}}{message}{{% endfor %}}{{% if add_generation_prompt %}}{message.partition('{')[0]}{{% endif %}}"
+    )
+    found = await check_job(write_job(tmp_path, "grpo", "policy", 'model = "model"'))
+    (warning,) = found.warnings
+    assert found.problems == [] and "its chat template writes all roles alike" in warning, found
