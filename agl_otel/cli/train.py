@@ -102,7 +102,8 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
 async def _train(job_file: Path, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.jobs.check import check_run_folder, checked_job
 
-    job = checked_job(job_file)
+    job, warnings = checked_job(job_file)
+    _echo([f"warning: {printable_lines(each)}" for each in warnings])
     check_run_folder(job, folder, force=force)
     run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _custom}[job.run_by.rpartition(".")[2]]
     click.echo(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …", err=True)

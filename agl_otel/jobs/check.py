@@ -67,8 +67,8 @@ async def check_job(path: Path, *, store: str = "", token: str = "") -> CheckRep
     return found
 
 
-def checked_job(path: Path) -> Job:
-    """Load a job and check it as `check_job` does, without a store; for a run, before it starts anything.
+def checked_job(path: Path) -> tuple[Job, list[str]]:
+    """Load a job and check it as `check_job` does, without a store; for a run, before it starts anything. Returns it with the warnings.
 
     Raises SettingsError, which names the file and everything that is wrong with the job.
     """
@@ -81,7 +81,7 @@ def checked_job(path: Path) -> Job:
         _check(job, found)
     if job is None or found.problems:
         raise SettingsError(f"job file {path}: {'; '.join(found.problems)}")
-    return job
+    return job, list(dict.fromkeys(found.warnings))
 
 
 def check_run_folder(job: Job, folder: Path, *, force: bool) -> None:
@@ -137,7 +137,7 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
             beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
             agent = CommandAgent(command, env={"PATH": beside})
             for argument in command[1:]:
-                if argument.endswith(".py") and "{" not in argument and not Path(argument).exists():
+                if argument.endswith(".py") and "{" not in argument and not Path(argument).is_file():
                     raise SettingsError(f"there is no file {Path(argument).absolute()}")
             for task in tasks:
                 agent.check(task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
-from agl_otel.algorithms.grpo.options import Rollouts, Schedule
+from agl_otel.algorithms.grpo.options import Rollouts, Schedule, Updates
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.jobs.job import Job
@@ -37,9 +37,31 @@ def needs(job: Job) -> list[Need]:
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
         lambda: _check_options(job),
         lambda: check_timeouts(job, job.options.get("step_timeout_seconds", Rollouts.step_timeout_seconds)),
+        lambda: Findings(warnings=job.policy.samples_otherwise()),
+        lambda: Findings(warnings=_rollouts_warnings(job.options)),
         lambda: Findings(warnings=steps_warnings(job.options, max_steps=Schedule.max_steps, score_window=Schedule.score_window)),
         *needs_of_policy(job, lambda facts: look_at(job, facts)),
     ]
+
+
+def _rollouts_warnings(options: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each option that does not fit the number of a step's rollouts."""
+    if (mode := options.get("offline_mode")) is not None:
+        unused = [name for name in ("prompts_per_step", "group_size", "step_timeout_seconds") if name in options]
+        return [f'{", ".join(unused)} without effect: offline_mode = "{mode}" takes the rollouts that there are'] if unused else []
+    found: list[str] = []
+    prompts, staleness = options.get("prompts_per_step", Rollouts.prompts_per_step), options.get("max_staleness", Rollouts.max_staleness)
+    if (groups := options.get("groups_in_flight") or 0) > (most := prompts * (staleness + 1)):
+        found.append(
+            f"groups_in_flight = {groups} is more than prompts_per_step * (max_staleness + 1) = {most}: some steps take more than "
+            "prompts_per_step groups, because those that are max_staleness steps old are waited for"
+        )
+    rollouts = prompts * options.get("group_size", Rollouts.group_size)
+    if (parts := options.get("minibatches", Updates.minibatches)) > rollouts:
+        found.append(
+            f"minibatches = {parts} is more than a step's {rollouts} rollouts (prompts_per_step * group_size): parts may have one sample"
+        )
+    return found
 
 
 def _check_options(job: Job) -> None:

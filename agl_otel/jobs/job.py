@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.runner.agents import load_function
 from agl_otel.types import UNRESPONSIVE_SECONDS, NamedResources, PromptTemplate, RolloutConfig
-from agl_otel.types.strict import strict_lines
+from agl_otel.types.strict import check_json, strict_lines
 
 OPTIONS_OF: Final = {
     "grpo": "agl_otel.jobs.grpo",
@@ -43,6 +43,9 @@ class _Strict(BaseModel):
 
 Seconds = Annotated[float, Field(ge=0.1, le=MONTH_SECONDS, description="it is a time in seconds; less is over before a call has been made")]
 Reference = Annotated[str, Field(min_length=1, description="it names a function, as file.py:name or package.module:name")]
+
+
+MAX_CONCURRENT: Final = 100_000  # rollouts at a time, of all runners
 
 
 class AgentSpec(_Strict):
@@ -71,11 +74,16 @@ class AgentSpec(_Strict):
         return retry_lost_runner(self.timeout_seconds, self.unresponsive_seconds)
 
     @model_validator(mode="after")
-    def _exactly_one_kind(self) -> AgentSpec:
+    def _runs_something(self) -> AgentSpec:
         if not (self.function or self.command):
             raise ValueError("give `function` or `command`")
         if self.command and not self.command[0].strip():
             raise ValueError('command[0] = "": it must be non-empty, because it is the program; give the program')
+        if (rollouts := self.runners * self.concurrency) > MAX_CONCURRENT:
+            raise ValueError(
+                f"runners = {self.runners} and concurrency = {self.concurrency} make {rollouts} rollouts at a time: they must be at most "
+                f"{MAX_CONCURRENT}, because they share this machine; give smaller ones"
+            )
         return self
 
 
@@ -86,6 +94,13 @@ class DataSpec(_Strict):
     val: Annotated[str | None, Field(min_length=1, description="it names the tasks, as a .jsonl file or as file.py:name")] = None
     """Validation tasks, on which all algorithms but the baseline and custom ones score their results."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """The functions' keyword arguments."""
+
+    @model_validator(mode="after")
+    def _options_of_functions(self) -> DataSpec:
+        if self.options and not any(source and ":" in source for source in (self.train, self.val)):
+            raise ValueError(f"options = {shown(self.options)} has no effect on files: name functions (file.py:name), or leave it out")
+        return self
 
 
 SET_BY_RUN: Final = (
@@ -102,8 +117,10 @@ NOT_THE_POLICY: Final = {
         ("--tokenizer", "--tokenizer-mode", "--tokenizer-revision", "--skip-tokenizer-init"), "the trainer has the model's own tokenizer"
     ),
     **dict.fromkeys(
-        ("--hf-overrides", "--hf-config-path", "--revision", "--code-revision"), "the trainer reads the model's own config.json"
+        ("--hf-overrides", "--hf-config-path", "--revision", "--code-revision", "--rope-scaling", "--rope-theta"),
+        "the trainer reads the model's own config.json",
     ),
+    "--disable-sliding-window": "the trainer's attention has the window of the model's own config.json",
     **dict.fromkeys(("--runner", "--task", "--convert"), "the policy generates text"),
     **dict.fromkeys(
         ("--override-generation-config", "--logits-processors", "--logits-processor-pattern"),
@@ -111,12 +128,23 @@ NOT_THE_POLICY: Final = {
     ),
     "--max-logprobs": "the run asks for the log-prob of each sampled token",
     "--lora-modules": "the run loads its own adapters",
+    **dict.fromkeys(("--help", "-h", "--version", "-v"), "vLLM would print and end"),
     **dict.fromkeys(("--api-key", "--config"), "the run sets the server's arguments and its access, and knows nothing of those in there"),
     **dict.fromkeys(
         ("--uds", "--root-path", "--ssl-keyfile", "--ssl-certfile", "--headless"), "the run calls the server at an address of its own"
     ),
 }
 """{argument of `vllm serve`: why it is refused: the server would sample from another model than is trained, or not be reached}."""
+_KV_OF_MODEL: Final = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
+SAMPLES_OTHERWISE: Final[Mapping[str, tuple[str, Collection[str]]]] = {
+    "--kv-cache-dtype": ("keys and values are rounded to fewer bits than the trainer's", _KV_OF_MODEL),
+    "--calculate-kv-scales": ("keys and values are scaled, which the trainer does not do", ()),
+    **dict.fromkeys(("--speculative-config", "-sc"), ("not every release gives the log-probs of tokens that a draft proposed", ())),
+    "--model-impl": ("vLLM then computes with another implementation of the model", ("auto", "vllm")),
+    "--dtype": ("its range is smaller than that of the trainer's bfloat16 or float32", ("auto", "bfloat16", "float", "float32")),
+}
+"""{argument of `vllm serve`: why the sampler's probabilities may differ from the trainer's, and the values with which they do not}."""
+_COUNTS: Final = ("--max-num-seqs", "--max-num-batched-tokens", "--block-size")
 _SPLITS: Final = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 _DTYPES_OF_VLLM: Final = ("auto", "half", "float16", "bfloat16", "float", "float32")
 _CONTEXT: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
@@ -141,9 +169,9 @@ class PolicySpec(_Strict):
     devices: Annotated[list[int] | None, Field(min_length=1, description="these are GPUs, by their numbers: [0]")] = None
     """The GPUs of the model server, numbered as in `device` of [algorithm], which is the trainer's ("cuda:1" is 1). vLLM shards the model
     over several. None: vLLM takes the first one, and ours samples on the CPU."""
-    gpu_memory_utilization: Annotated[float | None, Field(gt=0, le=1, description="it is the share of a GPU's memory that vLLM takes")] = (
-        None
-    )
+    gpu_memory_utilization: Annotated[
+        float | None, Field(ge=0.01, le=1, description="it is the share of a GPU's memory that vLLM takes")
+    ] = None
     """None: SHARED_UTILIZATION beside a trainer on the same GPU, else vLLM's default (0.9)."""
     sleep: bool = False
     """Have vLLM free its GPU memory while weights are updated, for a trainer on the same GPU; its weights move to the machine's memory."""
@@ -165,6 +193,8 @@ class PolicySpec(_Strict):
             raise ValueError(f"devices = {shown(self.devices)} names a GPU twice: name each once")
         if self.vllm_options and not self.vllm_options[0].startswith("-"):
             raise ValueError(f'vllm_options = {shown(self.vllm_options)}: the first must begin with "--", as in ["--dtype", "float32"]')
+        if any(not option.strip() for option in self.vllm_options):
+            raise ValueError(f"vllm_options = {shown(self.vllm_options)}: an argument is empty; leave it out")
         for option in self.vllm_options:
             name = option.partition("=")[0].replace("_", "-")  # vLLM takes both
             if name in SET_BY_RUN or name.replace("--no-", "--", 1) in SET_BY_RUN:
@@ -187,6 +217,12 @@ class PolicySpec(_Strict):
         dtype = self._vllm_value("--dtype")
         if dtype is not None and dtype not in _DTYPES_OF_VLLM:
             raise ValueError(f"vllm_options has --dtype {dtype}: it must be one of {', '.join(_DTYPES_OF_VLLM)}; give one, or leave it out")
+        for name in _COUNTS:
+            if (value := self._vllm_value(name)) is not None and not (value.isdecimal() and int(value) > 0):
+                raise ValueError(
+                    f"vllm_options has {name} {value}: it must be at least 1, because it counts calls or tokens; give such a value, "
+                    "or leave it out"
+                )
         split = {name: self._vllm_value(name, short) for short, name in _SPLITS.items()}
         given, gpus = {name: value for name, value in split.items() if value is not None}, len(self.devices or [0])
         sizes = [int(value) if value.isdecimal() else 0 for value in given.values()]
@@ -204,6 +240,17 @@ class PolicySpec(_Strict):
         found = [value for name, value in pairwise([*words, ""]) if name.replace("_", "-") in names]
         return found[-1] if found else None
 
+    def samples_otherwise(self) -> list[str]:
+        """Return a warning for each of `vllm_options` by which the sampler's probabilities may differ from the trainer's."""
+        given = {
+            name: (value, why) for name, (why, same) in SAMPLES_OTHERWISE.items() if (value := self._vllm_value(name)) not in (None, *same)
+        }
+        return [
+            f"[policy] vllm_options has {name}{f' {value}' if value and not value.startswith('-') else ''}: {why}; the run ends at the "
+            "first step whose worst ratios differ by more than ratio_error_limit of [algorithm]"
+            for name, (value, why) in given.items()
+        ]
+
     def max_model_len(self) -> int | None:
         """Return the context that `vllm_options` set; None where they set none, or vLLM computes it."""
         match = _CONTEXT.fullmatch(self._vllm_value("--max-model-len") or "")
@@ -212,7 +259,11 @@ class PolicySpec(_Strict):
 
 def _address(given: str) -> str:
     parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", given)
+    except ValueError:  # of a port beyond 65535
+        known = False
+    if not known:
         raise ValueError("it must be an address such as https://api.openai.com/v1")
     return given
 
@@ -350,9 +401,13 @@ class Job(_Strict):
             except UsageError as error:
                 raise SettingsError(f"[data] {which}: {error}") from error
             try:
-                tasks = list(give(**self.data.options))
+                given = give(**self.data.options)
+                tasks = list(given)
             except Exception as error:  # user code: any error becomes a message that names it
                 raise SettingsError(f"[data] {which} = {source!r} gives no tasks: {type(error).__name__}: {error}") from error
+            if isinstance(given, str | bytes | Mapping):
+                raise SettingsError(f"[data] {which} = {source!r} gives a {type(given).__name__}: it must be a list of tasks; return one")
+            _check_tasks(tasks, f"[data] {which} = {source!r}")
         else:
             try:
                 tasks = [task for _, task in strict_lines((self.folder / source).read_bytes())]
@@ -366,6 +421,17 @@ class Job(_Strict):
         """Return `file.py:name` with an absolute path; `package.module:name` unchanged."""
         where, _, name = reference.rpartition(":")
         return f"{self.folder / where}:{name}" if where.endswith(".py") else reference
+
+
+def _check_tasks(tasks: Sequence[Any], place: str) -> None:
+    """Raise SettingsError for a task that cannot be enqueued."""
+    for number, task in enumerate(tasks, 1):
+        try:
+            check_json(task)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SettingsError(
+                f"{place}: task {number} is no JSON value: {error}; return tasks of tables, lists, texts, finite numbers and booleans"
+            ) from error
 
 
 def _merged(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

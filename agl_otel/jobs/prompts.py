@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -11,24 +11,31 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agl_otel.adapters import TraceToMessages
-from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
+from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch, poml
 from agl_otel.algorithms.prompts.candidates import prompts_in, template_problem
 from agl_otel.algorithms.prompts.random_search import combinations
-from agl_otel.algorithms.prompts.search import default_client, require_openai
+from agl_otel.algorithms.prompts.search import BATCH_SECONDS, default_client, require_openai
 from agl_otel.algorithms.run_folder import Fingerprint
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, check_sinks, of_table, options_of
+from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.run import JobRun, unless_failed
 
 SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}
 _SET_BY_JOB: Final = frozenset({"async_openai_client", "run_dir", "rollout_config", "more", "_poml_trace"})
-_FILES: Final = ("gradient_prompts", "edit_prompts", "reflect_prompt", "merge_prompt")
+_SAMPLES: Final = [dict.fromkeys(("number", "status", "reward", "task", "messages", "spans"), "")]
+_FILES: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{option: {"prompt": "", "samples": _SAMPLES} for option in ("gradient_prompts", "reflect_prompt")},
+    "edit_prompts": {"prompt": "", "critique": ""},
+    "merge_prompt": dict.fromkeys(("prompt", "other", "first_wins", "other_wins"), ""),
+}
+"""{option that names POML files: the names that these may ask for, with empty values}."""
 
 
 def options_model(name: str) -> type[BaseModel]:
     """Return the model of [algorithm] of a prompt search: its name, and the algorithm's keyword arguments as options."""
-    return options_of(name, PromptSearch, SEARCHES[name], hidden=_SET_BY_JOB)
+    called_otherwise = {"temperature"} if name == APO.name else set[str]()  # diversity_temperature, as in 0.3
+    return options_of(name, PromptSearch, SEARCHES[name], hidden=_SET_BY_JOB | called_otherwise)
 
 
 def needs(job: Job) -> list[Need]:
@@ -37,9 +44,32 @@ def needs(job: Job) -> list[Need]:
     return [
         lambda: check_sinks(job.options.get("metrics")),
         lambda: _check_resources(job),
+        lambda: _check_options(job),
         lambda: _check_files(job),
+        lambda: _check_budget(job),
         *([require_openai, lambda: key_of(job)] if asks else []),
     ]
+
+
+def _check_options(job: Job) -> None:
+    if job.algorithm["name"] == APO.name:
+        with of_table("algorithm"):
+            APO(**without(job.options, "metrics"))
+    seconds, batch = job.agent.timeout_seconds, job.options.get("rollout_batch_timeout", BATCH_SECONDS)
+    if seconds > batch:
+        raise SettingsError(
+            f"[agent] timeout_seconds = {seconds:g}: it must be at most rollout_batch_timeout ({batch:g}), because the search cancels a "
+            "batch's attempts that still run; give a smaller one, or a greater rollout_batch_timeout of [algorithm]"
+        )
+
+
+def _check_budget(job: Job) -> None:
+    most = job.options.get("max_rollouts")
+    if most is not None and not job.has_wrong("[data] val") and (needed := len(job.tasks("val"))) > most:
+        raise SettingsError(
+            f"[algorithm] max_rollouts = {most}: it must be at least {needed}, the tasks of [data] val, because the first prompt is scored "
+            "on all of them; give such a value, or leave it out"
+        )
 
 
 def _check_resources(job: Job) -> None:
@@ -47,6 +77,8 @@ def _check_resources(job: Job) -> None:
         raise SettingsError(f"[resources] has no prompt for {job.algorithm['name']} to begin with: give one, name = 'text'")
 
     for name, prompt in prompts_in(job.resources).items():
+        if not str(prompt.template).strip():
+            raise SettingsError(f"[resources] {name} is empty: it must be the prompt to begin with; write it")
         if why := template_problem(prompt.template, prompt.template, prompt.engine):
             raise SettingsError(f"[resources] {name} cannot be edited: {why}; write it with balanced braces, or as engine = 'jinja'")
     if "choices" in job.options:
@@ -55,11 +87,15 @@ def _check_resources(job: Job) -> None:
 
 
 def _check_files(job: Job) -> None:
-    for option in _FILES:
+    for option, values in _FILES.items():
         given = job.options.get(option, [])
         for file in given if isinstance(given, list | tuple) else [given]:
             if not (job.folder / file).is_file():
                 raise SettingsError(f"[algorithm] {option}: there is no file {job.folder / file}")
+            try:
+                poml.check(job.folder / file, values)
+            except SettingsError as error:
+                raise SettingsError(f"[algorithm] {option}: {error}; name a prompt file, or leave it out") from error
 
 
 def key_of(job: Job) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_args
 
@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo.groups import cancel_all
 from agl_otel.algorithms.grpo.lora import ALL_LINEAR, check_targets
+from agl_otel.algorithms.grpo.options import Sampling
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.tiny import make_policy
@@ -89,8 +90,15 @@ def _facts_of_policy(job: Job, attention: str | None) -> ModelFacts:
 
 def needs_of_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> list[Need]:
     """Return the checks for the job's model, with what `look_at` finds about it, and for the program that serves it."""
+
+    def looked_at() -> Findings:
+        facts = check_policy(job)
+        check_room(job, facts)
+        found = look_at(facts)
+        return replace(found, warnings=[*facts.warnings, *found.warnings])
+
     return [
-        lambda: look_at(check_policy(job)),
+        looked_at,
         lambda: check_devices(job),
         lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None,
     ]
@@ -181,13 +189,6 @@ def check_policy(job: Job) -> ModelFacts:
             f"[policy] vllm_options has --max-model-len {served}: it must be at most {facts.context}, the context of {name}; "
             "give such a value, or leave it out"
         )
-    if (most := given.get("max_tokens", 0)) >= min(served, facts.context):
-        whose = name if facts.context <= served else "the model server (--max-model-len)"
-        raise SettingsError(
-            f"[algorithm] max_tokens = {most}: it must be less than {min(served, facts.context)}, because the context of {whose} holds the "
-            "prompt, too; "
-            "give such a value, or leave it out"
-        )
     if (rank := given.get("lora_rank") or 0) > facts.hidden:
         raise SettingsError(
             f"[algorithm] lora_rank = {rank}: it must be at most {facts.hidden}, because that is the hidden size of {name}; "
@@ -197,6 +198,17 @@ def check_policy(job: Job) -> ModelFacts:
         with of_table("algorithm"):
             check_targets(given.get("lora_targets", ALL_LINEAR), facts.linear, name)
     return facts
+
+
+def check_room(job: Job, facts: ModelFacts) -> None:
+    """Raise SettingsError where replies leave no room for a prompt."""
+    context = min(job.policy.max_model_len() or facts.context, facts.context)
+    if (most := job.options.get("max_tokens", Sampling.max_tokens)) >= context:
+        whose = job.policy.model if context == facts.context else "the model server (--max-model-len)"
+        raise SettingsError(
+            f"[algorithm] max_tokens = {most}: it must be less than {context}, because the context of {whose} holds the "
+            "prompt, too; give such a value, or leave it out"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import get, has, translate
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.options import Need, check_timeouts, of_table, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.jobs.served import check_policy, policy_made, prepare_policy
@@ -44,19 +45,23 @@ def _check_options(job: Job) -> None:
         VERL(**job.options).check()
 
 
-def _check_model(job: Job) -> None:
-    """Raise UsageError if two models are named, SettingsError if the policy is not a model, or too small for the config's lengths."""
+def _check_model(job: Job) -> Findings:
+    """Return warnings. Raises UsageError if two models are named, SettingsError if the policy is not a model, or too small for the config's
+    lengths."""
     with of_table("algorithm"):
         config = translate(job.options["config"]).config
     if not has(config, MODEL):
-        context, asked = check_policy(job).context, [get(config, path) for path in ("data.max_prompt_length", "data.max_response_length")]
+        facts = check_policy(job)
+        context, asked = facts.context, [get(config, path) for path in ("data.max_prompt_length", "data.max_response_length")]
         if all(isinstance(each, int) for each in asked) and sum(asked) > context:
             raise SettingsError(
                 f"[algorithm] config.data.max_response_length = {asked[1]}: with max_prompt_length ({asked[0]}) it must be at most "
                 f"{context}, because that is the context of {job.policy.model}; give smaller ones"
             )
-    elif job.policy.model != "tiny":
+        return Findings(warnings=list(facts.warnings))
+    if job.policy.model != "tiny":
         raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
+    return Findings()
 
 
 def fingerprint(job: Job, folder: Path) -> Fingerprint | None:

@@ -35,25 +35,37 @@ def render(path: Path, values: Values) -> str:
     not installed.
     """
     try:
-        root = ElementTree.fromstring(path.read_text())
+        return _rendered(path, values)
+    except _UnsupportedError as why:
+        answer = _package(path, why).poml(str(path), context=dict(values), chat=True, format="openai_chat")
+        return "\n\n".join(str(message["content"]) for message in answer["messages"])
+
+
+def check(path: Path, values: Values) -> None:
+    """Raise SettingsError where `render` would, without running the poml package, which checks its own files."""
+    try:
+        _rendered(path, values)
+    except _UnsupportedError as why:
+        _package(path, why)
+
+
+def _rendered(path: Path, values: Values) -> str:
+    try:
+        root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
         return "\n\n".join(block for child in root for block in _blocks(child, values))
     except OSError as error:
         raise SettingsError(f"prompt file {path} cannot be read: {error.strerror}") from error
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, UnicodeDecodeError) as error:
         raise SettingsError(f"prompt file {path} is not POML: {error}") from error
     except KeyError as error:
         raise SettingsError(f"prompt file {path} asks for {{{{ {error.args[0]} }}}}: there are {', '.join(values)}") from error
-    except _UnsupportedError as why:
-        return _by_package(path, values, str(why))
 
 
-def _by_package(path: Path, values: Values, why: str) -> str:
+def _package(path: Path, why: _UnsupportedError) -> Any:
     try:
-        package = importlib.import_module("poml")
+        return importlib.import_module("poml")
     except ModuleNotFoundError:
         raise SettingsError(f"prompt file {path} uses {why}, which needs the poml package: pip install poml") from None
-    answer = package.poml(str(path), context=dict(values), chat=True, format="openai_chat")
-    return "\n\n".join(str(message["content"]) for message in answer["messages"])
 
 
 def _blocks(element: ElementTree.Element, values: Values) -> list[str]:

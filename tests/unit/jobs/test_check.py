@@ -89,7 +89,7 @@ metrics = ["paper"]
             'name = "gepa"\nreflect_prompt = "r.poml"',
             [r"has no prompt for gepa", r"reflect_prompt: there is no file .*r\.poml", "OPENAI_API"],
         ),
-        ('name = "sft"\ntop_fraction = 2.0', [r"top_fraction = 2\.0: it must be greater than 0 and at most 1"]),
+        ('name = "sft"\ntop_fraction = 2.0', [r"top_fraction = 2\.0: it must be at least 0\.0001 and at most 1"]),
         ('name = "verl"\nconfig = { "data.train_files" = "x" }', ["data.train_files has no place here"]),
         ('name = "verl"\nconfig = {}', [r"rollout\.n is 1"]),
         ('name = "mine.py:own"\nsteps = 3', ["steps: mine.py:own is made already and takes no options"]),
@@ -199,6 +199,15 @@ def test_everything_that_a_run_was_begun_with_another_of_is_named_before_a_stack
     forced = refused(begun, capsys, 2, "--force")
     assert "another max_tokens, model, seed, temperature" in forced and "other code" not in forced
     assert (begun.parent / "run" / RUN).read_bytes() == before
+
+
+def test_a_run_says_the_warnings_of_its_check_on_stderr_once(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun.write_text(f'{AGENT}[algorithm]\nname = "grpo"\nmax_tokens = 9\nmax_steps = 5\nval_every = 10\n')
+    with pytest.raises(SystemExit):
+        main(["train", str(begun), "--run-dir", str(begun.parent / "run"), "--data-dir", str(begun.parent / "data"), "--json"])
+    captured = capsys.readouterr()
+    assert captured.err.count("warning: ") == 1 and "warning: val_every = 10 is more than max_steps (5)" in captured.err
+    assert captured.out == ""
 
 
 def test_a_folder_in_which_another_process_works_is_refused_before_a_stack_is_started(

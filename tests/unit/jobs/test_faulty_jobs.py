@@ -20,6 +20,10 @@ constant = 3
 def three(a, b, c): return 1.0
 def named(*, task, answer): return 1.0
 def stream(task, answer=None): yield 1.0
+def text(): return "abc"
+def table(): return {"a": 1}
+def objects(): return [object()]
+def infinite(): return [1, float("inf")]
 """
 AGENT = {"function": '"mine.py:agent"'}
 DATA = {"train": '"mine.py:tasks"', "val": '"tasks.jsonl"'}
@@ -115,7 +119,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "policy", "devices = [0, 1]", r'devices = \[0, 1\]: server = "ours" samples on one GPU; name one'),
     ("grpo", "policy", f"{VLLM}devices = [1, 1]", r"devices = \[1, 1\] names a GPU twice"),
     ("grpo", "policy", "gpu_memory_utilization = 0.5", r'gpu_memory_utilization = 0\.5 has no effect with server = "ours"'),
-    ("grpo", "policy", f"{VLLM}gpu_memory_utilization = 1.5", r"gpu_memory_utilization = 1\.5: it must be greater than 0 and at most 1"),
+    ("grpo", "policy", f"{VLLM}gpu_memory_utilization = 1.5", r"gpu_memory_utilization = 1\.5: it must be at least 0\.01 and at most 1"),
     ("grpo", "policy", "sleep = true", r'sleep = true has no effect with server = "ours"'),
     ("grpo", "policy", "adapters = false", r'adapters = false has no effect with server = "ours"'),
     ("grpo", "policy", 'modle = "tiny"', r"unknown key modle: did you mean model\?"),
@@ -166,11 +170,11 @@ FAULTS: list[tuple[str, str, str, str]] = [
     # updates
     ("grpo", "algorithm", "updates_per_step = 0", r"updates_per_step = 0: it must be at least 1 .*leave it out for 3"),
     ("grpo", "algorithm", "updates_per_step = -3", r"updates_per_step = -3: it must be at least 1"),
-    ("grpo", "algorithm", "learning_rate = -1e-3", r"learning_rate = -0\.001: it must be at least 0 and at most 1"),
+    ("grpo", "algorithm", "learning_rate = -1e-3", r"learning_rate = -0\.001: it must be 0, or at least 1e-12 and at most 1"),
     ("grpo", "algorithm", "learning_rate = 10", r"learning_rate = 10: it must be .*at most 1"),
     ("grpo", "algorithm", "learning_rate = inf", r"learning_rate = Infinity: it must be a finite number"),
-    ("grpo", "algorithm", "max_grad_norm = -1", r"max_grad_norm = -1: it must be greater than 0, because .*leave it out for 1\.0"),
-    ("grpo", "algorithm", "max_grad_norm = 0", r"max_grad_norm = 0: it must be greater than 0, because .*0 trains nothing"),
+    ("grpo", "algorithm", "max_grad_norm = -1", r"max_grad_norm = -1: it must be at least 0\.001 .*because .*leave it out for 1\.0"),
+    ("grpo", "algorithm", "max_grad_norm = 0", r"max_grad_norm = 0: it must be at least 0\.001 .*0 trains nothing"),
     ("grpo", "algorithm", "minibatches = 0", r"minibatches = 0: it must be at least 1 .*leave it out for 1"),
     ("grpo", "algorithm", "micro_batch_tokens = 0", r"micro_batch_tokens = 0: it must be at least 1 .*leave it out for 16384"),
     ("grpo", "algorithm", "gradient_checkpointing = 1", r"gradient_checkpointing = 1: it must be true or false"),
@@ -183,7 +187,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", 'attention = "spda"', r"attention = \"spda\": transformers refuses it \(.*leave it out"),
     ("grpo", "algorithm", 'learning_rate_schedule = "step"', r"learning_rate_schedule = \"step\": it must be 'constant'"),
     ("grpo", "algorithm", "warmup_steps = -1", r"warmup_steps = -1: it must be at least 0"),
-    ("grpo", "algorithm", "lora_alpha = 0", r"lora_alpha = 0: it must be greater than 0"),
+    ("grpo", "algorithm", "lora_alpha = 0", r"lora_alpha = 0: it must be at least 0\.01 and at most 1000000"),
     ("grpo", "algorithm", "lora_targets = []", r"lora_targets = \[\]: it must be non-empty"),
     ("grpo", "algorithm", 'lora_targets = "q_proj"', r"lora_targets = \"q_proj\": it must be a list of ends .*leave it out for"),
     (
@@ -193,7 +197,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
         r"lora_targets: no linear layer of tiny has a name that ends in 'v_porj'; their names end in down_proj, .*v_proj",
     ),
     ("grpo", "algorithm", 'lora_rank = 8\nlora_targets = ["lm_head"]', r"no linear layer of tiny has a name that ends in 'lm_head'"),
-    ("grpo", "algorithm", "ratio_error_limit = 0", r"ratio_error_limit = 0: it must be greater than 0 and at most 10"),
+    ("grpo", "algorithm", "ratio_error_limit = 0", r"ratio_error_limit = 0: it must be at least 1e-05 and at most 10"),
     ("grpo", "algorithm", "lora_alpha = 16", r"without lora_rank there is none: give it, or leave them out"),
     ("grpo", "algorithm", "temperature = 1e-30", r"temperature = 1e-30: it must be at least 0\.01"),
     ("grpo", "algorithm", "lora_rank = 0", r"lora_rank = 0: it must be at least 1"),
@@ -208,7 +212,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", 'device = "meta"', r"device = \"meta\": this machine has no device of type meta"),
     ("grpo", "algorithm", "threads = 0", r"threads = 0: it must be at least 1 and at most 256.*leave it out for 1"),
     ("grpo", "algorithm", "threads = 100000", r"threads = 100000: it must be .*at most 256"),
-    ("grpo", "algorithm", "probe_tolerance = 0", r"probe_tolerance = 0: it must be greater than 0 and at most 10"),
+    ("grpo", "algorithm", "probe_tolerance = 0", r"probe_tolerance = 0: it must be at least 1e-05 and at most 10"),
     # schedule
     ("grpo", "algorithm", "max_steps = 0", r"max_steps = 0: it must be at least 1 .*leave it out for 200"),
     ("grpo", "algorithm", 'max_steps = "many"', r"max_steps = \"many\": it must be an integer"),
@@ -218,16 +222,16 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "val_every = -1", r"val_every = -1: it must be at least 0"),
     ("sft", "algorithm", "val_every = 2.5", r"val_every = 2\.5: it must be an integer"),
     ("grpo", "algorithm", "checkpoint_every_steps = 0", r"checkpoint_every_steps = 0: it must be at least 1"),
-    ("grpo", "algorithm", "checkpoint_every_minutes = -1", r"checkpoint_every_minutes = -1: it must be at least 0"),
+    ("grpo", "algorithm", "checkpoint_every_minutes = -1", r"checkpoint_every_minutes = -1: it must be 0, or at least 0\.01"),
     ("grpo", "algorithm", "keep_checkpoints = 0", r"keep_checkpoints = 0: it must be at least 1 .*leave it out for 2"),
     ("grpo", "algorithm", 'metrics = ["paper"]', r"metrics has 'paper': it must be one of tensorboard, wandb, plots"),
     ("grpo", "algorithm", 'metrics = "plots"', r"metrics = \"plots\": it must be a list"),
     # objective
-    ("grpo", "algorithm", "clip = 0", r"clip = 0: it must be greater than 0 and less than 1"),
+    ("grpo", "algorithm", "clip = 0", r"clip = 0: it must be at least 1e-05 and less than 1"),
     ("grpo", "algorithm", "clip = 1.5", r"clip = 1\.5: it must be .*less than 1"),
-    ("grpo", "algorithm", "clip_high = -0.1", r"clip_high = -0\.1: it must be greater than 0"),
-    ("grpo", "algorithm", "dual_clip = 1.0", r"dual_clip = 1\.0: it must be greater than 1"),
-    ("grpo", "algorithm", "weight_cap = 1", r"weight_cap = 1: it must be greater than 1, because it bounds ratios"),
+    ("grpo", "algorithm", "clip_high = -0.1", r"clip_high = -0\.1: it must be at least 1e-05 and at most 100"),
+    ("grpo", "algorithm", "dual_clip = 1.0", r"dual_clip = 1\.0: it must be at least 1\.01 and at most 1000"),
+    ("grpo", "algorithm", "weight_cap = 1", r"weight_cap = 1: it must be at least 1\.01 and at most 1000, because it bounds ratios"),
     (
         "grpo",
         "algorithm",
@@ -237,16 +241,16 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", 'average = "tokens"', r"average = \"tokens\": it must be 'token', .*did you mean token\?"),
     ("grpo", "algorithm", 'average = "constant"', r"constant_tokens = 0: it must be at least 1, because average = \"constant\""),
     ("grpo", "algorithm", "constant_tokens = -1", r"constant_tokens = -1: it must be at least 0"),
-    ("grpo", "algorithm", "importance_cap = 0", r"importance_cap = 0: it must be greater than 0"),
-    ("grpo", "algorithm", "kl = -0.1", r"kl = -0\.1: it must be at least 0"),
+    ("grpo", "algorithm", "importance_cap = 0", r"importance_cap = 0: it must be at least 0\.1 and at most 1000"),
+    ("grpo", "algorithm", "kl = -0.1", r"kl = -0\.1: it must be 0, or at least 1e-06"),
     # SFT
-    ("sft", "algorithm", "top_fraction = 2.0", r"top_fraction = 2\.0: it must be greater than 0 and at most 1"),
+    ("sft", "algorithm", "top_fraction = 2.0", r"top_fraction = 2\.0: it must be at least 0\.0001 and at most 1"),
     ("sft", "algorithm", "min_reward = nan", r"min_reward = NaN: it must be a finite number"),
     ("sft", "algorithm", "best_of_group = 9", r"best_of_group = 9: it must be at most group_size \(8\)"),
     ("sft", "algorithm", "epochs = 0", r"epochs = 0: it must be at least 1 .*leave it out for 4"),
     ("sft", "algorithm", "batch_rows = 0", r"batch_rows = 0: it must be at least 1"),
     ("sft", "algorithm", "temperature = 0", r"temperature = 0: it must be greater than 0, because the 8 replies to a task would be equal"),
-    ("sft", "algorithm", "max_grad_norm = -1", r"max_grad_norm = -1: it must be greater than 0"),
+    ("sft", "algorithm", "max_grad_norm = -1", r"max_grad_norm = -1: it must be at least 0\.001"),
     ("sft", "algorithm", "max_tokens = 5000", r"max_tokens = 5000: it must be less than 1024"),
     ("sft", "algorithm", 'device = "cuda:99"', r"device = \"cuda:99\": this machine has"),
     ("sft", "algorithm", "updates_per_step = 2", r"unknown key updates_per_step: "),
@@ -256,8 +260,13 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("verl", "algorithm", "step_timeout_seconds = -1", r"step_timeout_seconds = -1: it must be at least 1 "),
     ("verl", "algorithm", "config.actor_rollout_ref.rollout.n = 1", r"rollout\.n is 1, .*Set n to at least 2"),
     ("verl", "algorithm", "config.data.train_batch_size = 0", r"data\.train_batch_size = 0: it must be at least 1"),
-    ("verl", "algorithm", "config.actor_rollout_ref.rollout.temperature = 0", r"rollout\.temperature = 0: it must be greater than 0"),
-    ("verl", "algorithm", "config.actor_rollout_ref.actor.optim.lr = -1e-6", r"optim\.lr = -1e-06: it must be at least 0 and at most 1"),
+    ("verl", "algorithm", "config.actor_rollout_ref.rollout.temperature = 0", r"rollout\.temperature = 0: it must be at least 0\.01"),
+    (
+        "verl",
+        "algorithm",
+        "config.actor_rollout_ref.actor.optim.lr = -1e-6",
+        r"optim\.lr = -1e-06: it must be 0, or at least 1e-12 and at most 1",
+    ),
     ("verl", "algorithm", "config.actor_rollout_ref.actor.ppo_mini_batch_size = 9", r"ppo_mini_batch_size = 9: it must be at most .*\(8\)"),
     ("verl", "algorithm", 'config.trainer.device = "gpu"', r"trainer\.device = \"gpu\": it must be 'cpu'"),
     ("verl", "algorithm", 'config.trianer.device = "cpu"', r"unknown section trianer: did you mean trainer\?"),
@@ -273,7 +282,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("apo", "algorithm", "diversity_temperature = 3.0", r"diversity_temperature = 3\.0: it must be at least 0 and at most 2"),
     ("apo", "algorithm", 'gradient_model = ""', r"gradient_model = \"\": it must be non-empty.*leave it out for \"gpt"),
     ("apo", "algorithm", "gradient_prompts = []", r"gradient_prompts = \[\]: it must be non-empty"),
-    ("apo", "algorithm", "rollout_batch_timeout = 0", r"rollout_batch_timeout = 0: it must be greater than 0"),
+    ("apo", "algorithm", "rollout_batch_timeout = 0", r"rollout_batch_timeout = 0: it must be at least 1"),
     ("apo", "algorithm", "max_editor_calls = 0", r"max_editor_calls = 0: it must be at least 1"),
     ("gepa", "algorithm", "minibatch_size = 0", r"minibatch_size = 0: it must be at least 1"),
     ("gepa", "algorithm", "max_iterations = 0", r"max_iterations = 0: it must be at least 1"),
@@ -309,8 +318,8 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("verl", "algorithm", "step_timeout_seconds = 100", r"timeout_seconds = 120: it must be at most step_timeout_seconds \(100\), because"),
     ("grpo", "algorithm", "step_timeout_seconds = 1e-9", r"step_timeout_seconds = 1e-09: it must be at least 1 .*take seconds"),
     ("grpo", "agent", "timeout_seconds = 1e-9", r"timeout_seconds = 1e-09: it must be at least 0\.1 .*before a call has been made"),
-    ("grpo", "algorithm", "learning_rate = 1e-300", r"learning_rate = 1e-300: it must be at least 1e-12, or 0 for a control.*leave it out"),
-    ("verl", "algorithm", "config.actor_rollout_ref.actor.optim.lr = 1e-300", r"optim\.lr = 1e-300: it must be at least 1e-12, or 0"),
+    ("grpo", "algorithm", "learning_rate = 1e-300", r"learning_rate = 1e-300: it must be 0, or at least 1e-12 .*leave it out"),
+    ("verl", "algorithm", "config.actor_rollout_ref.actor.optim.lr = 1e-300", r"optim\.lr = 1e-300: it must be 0, or at least 1e-12"),
     (
         "grpo",
         "algorithm",
@@ -351,6 +360,82 @@ FAULTS: list[tuple[str, str, str, str]] = [
         r"function: three takes a, b, c, which nothing fills: there are task, .* keys question",
     ),
     ("sft", "agent", 'function = "mine.py:stream"', r"function: stream is a generator, and its value is needed"),
+    # values of the right type that no run can mean
+    *(
+        ("grpo", "algorithm", lines, says)
+        for lines, says in [
+            (
+                "max_grad_norm = 1e-300",
+                r"max_grad_norm = 1e-300: it must be at least 0\.001 and at most 1e\+09, because .*leave it out for 1\.0",
+            ),
+            ("max_grad_norm = 1e300", r"max_grad_norm = 1e\+300: it must be .*1e9 never clips"),
+            ("kl = 1e-300", r"kl = 1e-300: it must be 0, or at least 1e-06 and at most 1000, because .*leave it out for 0\.0"),
+            ("clip = 1e-300", r"clip = 1e-300: it must be at least 1e-05 .*rounding alone.*leave it out for 0\.2"),
+            ("clip_high = 1e-300", r"clip_high = 1e-300: it must be at least 1e-05 "),
+            ("clip_high = 1e9", r"clip_high = 1000000000\.0: it must be .*at most 100, because .*leave it out"),
+            ("dual_clip = 1e30", r"dual_clip = 1e\+30: it must be .*at most 1000"),
+            ("weight_cap = 1e30", r"weight_cap = 1e\+30: it must be .*at most 1000"),
+            ("importance_cap = 1e-30", r"importance_cap = 1e-30: it must be at least 0\.1 and at most 1000"),
+            ("importance_cap = 1e30", r"importance_cap = 1e\+30: it must be .*at most 1000"),
+            ("constant_tokens = 1000000000000", r"constant_tokens = 1000000000000: it must be .*at most 100000000"),
+            ("probe_tolerance = 1e-30", r"probe_tolerance = 1e-30: it must be at least 1e-05 .*rounding alone"),
+            ("ratio_error_limit = 1e-30", r"ratio_error_limit = 1e-30: it must be at least 1e-05 .*leave it out for 0\.1"),
+            ("lora_rank = 8\nlora_alpha = 1e-300", r"lora_alpha = 1e-300: it must be at least 0\.01 and at most 1000000, because"),
+            ("lora_rank = 8\nlora_alpha = 1e30", r"lora_alpha = 1e\+30: it must be .*at most 1000000"),
+            ("minibatches = 10000", r"minibatches = 10000: it must be at least 1 and at most 1000, because .*leave it out for 1"),
+            ("target_score = 1e10", r"target_score = 10000000000\.0: it must be at least -1e\+09 and at most 1e\+09"),
+            ("prompts_per_step = 100000\ngroup_size = 10000", r"make 1000000000 rollouts a step: they must be at most 1000000, because"),
+            ("checkpoint_every_minutes = 1e-300", r"checkpoint_every_minutes = 1e-300: it must be 0, or at least 0\.01"),
+            (
+                "checkpoint_every_minutes = 5\ncheckpoint_every_steps = 5",
+                r"checkpoint_every_minutes = 5 has no effect with checkpoint_every_s",
+            ),
+            ('device = "cpu:7"', r"device = \"cpu:7\": a machine has one device of type cpu; give \"cpu\""),
+            ('attention = " "', r"attention = \" \": it must be non-empty"),
+        ]
+    ),
+    ("sft", "algorithm", "top_fraction = 1e-300", r"top_fraction = 1e-300: it must be at least 0\.0001 .*almost 0 leaves none"),
+    ("sft", "algorithm", "temperature = 1e-30", r"temperature = 1e-30: it must be 0, or at least 0\.01 and at most 5"),
+    ("sft", "algorithm", "min_reward = 2e9", r"min_reward = 2000000000\.0: it must be .*at most 1e\+09"),
+    ("sft", "algorithm", "prompts_per_step = 100000\ngroup_size = 10000", r"make 1000000000 rollouts a step"),
+    ("apo", "algorithm", 'gradient_model = "  "', r"gradient_model = \"  \": it must be non-empty"),
+    ("apo", "algorithm", "temperature = 1.5", r"unknown key temperature: did you mean diversity_temperature\?"),
+    ("apo", "algorithm", "beam_width = 1000\nbranch_factor = 1000", r"make 1000000 edits a round: they must be at most 10000, because"),
+    ("apo", "algorithm", 'gradient_prompts = ["mine.py"]', r"gradient_prompts: prompt file .*mine\.py is not POML: .*name a prompt file"),
+    (
+        "apo",
+        "algorithm",
+        'edit_prompts = ["names.poml"]',
+        r"edit_prompts: prompt file .*asks for \{\{ samples \}\}: there are prompt, critique",
+    ),
+    ("gepa", "algorithm", 'reflect_prompt = "mine.py"', r"reflect_prompt: prompt file .*mine\.py is not POML"),
+    ("gepa", "algorithm", 'reflection_model = " "', r"reflection_model = \" \": it must be non-empty"),
+    ("gepa", "algorithm", "rollout_batch_timeout = 1e-9", r"rollout_batch_timeout = 1e-09: it must be at least 1 .*take"),
+    ("gepa", "agent", "timeout_seconds = 5000", r"timeout_seconds = 5000: it must be at most rollout_batch_timeout \(3600\), because"),
+    ("apo", "algorithm", "max_rollouts = 1", r"max_rollouts = 1: it must be at least 2, the tasks of \[data\] val, because"),
+    ("apo", "algorithm", "max_rollouts = 100000000000000000000", r"max_rollouts = 1\d+: it must be at least 1 and at most 1000000000"),
+    ("apo", "resources", 'prompt = "  "', r"prompt is empty: it must be the prompt to begin with; write it"),
+    ("apo", "editor", 'base_url = "http://host:99999"', r"base_url = .*: it must be an address such as"),
+    # paths and functions of the wrong kind
+    ("grpo", "data", 'train = "mine.py:text"', r"train = 'mine\.py:text' gives a str: it must be a list of tasks; return one"),
+    ("apo", "data", 'val = "mine.py:table"', r"val = 'mine\.py:table' gives a dict: it must be a list of tasks"),
+    (
+        "sft",
+        "data",
+        'train = "mine.py:objects"',
+        r"train = 'mine\.py:objects': task 1 is no JSON value: .*object.*; return tasks of tables",
+    ),
+    ("gepa", "data", 'train = "mine.py:infinite"', r"train = 'mine\.py:infinite': task 2 is no JSON value: .*NaN or Infinity"),
+    (
+        "grpo",
+        "data",
+        'train = "tasks.jsonl"\noptions = { size = 3 }',
+        r"options = .* has no effect on files: name functions .*or leave it out",
+    ),
+    ("grpo", "data", 'train = "."', r"train = '\.' cannot be read: .*directory"),
+    ("grpo", "agent", 'function =\ncommand = ["python", "folder.py"]', r"command: there is no file .*folder\.py"),
+    ("grpo", "agent", "runners = 1000\nconcurrency = 10000", r"make 10000000 rollouts at a time: they must be at most 100000, because"),
+    ("grpo", "policy", f"{VLLM}gpu_memory_utilization = 1e-9", r"gpu_memory_utilization = 1e-09: it must be at least 0\.01"),
     # arguments of vLLM
     *(
         ("grpo", "policy", f"{VLLM}vllm_options = {given}", says)
@@ -372,6 +457,12 @@ FAULTS: list[tuple[str, str, str, str]] = [
             ('["--config", "vllm.yaml"]', r"has --config, but the run sets the server's arguments"),
             ('["--api-key", "secret"]', r"has --api-key, but the run sets the server's arguments and its access"),
             ('["--uds", "/tmp/s"]', r"has --uds, but the run calls the server at an address of its own"),
+            ('["--rope-theta", "1e6"]', r"has --rope-theta, but the trainer reads the model's own config\.json"),
+            ('["--disable-sliding-window"]', r"has --disable-sliding-window, but the trainer's attention"),
+            ('["--help"]', r"has --help, but vLLM would print and end"),
+            ('["--enforce-eager", ""]', r"vllm_options = .*: an argument is empty; leave it out"),
+            ('["--max-num-seqs", "0"]', r"--max-num-seqs 0: it must be at least 1, because .*leave it out"),
+            ('["--max-num-batched-tokens=-1"]', r"--max-num-batched-tokens -1: it must be at least 1"),
             ('["--dtype", "int8"]', r"--dtype int8: it must be one of auto, half, .*leave it out"),
             ('["-tp", "2"]', r"--tensor-parallel-size 2: the product must be 1, the number of GPUs in devices"),
             ('["--tensor-parallel-size=two"]', r"--tensor-parallel-size two: the product must be 1"),
@@ -403,7 +494,9 @@ def write_job(folder: Path, algorithm: str, table: str = "agent", fault: str = "
         name, _, value = line.partition("=")
         content.setdefault(table, {})[name.strip()] = value.strip()
     (folder / "mine.py").write_text(MINE)
-    (folder / "tasks.jsonl").write_text('{"question": "!"}')
+    (folder / "tasks.jsonl").write_text('{"question": "!"}\n' * 2)
+    (folder / "folder.py").mkdir(exist_ok=True)
+    (folder / "names.poml").write_text('<poml><p for="sample in samples">{{ sample.task }}</p></poml>')
     lines: list[str] = []
     for name in TABLES:
         lines += [f"[{name}]", *(f"{key} = {value}" for key, value in content.get(name, {}).items() if value)]
@@ -480,12 +573,61 @@ async def test_a_learning_rate_of_0_is_accepted_and_said(tmp_path: Path) -> None
         ("max_steps = 5\nval_every = 10", r"val_every = 10 is more than max_steps \(5\): the run validates only before"),
         ("max_steps = 3\ntarget_score = 0.9", r"score_window = 5 is more than max_steps \(3\): target_score .* cannot end the run"),
         ("score_window = 3", r"score_window = 3 has no effect without target_score"),
+        ("minibatches = 129", r"minibatches = 129 is more than a step's 128 rollouts \(prompts_per_step \* group_size\)"),
+        (
+            "groups_in_flight = 49",
+            r"groups_in_flight = 49 is more than prompts_per_step \* \(max_staleness \+ 1\) = 48: some steps take more",
+        ),
+        ('offline_mode = "production"\ngroup_size = 4', r'group_size without effect: offline_mode = "production" takes'),
     ],
 )
-async def test_what_a_short_trial_leaves_without_effect_is_warned_of(tmp_path: Path, lines: str, says: str) -> None:
+async def test_what_has_no_effect_is_warned_of(tmp_path: Path, lines: str, says: str) -> None:
     found = await check_job(write_job(tmp_path, "grpo", "algorithm", lines))
     (warning,) = found.warnings
     assert found.problems == [] and re.match(says, warning), warning
+
+
+GENEROUS = {
+    "grpo": [
+        "clip = 3e-4\nclip_high = 4e-4\nsequence_ratio = true", "clip_high = 5.0", "max_grad_norm = 0.01", "max_grad_norm = 1e9",
+        "kl = 1e-5", "kl = 0", "lora_rank = 8\nlora_alpha = 1", "lora_rank = 8\nlora_alpha = 512", "importance_cap = 0.9",
+        "probe_tolerance = 1e-4", "ratio_error_limit = 0.01", "target_score = 1e8", "minibatches = 128", "dual_clip = 1.5",
+        "weight_cap = 1.05",
+        "groups_in_flight = 48", "prompts_per_step = 512\ngroup_size = 64", "checkpoint_every_minutes = 0", "learning_rate = 1e-9",
+        "temperature = 0.01",
+        'average = "constant"\nconstant_tokens = 3000',
+    ],
+    "sft": ["temperature = 0\ngroup_size = 1", "temperature = 0.01", "top_fraction = 0.001"],
+    "apo": ["max_rollouts = 2", "beam_width = 100\nbranch_factor = 100", "diversity_temperature = 0"],
+    "gepa": ["temperature = 1.5", "perfect_reward = 100"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("algorithm", "lines"), [(name, lines) for name, many in GENEROUS.items() for lines in many])
+async def test_values_that_a_run_may_need_are_accepted(tmp_path: Path, algorithm: str, lines: str) -> None:
+    found = await check_job(write_job(tmp_path, algorithm, "algorithm", lines))
+    assert (found.problems, found.warnings) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ('["--kv-cache-dtype", "fp8"]', r"--kv-cache-dtype fp8: keys and values are rounded .* ratio_error_limit"),
+        ('["--calculate-kv-scales"]', r"--calculate-kv-scales: keys and values are scaled"),
+        ('["--speculative_config={}"]', r"--speculative-config \{\}: not every release"),
+        ('["--dtype", "half"]', r"--dtype half: its range is smaller"),
+    ],
+)
+async def test_arguments_of_vllm_that_change_what_is_sampled_are_warned_of(tmp_path: Path, options: str, says: str) -> None:
+    found = await check_job(write_job(tmp_path, "grpo", "policy", f"{VLLM}vllm_options = {options}"))
+    (warning,) = found.warnings
+    assert found.problems == [] and re.match(r"\[policy\] vllm_options has " + says, warning), warning
+
+
+async def test_arguments_of_vllm_that_change_no_sample_are_not_warned_of(tmp_path: Path) -> None:
+    options = '["--kv-cache-dtype", "auto", "--dtype", "bfloat16", "--enforce-eager", "--max-num-seqs", "64", "--chat-template", "x.jinja"]'
+    found = await check_job(write_job(tmp_path, "grpo", "policy", f"{VLLM}vllm_options = {options}"))
+    assert (found.problems, found.warnings) == ([], [])
 
 
 async def test_nothing_is_said_of_the_default_in_place_of_a_wrong_device(tmp_path: Path) -> None:

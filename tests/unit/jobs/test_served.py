@@ -12,7 +12,17 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.check import check_job
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.served import SHARED_UTILIZATION, adapter_rank, check_devices, check_policy, notes_of_policy, visible, vllm_arguments
+from agl_otel.jobs.model_check import tiny_facts
+from agl_otel.jobs.served import (
+    SHARED_UTILIZATION,
+    adapter_rank,
+    check_devices,
+    check_policy,
+    check_room,
+    notes_of_policy,
+    visible,
+    vllm_arguments,
+)
 
 
 def job(*, device: str = "cpu", options: dict[str, Any] | None = None, **policy: Any) -> Job:
@@ -56,9 +66,9 @@ def test_a_server_that_sleeps_excludes_rollouts_in_flight() -> None:
 def test_max_tokens_are_held_against_the_context_that_vllm_is_given() -> None:
     for given in (["--max-model-len", "64"], ["--max-model-len=64"], ["--max-model-len", "900", "--max-model-len", "64"]):
         with pytest.raises(SettingsError, match=r"max_tokens = 64: it must be less than 64, because the context of the model server"):
-            check_policy(job(server="vllm", vllm_options=given, options={"max_tokens": 64}))
+            check_room(job(server="vllm", vllm_options=given), tiny_facts())
     for given in (["--max-model-len", "auto"], ["--max-model-len", "65"], []):
-        check_policy(job(server="vllm", vllm_options=given, options={"max_tokens": 64}))
+        check_room(job(server="vllm", vllm_options=given), tiny_facts())
     with pytest.raises(SettingsError, match=r"--max-model-len 4096: it must be at most 1024, the context of tiny"):
         check_policy(job(server="vllm", vllm_options=["--max-model-len", "4096"], options={"max_tokens": 1024}))
 
