@@ -34,7 +34,7 @@ from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
 from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory
 from agl_otel.algorithms.grpo.progress import Progress
-from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, place_for_weights, weights_to_serve
+from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, only_writer, place_for_weights, weights_to_serve
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
@@ -91,7 +91,8 @@ class GRPO(Algorithm):
     """Called with the number and checkpoint of the last step, and of each that `val_every` names, before the next step; again when the run
     is resumed. The metric sinks get what it adds to the run's validation.json."""
     weights_dir: str | Path | None = None
-    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`."""
+    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`. One run at a
+    time writes there."""
     run_dir: str | Path | RunFolder | None = None
     """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
     metrics: Sequence[Any] | None = None
@@ -166,7 +167,7 @@ class GRPO(Algorithm):
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             UnavailableError: the model is one of the hub, which cannot be reached.
-            InUseError: another process works on the run.
+            InUseError: another process works on the run, or writes its weights to `weights_dir`.
             SampledOtherwiseError: the tokens of a step were not sampled as the trainer assumes (ratio_error_limit).
             DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
             ModelServerError: the model server can only be sampled, refused the weights, or does not sample with them (probe_tolerance).
@@ -184,6 +185,7 @@ class GRPO(Algorithm):
                 seed=self.schedule.seed,
                 model=origin_of(self.model_dir),
             ) as self._run,
+            only_writer(weights_dir, self._run),
             ThreadPoolExecutor(1, "checkpoints") as self._writer,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):

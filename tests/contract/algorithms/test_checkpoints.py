@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from contextlib import closing
 from importlib.util import find_spec
@@ -17,9 +18,10 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from agl_otel.algorithms.run_folder import RunFolder, model_fingerprint
-from agl_otel.errors import UsageError
+from agl_otel.errors import InUseError, UsageError
 from agl_otel.store import LightningStore
-from tests.contract.algorithms.test_bad_input import KINDS, as_good, by_place, checkpoints_of, make_policy, steps_of, trained
+from agl_otel.types import AttemptedRollout
+from tests.contract.algorithms.test_bad_input import KINDS, Did, Kind, as_good, by_place, checkpoints_of, make_policy, steps_of, trained
 
 STEPS = 3
 LORA: dict[str, Any] = {"lora_rank": 2, "learning_rate": 1e-2}
@@ -70,6 +72,30 @@ async def test_a_checkpoint_has_the_runs_own_weights_beside_those_of_a_run_befor
     (place,) = checkpoints_of(tmp_path / "of-policy")
     assert (tmp_path / "weights" / "1" / WEIGHTS_FILE).exists(), "the other's"
     assert (place / WEIGHTS_FILE).read_bytes() == (folder / WEIGHTS_FILE).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_two_runs_do_not_write_to_one_folder_of_weights(store: LightningStore, tmp_path: Path, kind: Kind) -> None:
+    """Neither in a folder that both name, nor, without a folder of their own, beside the model. The first one goes on."""
+    folder = make_policy(tmp_path / "policy", seed=1)
+    grpo = kind.name == "grpo"
+    place = tmp_path / "weights" if grpo else folder / "sft" / "weights"
+    given: dict[str, Any] = {"weights_dir": place} if grpo else {}
+    refused: list[str] = []
+
+    async def second(step: int, kept: Path) -> None:
+        with pytest.raises(InUseError) as error:
+            await trained(kind, store, folder, None, as_good, **given)
+        refused.append(str(error.value))
+
+    def differing(rollout: AttemptedRollout) -> Did:
+        return Did(reward=float((rollout.metadata or {})["sampling_seed"] % 97))
+
+    (report,) = await trained(kind, store, folder, tmp_path / "run" if grpo else None, differing, **given, validator=second)
+    assert report.next_version == "2" and (grpo or (place / "1" / WEIGHTS_FILE).exists())
+    assert refused == [f"another run writes its weights to {place} (pid {os.getpid()}): wait for its end, or give each run a weights_dir "
+                       "or a run_dir of its own"]  # fmt: skip
+    await trained(kind, store, folder, None, as_good, **given)
 
 
 async def test_a_schedule_that_decays_is_resumed_with_its_own_length_only(store: LightningStore, tmp_path: Path) -> None:
