@@ -494,6 +494,17 @@ def file_digest(path: Path) -> str:
         return ""
 
 
+def remove_whole(folder: Path) -> None:
+    """Remove a folder that others read: it is whole or absent under its name, wherever this process is killed.
+
+    Of a killed process it leaves `.NAME` beside it.
+    """
+    beside = folder.with_name(f".{folder.name}")
+    shutil.rmtree(beside, ignore_errors=True)
+    folder.replace(beside)
+    shutil.rmtree(beside)
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file atomically and durably."""
     temporary = path.with_name(f".{path.name}.new")

@@ -58,7 +58,7 @@ from agl_otel.algorithms.options import (
     checked,
 )
 from agl_otel.algorithms.report import Clock, mean_reward
-from agl_otel.algorithms.run_folder import RunFolder, changed_files, folder_of, open_run, run_fingerprint
+from agl_otel.algorithms.run_folder import RunFolder, changed_files, folder_of, open_run, remove_whole, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
@@ -406,8 +406,10 @@ class SFT(Algorithm):
         """Remove older weights, except the initial ones and those with the best validation."""
         best = best_weights(self._folder)
         for old in (self._folder / "weights").iterdir():
-            if old.name.isdigit() and 0 < int(old.name) <= self._number - KEPT_WEIGHTS and old != best:
-                shutil.rmtree(old)
+            if old.name.startswith(".") and old.is_dir():
+                shutil.rmtree(old)  # of a killed process
+            elif old.name.isdigit() and 0 < int(old.name) <= self._number - KEPT_WEIGHTS and old != best:
+                remove_whole(old)
 
     def _spec(self) -> Spec:
         begun_with = self._first if self.from_start else self._weights
