@@ -27,7 +27,7 @@ from agl_otel.adapters.own_sampling import GREEDY_REMEDY, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
-from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, group_rollouts
+from agl_otel.algorithms.grpo.groups import Group, InFlight, Take, TaskOrder, as_take, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
@@ -234,11 +234,13 @@ class GRPO(Algorithm):
         """Return a step's groups and their trajectories; zero-variance groups are replaced up to `resample_rounds` times."""
         clock = Clock()
         groups: list[Group] = []
+        takes: list[Take] = []
         traces: Traces | None = None
         resampled, rounds_left = 0, self.rollouts.resample_rounds
         while True:
             new = await self._next_groups(store, self.rollouts.prompts_per_step - len(groups), tasks)
             groups = [*groups, *new]
+            takes.append(as_take(new))
             if self.rollouts.offline_mode is None:
                 await self._serving.check_server()
             clock.lap("rollout")
@@ -247,6 +249,7 @@ class GRPO(Algorithm):
             read = self._read(traces, groups, clock)
             clock.lap("read")
             if len(read.informative) == len(groups) or not rounds_left:
+                self._progress.note_taken(self._number, takes)
                 return groups, replace(read, resampled=resampled, sampled_by=str(self._serving.published.version))
             rounds_left -= 1
             resampled += len(groups) - len(read.informative)
@@ -260,7 +263,7 @@ class GRPO(Algorithm):
         first = self._in_flight.count
         await self._in_flight.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
         oldest = self._number - self.rollouts.max_staleness if self.rollouts.groups_in_flight is not None else self._number
-        return await self._in_flight.take(count, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
+        return await self._in_flight.take(count, step=self._number, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
 
     async def _has_more(self, store: RolloutStore) -> bool:
         """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken yet."""
