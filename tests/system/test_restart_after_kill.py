@@ -1,4 +1,7 @@
-"""`agl-otel train` and `demo` with a stack of their own, killed by kill -9 and started again at once on the same data directory."""
+"""`agl-otel train` and `demo` with a stack of their own, killed by kill -9 and started again at once on the same data directory.
+
+That a run then goes on as if nothing had happened, test_training_resumes.py shows.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,19 @@ def test_a_restart_right_after_kill_9_does_not_join_the_dying_stack(
 ) -> None:
     cwd, data = small_demo(tmp_path / "cwd"), tmp_path / "data"
     job = cwd / DEMO / "job.toml"
-    job.write_text(job.read_text().replace("max_steps = 200", "max_steps = 2"))
+    job.write_text(job.read_text().replace("max_steps = 200", "max_steps = 1"))
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    arguments = {"train": ["train", str(job), "--run-dir", str(data / "run")], "demo": ["demo", "--max-steps", "2"]}[command]
+    arguments = {"train": ["train", str(job), "--run-dir", str(data / "run")], "demo": ["demo", "--max-steps", "1"]}[command]
     arguments += ["--data-dir", str(data), "--json"]
     with Command(*arguments, log=tmp_path / "first.log", cwd=cwd) as first:
-        steps = data / "run" / "metrics.jsonl"
-        until(lambda: (steps.exists() and bool(steps.read_bytes())) or first.process.poll() is not None, "a step is done")
+        stack = data / "stack.json"
+        until(lambda: stack.exists() or first.process.poll() is not None, "the stack is up")
         assert first.process.poll() is None, first.output
-        services = [found["pid"] for found in json.loads((data / "stack.json").read_text()).values() if isinstance(found, dict)]
+        services = [found["pid"] for found in json.loads(stack.read_text()).values() if isinstance(found, dict)]
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
     dying = alive(services)
     again = run_here(capsys, *arguments, cwd=cwd)
     assert dying, "the services of the first stack were still there"
     assert again.returncode == 0, again.stderr[-4000:]
-    assert json.loads(again.stdout)["steps"] == 2
-    assert [json.loads(line)["step"] for line in steps.read_text().splitlines()] == [1, 2]
+    assert json.loads(again.stdout)["steps"] == 1

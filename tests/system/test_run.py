@@ -259,7 +259,6 @@ def test_a_missing_command_and_a_task_that_is_not_json_are_usage_errors(tmp_path
     assert not (tmp_path / ".agl" / "stack.json").exists()
 
 
-@pytest.mark.smoke
 def test_doctor_reports_no_problem_with_a_good_agent(tmp_path: Path, server: ModelServer) -> None:
     done = run("doctor", "--json", "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
     report = json.loads(done.stdout)

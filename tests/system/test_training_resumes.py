@@ -199,7 +199,7 @@ async def test_rollouts_of_a_killed_evaluation_wait_until_the_run_repeats_it(pla
             await store.update_rollout(rollout_id, status="cancelled")
 
 
-@pytest.mark.parametrize("case", [pytest.param(CASES[0], marks=pytest.mark.smoke), *CASES[1:]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     if case.name == "grpo-lora":
         pytest.importorskip("peft", reason="needs the [lora] extra")

@@ -84,6 +84,7 @@ def test_a_secret_after_a_flag_is_left_out_whatever_stands_before_it(before: str
         assert SECRET not in without_secrets(f'{before}{flag}={SECRET}" {flag}={SECRET}')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "piece",
     ["-", "-a", "-token", "--api-key", "sk- ", "token-", "a-token ", "bearer ", "bearer  ", "://a", "?key", "https://a:b", "&token= "],

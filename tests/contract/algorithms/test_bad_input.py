@@ -137,9 +137,11 @@ KINDS = (
     Kind("grpo", GRPO.from_options, GRPO.train, {"updates_per_step": 1, "ratio_error_limit": None}),
     Kind("sft", SFT, SFT.train, {"top_fraction": 0.5, "epochs": 1}),
 )
+BOTH = [pytest.param(KINDS[0], id="grpo"), pytest.param(KINDS[1], id="sft", marks=pytest.mark.full)]
+"""`make test` plays one: most of what is tested here is code of both."""
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+@pytest.fixture(params=BOTH)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
@@ -272,6 +274,7 @@ async def test_equal_rewards_change_no_weights(
     assert "1 changes no weights: the rewards are " in caplog.text
 
 
+@pytest.mark.smoke
 async def test_unusable_rollouts_are_counted_and_the_others_trained_on(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

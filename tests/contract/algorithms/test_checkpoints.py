@@ -47,10 +47,10 @@ needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="needs the [lo
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({}, [3]),
+        pytest.param({}, [3], marks=pytest.mark.full),
         ({"checkpoint_every_minutes": 0}, [1, 2, 3]),
         ({"checkpoint_every_steps": 2}, [2, 3]),
-        ({"checkpoint_every_minutes": 0, "checkpoint_every_steps": 3}, [3]),
+        pytest.param({"checkpoint_every_minutes": 0, "checkpoint_every_steps": 3}, [3], marks=pytest.mark.full),
     ],
     ids=["by time", "each step", "by steps", "steps before time"],
 )

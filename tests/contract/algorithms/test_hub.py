@@ -84,6 +84,7 @@ def test_a_model_is_downloaded_once_and_is_the_one_of_its_folder(hub: Hub, clien
     assert folder_by(client, MODEL, offline=True) == folder
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_its_commit_when_the_models_branch_has_moved(hub: Hub, client: Client, tmp_path: Path) -> None:
     folder = folder_by(client, MODEL)
     options = {"model": model_fingerprint(folder)}

@@ -32,7 +32,7 @@ from agl_otel.algorithms.verl.defaults import environment as usual_environment
 from agl_otel.cli import main
 from agl_otel.jobs.model_check import model_facts
 from agl_otel.store import LightningStore
-from tests.contract.algorithms.test_bad_input import KINDS, Kind, as_good, by_place, serving, trained
+from tests.contract.algorithms.test_bad_input import BOTH, KINDS, Kind, as_good, by_place, serving, trained
 from tests.environments import ROOT, AbsentError, over_ours
 from tests.small_disk import no_file_over
 from tests.unit.algorithms.test_metrics import Recorded
@@ -189,7 +189,7 @@ async def test_a_lora_run_is_exported_with_the_model_that_it_began_with_wherever
     assert f"{file} is damaged (it has changed since it was written)" in refused(capsys, run, tmp_path / "more", "--base", moved)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BOTH)
 async def test_metric_sinks_get_the_validations_of_a_run_to_its_last_step(store: LightningStore, tmp_path: Path, kind: Kind) -> None:
     run, folder, sink = tmp_path / "run", make_policy(tmp_path / "policy"), Recorded()
 
@@ -207,7 +207,7 @@ async def test_metric_sinks_get_the_validations_of_a_run_to_its_last_step(store:
     assert sink.got == seen, "the same when a run that has ended is started again"
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BOTH)
 async def test_the_best_validation_is_exported_unless_others_are_asked_for(
     store: LightningStore, tmp_path: Path, kind: Kind, capsys: pytest.CaptureFixture[str]
 ) -> None:

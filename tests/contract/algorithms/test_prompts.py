@@ -86,7 +86,7 @@ def steps_of(store: LightningStore, algorithm: str) -> list[agl.TrainingStep]:
     return asyncio.run(found())
 
 
-@pytest.mark.parametrize(("target", "seed"), [("next", 0), ("flip", 1)])
+@pytest.mark.parametrize(("target", "seed"), [("next", 0), pytest.param("flip", 1, marks=pytest.mark.full)])
 def test_apo_finds_the_best_prompt_for_the_tasks(models: Models, store: LightningStore, target: str, seed: int) -> None:
     assert true_score(models, SEED_PROMPT, target) <= 0.5
     apo = agl.APO[Any](models.as_editor("reads"), seed=seed, **SMALL)
@@ -151,6 +151,7 @@ def test_a_useless_editor_does_not_lose_the_best_prompt(models: Models, store: L
     assert made == (0 if habit == "invents" else 2), "an edit with a placeholder that no agent fills is left out"
 
 
+@pytest.mark.full
 def test_a_failing_editor_ends_the_search_and_is_called_again_on_resume(
     models: Models, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,6 +210,7 @@ def history_of(gepa: agl.GEPA[Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "editor_tokens"} for row in gepa.history]
 
 
+@pytest.mark.full
 def test_a_resumed_gepa_run_equals_an_uninterrupted_one(models: Models, store: LightningStore, tmp_path: Path) -> None:
     def run(**given: Any) -> agl.GEPA[Any]:
         gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", max_iterations=3, perfect_reward=None, seed=0, **given)
@@ -225,6 +227,7 @@ def test_a_resumed_gepa_run_equals_an_uninterrupted_one(models: Models, store: L
     assert rollouts_of(store) - paid == alone.spend.rollouts - stopped.spend.rollouts
 
 
+@pytest.mark.full
 def test_gepa_improves_several_prompts_in_turn(models: Models, store: LightningStore) -> None:
     async def agent(task: dict[str, Any], resources: agl.NamedResources, llm: agl.LLM) -> float:
         template = resources[task["prompt"]]
@@ -256,6 +259,7 @@ def test_gepa_improves_nothing_with_independent_rewards_or_a_useless_editor(mode
         assert [row["joined"] for row in gepa.history] == ["v0", None, None]
 
 
+@pytest.mark.full
 def test_gepa_merges_candidates_that_improved_different_prompts(models: Models, store: LightningStore) -> None:
     """One candidate improved the first prompt and another the second, and each lost a task that the seed solved. Their child has both
     improvements (algorithm 4) and scores better than either."""
@@ -286,6 +290,7 @@ def test_gepa_merges_candidates_that_improved_different_prompts(models: Models, 
     }
 
 
+@pytest.mark.full
 def test_gepa_merges_prompts_that_are_best_at_different_tasks(models: Models, store: LightningStore) -> None:
     """Tasks need three different operations, one of them the initial prompt's, so that no prompt is best at all of them."""
     own = [{"digit": digit, "wanted": models.words.answer(SEED_PROMPT, digit)} for digit in range(10)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 
 import aiohttp
 import grpc.aio
@@ -19,7 +20,7 @@ from agl_otel.net.auth import attempt_ingest_key, ingest_key
 from agl_otel_hook import conventions
 
 from .otlp import request_of, span
-from .stack import Stack, start
+from .stack import Stack, new_stack, start
 
 TOKEN = "s3cret"
 MINE = attempt_ingest_key(TOKEN, "ro-mine", "at-mine")
@@ -27,11 +28,16 @@ FORGED = MINE.replace("mine", "theirs")
 THEIRS = {conventions.ROLLOUT_ID: "ro-theirs", conventions.ATTEMPT_ID: "at-theirs"}
 
 
-@pytest.fixture
-async def closed(own_stack: Stack) -> AsyncIterator[Stack]:
-    own_stack.settings.token = SecretStr(TOKEN)
-    await start(own_stack)
-    yield own_stack
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One stack with a token: each test looks at traces of its own."""
+    made = new_stack(tmp_path_factory.mktemp("closed"))
+    made.settings.token = SecretStr(TOKEN)
+    try:
+        asyncio.run(start(made))
+        yield made
+    finally:
+        made.close()
 
 
 async def post(stack: Stack, path: str, body: bytes, *keys: str) -> tuple[int, bytes]:
@@ -60,7 +66,15 @@ async def stored(stack: Stack, spans: Sequence[Span]) -> list[tuple[str, str]]:
     return [found.get(span.trace_id.hex(), ("-", "-")) for span in spans]
 
 
+async def rejected(stack: Stack) -> int:
+    """Return how many spans the collector has rejected so far."""
+    given = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession() as session, session.get(f"{stack.http}/health", headers=given) as health:
+        return (await health.json()).get("rejected", 0)
+
+
 async def test_spans_of_other_attempts_are_refused_and_spans_without_ids_are_the_attempts(closed: Stack) -> None:
+    before = await rejected(closed)
     for over in ("http", "grpc"):
         spans = [
             span(),
@@ -73,11 +87,7 @@ async def test_spans_of_other_attempts_are_refused_and_spans_without_ids_are_the
         answer = await send(closed, request_of(spans), MINE, over=over)
         assert answer.partial_success.rejected_spans == 4 and KEY in answer.partial_success.error_message
         assert await stored(closed, spans) == [("ro-mine", "at-mine")] * 2 + [("-", "-")] * 4
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{closed.http}/health", headers={"Authorization": f"Bearer {TOKEN}"}) as health,
-    ):
-        assert (await health.json())["rejected"] == 8
+    assert await rejected(closed) - before == 8
 
 
 @pytest.mark.parametrize("over", ["http", "grpc"])
@@ -117,7 +127,7 @@ async def test_a_key_changes_nothing_in_the_trace_of_another_attempt(closed: Sta
         spans = [span(trace=trace, parent=parent) for parent in (opening.span_id, claimed.span_id)]
         assert not (await send(closed, request_of(spans), key, over=over)).partial_success.rejected_spans
     async with closed.reader() as reader:
-        rows = await reader.query("SELECT SpanId, RolloutId FROM otel_traces")
+        rows = await reader.query(f"SELECT SpanId, RolloutId FROM otel_traces WHERE TraceId = '{trace.hex()}'")
     assert {row["SpanId"] for row in rows if row["RolloutId"] == "ro-mine"} == {each.span_id.hex() for each in hijack}
     assert sum(row["RolloutId"] == "ro-theirs" for row in rows) == len(rows) - len(hijack) == 9
 

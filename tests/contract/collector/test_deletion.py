@@ -239,6 +239,7 @@ async def test_the_commands_delete_from_both_stores(on_each_queue: Stack) -> Non
     assert await rows(own_stack, "ro-3") == (0, 0)
 
 
+@pytest.mark.full
 async def test_nothing_is_deleted_while_the_collector_is_unavailable(own_stack: Stack) -> None:
     await start(own_stack)
     await one_rollout(own_stack, "ro-1")

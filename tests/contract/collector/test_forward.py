@@ -71,6 +71,7 @@ async def test_copies_go_over_grpc_too(own_stack: Stack, receiver: OtlpReceiver)
     assert receiver.metadata["x-key"] == "v"
 
 
+@pytest.mark.full
 async def test_an_endpoint_that_is_down_delays_no_ack_and_gets_its_copies_later(own_stack: Stack) -> None:
     port = free_port()
     await start_forwarding(own_stack, f"http://127.0.0.1:{port}")
@@ -84,6 +85,7 @@ async def test_an_endpoint_that_is_down_delays_no_ack_and_gets_its_copies_later(
         await asyncio.to_thread(receiver.close)
 
 
+@pytest.mark.full
 async def test_an_unresponsive_endpoint_delays_neither_acks_nor_shutdown(own_stack: Stack, receiver: OtlpReceiver) -> None:
     receiver.go.clear()
     await start_forwarding(own_stack, receiver.http_url)

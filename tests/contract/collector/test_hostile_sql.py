@@ -165,6 +165,7 @@ def test_hostile_query_is_refused_and_does_no_harm(
     assert schema(engine) == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("entry", BOMBS, ids=short)
 def test_a_bomb_ends_and_leaves_nothing_for_the_next_query(entry: Any, engine: TraceStore, endpoint: SqlEndpoint, tmp_path: Path) -> None:
     with contextlib.suppress(AglError):

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 
+import pytest
+
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
@@ -24,6 +26,7 @@ def agl(*args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 async def test_a_trace_of_100_000_spans_is_shown_in_part_with_the_number_of_the_rest(own_stack: Stack) -> None:
     await start(own_stack)
     async with QueueClient(own_stack.queue) as queue:

@@ -158,6 +158,7 @@ async def test_a_request_whose_rows_would_be_too_large_is_refused_and_others_are
         assert len(await reader.spans(["ro-1"])) == 10
 
 
+@pytest.mark.full
 async def test_a_span_with_too_many_token_ids_is_refused_alone(own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()

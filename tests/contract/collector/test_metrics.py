@@ -103,6 +103,7 @@ async def test_points_that_cannot_be_stored_are_counted_and_the_rest_is_kept(sta
     assert (rows[3]["e"], rows[3]["t"]) == ([9.0], [(b"t" * 16).hex()])
 
 
+@pytest.mark.full
 async def test_acked_points_survive_kill_9_once(own_stack: Stack) -> None:
     await own_stack.start_queue()
     killed = (

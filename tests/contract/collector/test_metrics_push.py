@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from agl_otel.settings import free_port
 from tests.contract.collector.stack import Stack, new_stack, start, until
 
+pytestmark = pytest.mark.full
 NAMED = {  # a metric of each service
     "agl-otel-queue": "agl.store.latency",
     "agl-otel-collector": "agl.collector.received",

@@ -17,6 +17,7 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 async def test_open_files_do_not_grow_with_the_requests(own_stack: Stack) -> None:
     await own_stack.start_queue()

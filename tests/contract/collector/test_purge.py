@@ -8,6 +8,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.verl.rollouts import RolloutRequest
 from agl_otel.collector import orphans
@@ -85,6 +87,7 @@ async def test_deleted_data_is_in_no_file_once_the_command_has_waited(own_stack:
     await others_are_whole(own_stack, rollouts[1])
 
 
+@pytest.mark.full
 async def test_maintenance_clears_deleted_data_from_every_file(own_stack: Stack) -> None:
     data = own_stack.settings.data_dir
     rollouts = await filled(own_stack)
@@ -100,6 +103,7 @@ async def test_maintenance_clears_deleted_data_from_every_file(own_stack: Stack)
 EACH = 12  # rollouts: enough for both shards to get some
 
 
+@pytest.mark.full
 async def test_a_purge_reaches_every_server_of_a_cluster(tmp_path: Path) -> None:
     with two_shards(tmp_path) as servers, contextlib.closing(EachShard(servers)) as engine:
 

@@ -205,6 +205,7 @@ async def test_a_request_that_is_too_large_is_refused_with_the_reason(stand: Sta
         assert answer.status == 413
 
 
+@pytest.mark.full
 async def test_ten_thousand_calls_of_one_attempt_are_all_there(stand: Stand, model: ModelServer) -> None:
     model.prompt_tokens = [5, 6]
     numbers = iter(range(10_000))

@@ -329,7 +329,7 @@ class Histories(RuleBasedStateMachine):
         }
 
 
-Histories.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+Histories.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestHistories = Histories.TestCase
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
 from agl_otel.queue.server import QueueServer, open_engine
@@ -21,6 +22,7 @@ def large(number: int) -> str:
     return str(number) * LARGE
 
 
+@pytest.mark.full
 async def test_rollouts_of_any_size_are_queried_and_changed_in_one_call(queue: LocalQueue) -> None:
     client = queue.client
     started = await client.start([EnqueueRolloutRequest(input=large(n)) for n in range(COUNT)])
@@ -37,6 +39,7 @@ async def test_rollouts_of_any_size_are_queried_and_changed_in_one_call(queue: L
     assert [r.input for r in found] == [r.input for r in begun]
 
 
+@pytest.mark.full
 async def test_attempts_resources_and_workers_of_any_size_are_queried(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}") as queue:
         await fill_and_query(queue.client)

@@ -8,6 +8,8 @@ import sqlite3
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.queue.sqlite import table_names
 from agl_otel.types import LLM, EnqueueRolloutRequest
@@ -73,6 +75,7 @@ async def test_both_engines_have_the_same_tables_columns_and_indexes(postgres: P
     assert made <= set(indexes.split())
 
 
+@pytest.mark.full
 async def test_a_stack_with_its_queue_on_postgresql_is_backed_up_and_restored(postgres: Postgres, tmp_path: Path) -> None:
     url, data, copy = postgres.new_schema(), tmp_path / "data", tmp_path / "copy"
     schema = url.rpartition("%3D")[2]

@@ -31,6 +31,7 @@ from agl_otel_hook import conventions, records
 from tests.contract.runner.conftest import Proxy, Stack
 
 
+@pytest.mark.full
 async def test_a_result_survives_a_queue_outage_at_the_agents_end(stack: Stack) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from agl_otel.store import LightningStore
 from agl_otel.telemetry.exposition import text_of
 from agl_otel.web.alarms import REFRESH_SECONDS, SETTLE_SECONDS, Alarms
@@ -62,6 +64,7 @@ async def test_a_recently_ended_rollout_is_judged_at_the_next_read(store: Lightn
     assert sample(text_of(await alarms.families()), "agl_trajectories_total") > first
 
 
+@pytest.mark.full
 async def test_the_last_figures_are_kept_while_the_stack_is_down() -> None:
     away = LightningStore("127.0.0.1:1")
     alarms = Alarms(away)

@@ -238,6 +238,7 @@ async def test_incomplete_attempts_are_read_again_until_the_deadline(engine: Tra
     assert (traces.highest_sequence, again.highest_sequence) == ({"ro-1": 1}, {"ro-1": 2})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state", ["frozen", "dead"])
 async def test_the_deadline_holds_where_a_collector_does_not_answer_and_the_reasons_name_it(
     engine: TraceStore, reader: TraceReader, state: str
@@ -360,6 +361,7 @@ async def test_a_call_has_the_sampling_parameters_of_its_span(engine: TraceStore
     assert [str(value) for value in (*calls.temperature, *calls.top_p)] == ["0.2", "nan", "1.0", "nan"]
 
 
+@pytest.mark.full
 async def test_two_reads_joined_are_one_read_of_all(engine: TraceStore, reader: TraceReader) -> None:
     messages = {"gen_ai.input.messages": '[{"role": "user", "parts": []}]'}
     for number in (1, 2):
@@ -488,6 +490,7 @@ def insert_long_calls(engine: TraceStore, rollout_id: str, count: int) -> None:
         )
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small_reads")
 async def test_rollouts_too_large_for_one_read_are_read_in_parts(engine: TraceStore, reader: TraceReader) -> None:
     for rollout_id in ("ro-1", "ro-2", "ro-3"):
@@ -499,6 +502,7 @@ async def test_rollouts_too_large_for_one_read_are_read_in_parts(engine: TraceSt
     assert {len(prompt) for prompt in found.calls.prompt} == {400_000}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small_reads")
 async def test_a_rollout_too_large_alone_is_left_out_and_the_others_are_read(engine: TraceStore, reader: TraceReader) -> None:
     insert_long_calls(engine, "ro-2", 80)

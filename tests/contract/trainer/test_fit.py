@@ -305,7 +305,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("strategy", ["cs", "shm"])
+@pytest.mark.parametrize("strategy", [pytest.param("cs", marks=pytest.mark.full), "shm"])
 def test_a_users_own_store_works_with_both_strategies(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "program.py").write_text(OWN_STORE)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}

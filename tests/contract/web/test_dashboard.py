@@ -97,6 +97,7 @@ def test_pages_have_a_content_policy_and_stable_urls(web: Web, begun: dict[str, 
         assert web.call("GET", path).status == 404, path
 
 
+@pytest.mark.full
 def test_every_page_renders_and_treats_agent_output_as_text(
     web: Web, begun: dict[str, Any], incomplete: dict[str, Any], tmp_path: Path
 ) -> None:

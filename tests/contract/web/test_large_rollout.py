@@ -24,6 +24,7 @@ from tests.contract.web.browser import look
 from tests.contract.web.conftest import Web
 from tests.contract.web.test_jaeger import spans_of, traces
 
+pytestmark = pytest.mark.full
 SPANS, CALLS, AT_ONCE = 100_000, 500, 10_000
 STEP = SPANS // CALLS
 TEXT = "what a tool has found, at some length " * 10

@@ -14,6 +14,7 @@ from tests.system.stack_process import Command, naming, until
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 
 
+@pytest.mark.full
 def test_the_printed_address_is_https_and_answers(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     arguments = ("--port", "0", "--queue-port", "0", "--data-dir", str(tmp_path / "data"))

@@ -284,6 +284,7 @@ def test_the_openapi_document_has_every_route(web: Web) -> None:
     assert len({op["operationId"] for methods in document["paths"].values() for op in methods.values()}) == len(documented)
 
 
+@pytest.mark.full
 def test_the_service_conforms_to_its_openapi_document(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
     """Schemathesis generates valid and invalid requests; no route may fail or deviate from the document."""
     try:

@@ -157,6 +157,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rows")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dialect", CALLS)
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:24])
 def test_no_value_of_an_attribute_stops_a_reader(dialect: str, value: Any) -> None:

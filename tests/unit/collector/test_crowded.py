@@ -45,6 +45,7 @@ def points(kind: str, count: int) -> bytes:
     return request.SerializeToString()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", repeated_fields(), ids=lambda place: place.name)
 def test_every_repeated_field_is_limited(place: Repeated) -> None:
     field = place.field
@@ -139,6 +140,7 @@ def test_the_refusal_counts_the_parts() -> None:
         check("traces", request(*[Span()] * (FEW_PARTS * 10)))
 
 
+@pytest.mark.full
 def test_real_requests_pass() -> None:
     span = Span(trace_id=b"t" * 16, span_id=b"s" * 8)
     tokens = [AnyValue(int_value=1)] * (2 * MIB)  # a list of token ids of the greatest allowed length

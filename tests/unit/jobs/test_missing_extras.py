@@ -38,7 +38,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# lora and wandb are looked for when torch has been loaded
+@pytest.mark.parametrize("name", [pytest.param(each, marks=pytest.mark.full if each in ("lora", "wandb") else ()) for each in CASES])
 def test_a_job_with_a_missing_extra_names_what_to_install(name: str, tmp_path: Path) -> None:
     missing, job, words = CASES[name]
     (tmp_path / "job.toml").write_text(job)

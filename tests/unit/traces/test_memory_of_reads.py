@@ -134,6 +134,7 @@ def rows(count: int, ids: int) -> bytes:
     return (json.dumps(row, separators=(",", ":")).encode() + b"\n") * count
 
 
+@pytest.mark.full
 def test_the_spans_of_long_lists_share_their_token_ids() -> None:
     """A list takes 8 bytes per item; separate int objects would take 28 more, and the answer is freed while it is read."""
     _spans_in(bytearray(rows(1, 1)))  # what is made once
