@@ -403,7 +403,8 @@ async def test_a_reward_that_the_runner_gave_counts_whatever_the_agent_emits_lat
 async def test_the_reward_of_a_rollout_is_that_of_its_latest_attempt(engine: TraceStore, reader: TraceReader) -> None:
     """An earlier attempt, which training refuses, was rewarded: after the latest one (ro-2), or where that has no reward (ro-1)."""
     value = conventions.reward_value_key(0)
-    early, other = {"AttemptId": "at-0"}, {"RolloutId": "ro-2"}
+    early: dict[str, Any] = {"AttemptId": "at-0"}
+    other: dict[str, Any] = {"RolloutId": "ro-2"}
     insert(
         engine,
         row(1, conventions.SPAN_ANNOTATION, {value: "1.0"}, **early),
