@@ -65,7 +65,7 @@ def left_out(
             out.update(dict.fromkeys(_falling(group, rewards)[best_of_group:], "not_best_of_group"))
     if top_fraction is not None:
         left = [key for key in rewards if key not in out]
-        count = math.ceil(round(top_fraction * len(left), 9))  # 0.1 of 30 must be 3 despite rounding of floats
+        count = max(1, math.ceil(round(top_fraction * len(left), 9)))  # 0.1 of 30 must be 3 despite rounding of floats
         out.update(dict.fromkeys(_falling(left, rewards)[count:], "not_in_top"))
     return out
 

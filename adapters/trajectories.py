@@ -25,6 +25,7 @@ from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
+from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
 ATTEMPT_REFUSALS: Final = {
@@ -39,9 +40,6 @@ ATTEMPT_REFUSALS: Final = {
     "no_calls": "no model call was captured",
 }
 """Reasons for refusing an attempt; only the first that applies is counted."""
-
-MAX_REWARD: Final = 1e9
-"""A greater one is as wrong as one that is not finite: beside it, other rewards are equal in float32."""
 
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
@@ -163,7 +161,7 @@ def judged(
             continue
         key = (rollout.rollout_id, rollout.attempt.attempt_id)
         verdict = traces.verdicts.get(key)
-        reward = _final_reward(traces.rewards.get(key, ()), fill, reward_name)
+        reward = final_reward(traces.rewards.get(key, ()), fill, reward_name)
         if rollout.status != "succeeded":
             reason = "not_succeeded"
         elif verdict is None:
@@ -175,11 +173,17 @@ def judged(
         yield rollout, key, reason, reward
 
 
-def _final_reward(rewards: Sequence[Reward], fill: float | None, name: str | None) -> float | None:
-    """Return the last reward of the dimension (`rewards` are ordered by sequence), else `fill`; None if it is not finite, or too great."""
+def final_reward(rewards: Sequence[Reward], fill: float | None = None, name: str | None = None) -> float | None:
+    """Return the reward of an attempt: the last one of the dimension, else `fill`; None if it is not usable (types/scores.py).
+
+    Args:
+        rewards: those of the attempt, in the order of Traces.rewards.
+        fill: the reward where there is none.
+        name: of the dimension; None: the primary one.
+    """
     for reward in reversed(rewards):
         if reward.is_of(name):
-            return reward.value if abs(reward.value) <= MAX_REWARD else None
+            return reward.value if is_usable(reward.value) else None
     return fill
 
 

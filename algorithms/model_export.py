@@ -31,6 +31,7 @@ from agl_otel.algorithms.model_files import (
     INDEX_FILE,
     POLICY,
     WEIGHTS_FILE,
+    as_os_errors,
     small_files,
     weights_files,
 )
@@ -275,7 +276,8 @@ def _convert(file: Path, dtype: str) -> None:
     with safe_open(file, framework="pt") as opened:
         loaded = ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118  # it is no dict
         tensors = {name: tensor.to(new) if tensor.is_floating_point() else tensor for name, tensor in loaded}
-    save_file(tensors, beside := file.with_name(f".{file.name}"), metadata={"format": "pt"})
+    with as_os_errors(beside := file.with_name(f".{file.name}")):
+        save_file(tensors, beside, metadata={"format": "pt"})
     beside.chmod(stat.S_IMODE(file.stat().st_mode))  # safetensors makes files that only their owner may read
     beside.replace(file)
 

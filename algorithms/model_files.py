@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -78,6 +80,19 @@ def replacing_files(folder: Path) -> Generator[Path]:
         raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def as_os_errors(path: Path) -> Generator[None]:
+    """Turn the error of safetensors, by its Rust library, for a file that cannot be written into the OSError that it quotes."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        if (quoted := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(number := int(quoted[1]), os.strerror(number), str(path)) from error
 
 
 def keep_small_files(model: Path, run: Path) -> None:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.losses import lost
 from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_warning
-from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.adapters.trajectories import TrajectoryBatch, final_reward
+from agl_otel.types import AttemptedRollout
 from agl_otel.types.columns import Traces
 from agl_otel.types.scores import Score
 
@@ -229,16 +230,16 @@ def mean_reward(batch: TrajectoryBatch) -> float:
 
 
 def final_rewards(traces: Traces) -> dict[str, float]:
-    """Return {rollout id: its last primary reward over all attempts}, without rewards that are not finite, which are logged."""
-    found: dict[str, tuple[int, float]] = {}
-    for (rollout_id, _), rewards in traces.rewards.items():
-        for reward in rewards:
-            if reward.index == 0 and reward.sequence >= found.get(rollout_id, (-1, 0.0))[0]:
-                found[rollout_id] = (reward.sequence, reward.value)
-    for rollout_id, (_, value) in found.items():
-        if not math.isfinite(value):
-            _log.warning("the reward of rollout %s is %s: it counts as none", rollout_id, value)
-    return {rollout_id: value for rollout_id, (_, value) in found.items() if math.isfinite(value)}
+    """Return {rollout id: the primary reward of its latest attempt}, the one that is trained on; those that do not count are logged."""
+    found: dict[str, float] = {}
+    for rollout in traces.rollouts:
+        if isinstance(rollout, AttemptedRollout):
+            rewards = traces.rewards.get((rollout.rollout_id, rollout.attempt.attempt_id), ())
+            if (value := final_reward(rewards)) is not None:
+                found[rollout.rollout_id] = value
+            elif given := [reward.value for reward in rewards if reward.is_of(None)]:
+                _log.warning("the reward of rollout %s is %s: it counts as none", rollout.rollout_id, given[-1])
+    return found
 
 
 def not_finite(**values: float) -> str:

@@ -272,7 +272,20 @@ class RunFolder:
 
         Raises DataError where lines are missing or damaged.
         """
-        path = self.folder / METRICS
+        return self.rows(METRICS, count)
+
+    # --- another file of lines
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Append a line to a file of the folder and flush it to disk."""
+        with _disk_full_names(self.folder / name), open_file(self.folder / name, "a") as file:
+            file.write(json.dumps(with_checksum(row), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self, name: str, count: int | None = None) -> list[dict[str, Any]]:
+        """Read the first `count` lines of a file (None: all complete ones) and truncate it after them. Raises DataError as `metrics`."""
+        path = self.folder / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         count = sum(line.endswith(b"\n") for line in lines) if count is None else count
         lines = lines[:count]
@@ -492,6 +505,17 @@ def file_digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a folder that others read: it is whole or absent under its name, wherever this process is killed.
+
+    Of a killed process it leaves `.NAME` beside it.
+    """
+    beside = folder.with_name(f".{folder.name}")
+    shutil.rmtree(beside, ignore_errors=True)
+    folder.replace(beside)
+    shutil.rmtree(beside)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from agl_otel.traces.tokens import Table, reward_rows
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
 from agl_otel.types.columns import AttemptKey
-from agl_otel.types.scores import SCORED_MODES, Score, asked_of
+from agl_otel.types.scores import MAX_REWARD, SCORED_MODES, Score, asked_of, is_usable
 
 SETTLED_SECONDS: Final = 30.0  # after an attempt's end, until which its last spans may still arrive
 BUCKETS: Final = 100
@@ -34,7 +34,7 @@ class AttemptFigures(Model):
     final: bool = True
     """Whether the verdict will not change: false while the attempt runs and, if incomplete, within SETTLED_SECONDS of its end."""
     reward: float | None = None
-    """The last primary reward."""
+    """The last primary reward; None where there is none, or it does not count (types/scores.py)."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
     """The last value of each named dimension."""
     spans: int = 0
@@ -94,14 +94,14 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
     for attempt in attempts:
         key = (attempt.rollout_id, attempt.attempt_id)
         own, row = rewards.get(key, []), counts.get(key, {})
-        primary = [reward.value for reward in own if reward.index == 0 and math.isfinite(reward.value)]
+        primary = [reward.value for reward in own if reward.index == 0]
         verdict = decide(attempt_facts(facts, attempt))
         figures = AttemptFigures(
             rollout_id=attempt.rollout_id,
             attempt_id=attempt.attempt_id,
             verdict=verdict,
             final=is_final(verdict, attempt, now),
-            reward=primary[-1] if primary else None,
+            reward=primary[-1] if primary and is_usable(primary[-1]) else None,
             rewards={reward.name or str(reward.index): reward.value for reward in own if math.isfinite(reward.value)},
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
@@ -134,7 +134,7 @@ def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Cur
     place = pc.index_in(pa.array(members.rollout_ids, pa.string()), value_set=table.column("RolloutId").cast(pa.string()).combine_chunks())
     figures = table.drop_columns(["RolloutId"]).take(place)
     rewards = pc.cast(figures.column("Reward"), pa.float64())
-    rewards = pc.if_else(pc.is_finite(rewards), rewards, pa.scalar(None, pa.float64()))
+    rewards = pc.if_else(pc.less_equal(pc.abs(rewards), MAX_REWARD), rewards, pa.scalar(None, pa.float64()))
     scored = pc.is_in(pa.array(members.modes, pa.string()), value_set=pa.array(sorted(SCORED_MODES)))
     succeeded = pc.equal(pa.array(members.statuses, pa.string()), "succeeded")
     rewards = pc.if_else(pc.or_(pc.invert(scored), succeeded), rewards, pa.scalar(None, pa.float64()))

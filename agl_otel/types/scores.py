@@ -9,6 +9,14 @@ SCORED_MODES: Final = frozenset({"train", "val", "test"})
 """Modes of rollouts that an algorithm asks for, whose scores are means over all of them. Rollouts of other modes, such as `production`, may
 rightly have no reward: their mean is over those that have one."""
 
+MAX_REWARD: Final = 1e9
+"""A greater one, of either sign, is as wrong as one that is not finite: beside it, other rewards are equal in float32."""
+
+
+def is_usable(reward: float) -> bool:
+    """Return whether a reward counts: it is finite, and at most MAX_REWARD. Others count as none, in scores and in training alike."""
+    return abs(reward) <= MAX_REWARD
+
 
 def asked_of(mode: str, *, ended: int, rewarded: int) -> int:
     """Return over how many rollouts of a mode the score is taken, of which so many have ended and so many have a reward."""

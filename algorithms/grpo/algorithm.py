@@ -27,14 +27,14 @@ from agl_otel.adapters.own_sampling import GREEDY_REMEDY, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
-from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, group_rollouts
+from agl_otel.algorithms.grpo.groups import Group, InFlight, Take, TaskOrder, as_take, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
 from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory
 from agl_otel.algorithms.grpo.progress import Progress
-from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, place_for_weights, weights_to_serve
+from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, only_writer, place_for_weights, weights_to_serve
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
@@ -91,7 +91,8 @@ class GRPO(Algorithm):
     """Called with the number and checkpoint of the last step, and of each that `val_every` names, before the next step; again when the run
     is resumed. The metric sinks get what it adds to the run's validation.json."""
     weights_dir: str | Path | None = None
-    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`."""
+    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`. One run at a
+    time writes there."""
     run_dir: str | Path | RunFolder | None = None
     """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
     metrics: Sequence[Any] | None = None
@@ -166,7 +167,7 @@ class GRPO(Algorithm):
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             UnavailableError: the model is one of the hub, which cannot be reached.
-            InUseError: another process works on the run.
+            InUseError: another process works on the run, or writes its weights to `weights_dir`.
             SampledOtherwiseError: the tokens of a step were not sampled as the trainer assumes (ratio_error_limit).
             DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
             ModelServerError: the model server can only be sampled, refused the weights, or does not sample with them (probe_tolerance).
@@ -184,6 +185,7 @@ class GRPO(Algorithm):
                 seed=self.schedule.seed,
                 model=origin_of(self.model_dir),
             ) as self._run,
+            only_writer(weights_dir, self._run),
             ThreadPoolExecutor(1, "checkpoints") as self._writer,
             ThreadPoolExecutor(1, "learner", torch.set_num_threads, (self.updates.threads,)) as worker,
         ):
@@ -232,11 +234,13 @@ class GRPO(Algorithm):
         """Return a step's groups and their trajectories; zero-variance groups are replaced up to `resample_rounds` times."""
         clock = Clock()
         groups: list[Group] = []
+        takes: list[Take] = []
         traces: Traces | None = None
         resampled, rounds_left = 0, self.rollouts.resample_rounds
         while True:
             new = await self._next_groups(store, self.rollouts.prompts_per_step - len(groups), tasks)
             groups = [*groups, *new]
+            takes.append(as_take(new))
             if self.rollouts.offline_mode is None:
                 await self._serving.check_server()
             clock.lap("rollout")
@@ -245,6 +249,7 @@ class GRPO(Algorithm):
             read = self._read(traces, groups, clock)
             clock.lap("read")
             if len(read.informative) == len(groups) or not rounds_left:
+                self._progress.note_taken(self._number, takes)
                 return groups, replace(read, resampled=resampled, sampled_by=str(self._serving.published.version))
             rounds_left -= 1
             resampled += len(groups) - len(read.informative)
@@ -258,7 +263,7 @@ class GRPO(Algorithm):
         first = self._in_flight.count
         await self._in_flight.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
         oldest = self._number - self.rollouts.max_staleness if self.rollouts.groups_in_flight is not None else self._number
-        return await self._in_flight.take(count, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
+        return await self._in_flight.take(count, step=self._number, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
 
     async def _has_more(self, store: RolloutStore) -> bool:
         """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken yet."""

@@ -30,7 +30,16 @@ from safetensors.torch import load_file
 from agl_otel.algorithms.grpo.lora import adapter, adapter_config, has_lora, load_adapter, write_adapter
 from agl_otel.algorithms.grpo.policy import load_weights, weights_of, write_weights
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
-from agl_otel.algorithms.run_folder import RunFolder, file_digest, sync_file, sync_folder, with_checksum, without_checksum, write_json
+from agl_otel.algorithms.run_folder import (
+    RunFolder,
+    file_digest,
+    remove_whole,
+    sync_file,
+    sync_folder,
+    with_checksum,
+    without_checksum,
+    write_json,
+)
 from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
 from agl_otel.text import error_text
@@ -99,7 +108,11 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """Return the folder of the latest checkpoint; None where there is none."""
-        return max(self.folder.glob("step-*"), default=None)
+        return (self._all() or [None])[-1]
+
+    def _all(self) -> list[Path]:
+        """List the folders by step; from a million on their names are longer."""
+        return sorted(self.folder.glob("step-*"), key=lambda place: (len(place.name), place.name))
 
     def remove_incomplete(self) -> None:
         """Remove what a killed process left of a checkpoint."""
@@ -171,9 +184,9 @@ class Checkpoints:
             beside.replace(place)
             sync_folder(self.folder)
             best = best_weights(self._run_folder)
-            for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
+            for old in self._all()[: -self._keep]:
                 if old != best:
-                    shutil.rmtree(old)
+                    remove_whole(old)
 
     def load(self, place: Path, run_id: str, model: Any, optimizer: torch.optim.Optimizer) -> State:
         """Restore weights, optimizer and random states from the checkpoint in `place`.
@@ -203,7 +216,7 @@ class Checkpoints:
 
     def state(self, place: Path, run_id: str) -> State:
         """Read the run's progress. Raises DataError for a damaged checkpoint, UsageError for one of another run."""
-        others = sorted(path.name for path in self.folder.glob("step-*") if path != place)
+        others = [path.name for path in self._all() if path != place]
         remedy = f"remove it to resume from {others[-1]}" if others else "remove it to start the run again"
         try:
             content = without_checksum((place / STATE_FILE).read_bytes())

@@ -54,6 +54,15 @@ class Group:
         return len(self.finished) == len(self.rollout_ids)
 
 
+Take = Mapping[str, Sequence[str]]
+"""The groups that a call of `InFlight.take` returned, as JSON: {number of the group: its rollouts that had finished}."""
+
+
+def as_take(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Return what was taken, for `InFlight.repeat`."""
+    return {str(group.number): [rollout_id for rollout_id in group.rollout_ids if rollout_id in group.finished] for group in groups}
+
+
 def group_rollouts(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step: int) -> list[Group]:
     """Group ended rollouts by equal tasks; groups are numbered from `first`.
 
@@ -79,12 +88,22 @@ class InFlight:
         self.count = 0
         """Number of groups that the run has enqueued."""
         self.groups: list[Group] = []
+        self._takes: dict[int, list[Take]] = {}
+        self._numbers: set[int] = set()
+
+    def repeat(self, takes: Mapping[int, Sequence[Take]]) -> None:
+        """Have `take` return, in these steps, what it returned before the run was stopped: {step: its takes, in order}.
+
+        What had failed by then, or was late, stays so: only rollouts of other groups are run again.
+        """
+        self._takes = {step: [*each] for step, each in takes.items()}
+        self._numbers = {int(number) for each in self._takes.values() for take in each for number in take}
 
     async def restore(self, count: int, groups: Sequence[Mapping[str, Any]]) -> None:
         """Restore the groups of a run that was stopped."""
         self.count = count
         self.groups = [Group(group["number"], group["step"], group["rollout_ids"]) for group in groups]
-        ids = [rollout_id for group in self.groups for rollout_id in group.rollout_ids]
+        ids = [rollout_id for group in self.groups if group.number not in self._numbers for rollout_id in group.rollout_ids]
         if ids:
             async with aclosing(self._store.watch(ids, timeout_seconds=0)) as finished:
                 await requeue_failed(self._store, [rollout async for rollout in finished])
@@ -93,19 +112,24 @@ class InFlight:
         """Enqueue the rollouts of these groups in one call; in a resumed run they may exist already."""
         if not groups:
             return
-        rollouts = await self._store.enqueue([request for group in groups for request in group])
-        await requeue_failed(self._store, rollouts)
-        ids = iter([rollout.rollout_id for rollout in rollouts])
+        rollouts = iter(await self._store.enqueue([request for group in groups for request in group]))
+        again: list[Rollout] = []
         for group in groups:
-            self.groups.append(Group(self.count, step, [next(ids) for _ in group]))
+            members = [next(rollouts) for _ in group]
+            again += members if self.count not in self._numbers else []
+            self.groups.append(Group(self.count, step, [rollout.rollout_id for rollout in members]))
             self.count += 1
+        await requeue_failed(self._store, again)
 
-    async def take(self, count: int, *, oldest_step: int, timeout_seconds: float) -> list[Group]:
+    async def take(self, count: int, *, step: int, oldest_step: int, timeout_seconds: float) -> list[Group]:
         """Take the first `count` complete groups, and all that were enqueued in `oldest_step` or before; ordered by number.
 
         After `timeout_seconds` incomplete groups fill up the rest, with their finished rollouts; the others of these groups are cancelled,
-        since no step will read them.
+        since no step will read them. Where the run did this `step` before it was stopped, the same groups are taken, with the same
+        rollouts.
         """
+        if self._takes.get(step):
+            return await self._take_again(self._takes[step].pop(0), timeout_seconds)
         group_of = {rollout_id: group for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished}
         if group_of and not self._ready(count, oldest_step):
             async with aclosing(self._store.watch(list(group_of), timeout_seconds=timeout_seconds)) as finished:
@@ -118,6 +142,16 @@ class InFlight:
         taken = sorted(overdue + others[: max(0, count - len(overdue))], key=lambda group: group.number)
         self.groups = [group for group in self.groups if group not in taken]
         await cancel_all(self._store, _unfinished(taken))
+        return taken
+
+    async def _take_again(self, before: Take, timeout_seconds: float) -> list[Group]:
+        taken = [group for group in self.groups if str(group.number) in before]
+        self.groups = [group for group in self.groups if group not in taken]
+        group_of = {rollout_id: group for group in taken for rollout_id in before[str(group.number)]}
+        if group_of:
+            async with aclosing(self._store.watch(list(group_of), timeout_seconds=timeout_seconds)) as finished:
+                async for rollout in finished:
+                    group_of[rollout.rollout_id].finished[rollout.rollout_id] = rollout
         return taken
 
     async def cancel(self) -> int:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
 from agl_otel.algorithms.grpo.optimizers import load_bitsandbytes
-from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, replacing_files
+from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, as_os_errors, replacing_files
 from agl_otel.errors import SettingsError, UsageError
 
 ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter
@@ -154,7 +154,8 @@ def write_adapter(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
     path = folder.absolute()
     with replacing_files(path) as new:
         (new / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, new / ADAPTER_FILE, metadata={"format": "pt"})
+        with as_os_errors(new / ADAPTER_FILE):
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, new / ADAPTER_FILE, metadata={"format": "pt"})
     return path
 
 

@@ -9,18 +9,18 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from agl_otel.algorithms.base_model import name_of_base
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
-from agl_otel.algorithms.grpo.groups import InFlight, TaskOrder
+from agl_otel.algorithms.grpo.groups import InFlight, Take, TaskOrder
 from agl_otel.algorithms.grpo.options import Schedule
 from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model
 from agl_otel.algorithms.grpo.report import StepReport
@@ -28,6 +28,8 @@ from agl_otel.algorithms.grpo.serving import Serving
 from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.run_folder import RunFolder
 
+TAKEN: Final = "taken.jsonl"
+"""The groups and rollouts that each step took."""
 _logger = logging.getLogger(__name__)
 
 
@@ -52,6 +54,8 @@ class Progress:
     in_worker: Callable[..., Awaitable[Any]]
     """Calls a function in torch's own thread."""
     _checkpoints: Checkpoints = field(init=False)
+    _taken: dict[int, Sequence[Take]] = field(init=False, default_factory=dict[int, Sequence["Take"]])
+    """What the steps of the run took, by step."""
     _saved_at: float = field(init=False, default_factory=time.monotonic)
 
     async def resume(self) -> Path:
@@ -70,17 +74,29 @@ class Progress:
         await asyncio.to_thread(keep_small_files, self.model_dir, folder)
         self._saved_at = time.monotonic()
         place = self._checkpoints.latest()
+        self._taken = {row["step"]: row["takes"] for row in self.run.rows(TAKEN)}
         if place is None:
             self.run.metrics(0)
+            self.in_flight.repeat(self._taken)
             return self.model_dir
         state: State = await self.in_worker(self._checkpoints.load, place, self.run.run_id, self.model, self.optimizer)
         self.serving.resume(state.version, folder)
         self.reports += [StepReport(**row) for row in self.run.metrics(state.step)]
         self.order.restore(state.tasks)
         self.shuffle.setstate(as_random_state(state.shuffle))
+        self.in_flight.repeat({step: takes for step, takes in self._taken.items() if step > state.step})
         await self.in_flight.restore(state.next_group, state.groups)
         _logger.info("run %s resumes after step %d", self.run.run_id, state.step)
         return self.pushes.resumed(place, folder, state.version)
+
+    def note_taken(self, step: int, takes: Sequence[Take]) -> None:
+        """Record, before the weights change, what a step trains on: repeated from an earlier checkpoint, it takes the same.
+
+        Else the weights of its version would be others than those that sampled what was enqueued after it.
+        """
+        if self.run is not None and step not in self._taken:
+            self.run.append(TAKEN, {"step": step, "takes": takes})
+            self._taken[step] = takes
 
     async def keep(self, report: StepReport, *, is_last: bool) -> None:
         """Keep a step: its line, then its checkpoint, where one is due. A line after the last checkpoint is removed on resuming."""

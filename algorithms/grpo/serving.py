@@ -176,14 +176,16 @@ class Serving:
         self._current = self._stored.model_copy(update={"version": version - 1})
 
     async def next_version(self) -> int:
-        """Publish the next version, unless the run did so before it was stopped, and return it; the weights are pushed under it."""
+        """Publish the next version, unless the run did so before it was stopped, and return it; the weights are pushed under it.
+
+        Where the model server has another address since then, that is published once, and the weights keep their numbers: rollouts from
+        before the stop name these.
+        """
         version = self._current.version + 1 if self._current is not None else 1
-        stored = self._stored
-        if stored is not None and stored.version >= version and stored.resources == self.resources:
-            self._current = stored.model_copy(update={"version": version})
-        else:
-            self._current = await self._store.publish(self.resources, resources_id=self._run_id, aside=True)
-        return self._current.version
+        if self._stored is None or self._stored.version < version or self._stored.resources != self.resources:
+            self._stored = await self._store.publish(self.resources, resources_id=self._run_id, aside=True)
+        self._current = self._stored.model_copy(update={"version": version})
+        return version
 
     async def push(self, folder: Path) -> None:
         """Load the weights in `folder` into the model server as the current version. Raises ModelServerError."""

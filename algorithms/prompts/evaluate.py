@@ -34,7 +34,7 @@ class Evaluation:
     statuses: list[str | None]
     """None: not finished in time."""
     rewards: list[float | None]
-    """The last primary reward over all attempts; None where there is none, or the rollout did not succeed."""
+    """The primary reward of the latest attempt; None where there is none, or the rollout did not succeed."""
 
     @property
     def score(self) -> float:

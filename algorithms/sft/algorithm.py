@@ -13,6 +13,7 @@ import logging
 import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import islice
@@ -33,6 +34,7 @@ from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_faile
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
+from agl_otel.algorithms.grpo.push import only_writer
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -57,7 +59,7 @@ from agl_otel.algorithms.options import (
     checked,
 )
 from agl_otel.algorithms.report import Clock, mean_reward
-from agl_otel.algorithms.run_folder import RunFolder, changed_files, folder_of, open_run, run_fingerprint
+from agl_otel.algorithms.run_folder import RunFolder, changed_files, folder_of, open_run, remove_whole, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
@@ -222,7 +224,7 @@ class SFT(Algorithm):
 
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
-            InUseError: another process works on the run.
+            InUseError: another process works on the run, or without a `run_dir` on one of this model.
             DataError: a round had nothing to select from, or files that the run needs to resume are damaged.
             ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
             UnavailableError: the training process failed; the message has the end of its log.
@@ -236,7 +238,10 @@ class SFT(Algorithm):
             raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir")
         with open_run(self.run_dir, algorithm="sft", options=lambda: self.run_fingerprint(tasks), seed=self.seed, model=model) as self._run:
             self._folder = self._run.folder if self._run is not None else self._own_folder
-            async with aiohttp.ClientSession() as session, open_log(store, "sft", self._run, self.metrics) as self._log:
+            async with AsyncExitStack() as opened:
+                opened.enter_context(only_writer(self._folder / "weights", self._run))
+                session = await opened.enter_async_context(aiohttp.ClientSession())
+                self._log = await opened.enter_async_context(open_log(store, "sft", self._run, self.metrics))
                 server, sampling = self.model_server_url, self.sampling_parameters
                 self._serving = Serving(store, session, url=server, sampling=sampling, run_id=self._log.run_id)
                 await self._serving.begin(self._run)
@@ -412,8 +417,10 @@ class SFT(Algorithm):
         """Remove older weights, except the initial ones and those with the best validation."""
         best = best_weights(self._folder)
         for old in (self._folder / "weights").iterdir():
-            if old.name.isdigit() and 0 < int(old.name) <= self._number - KEPT_WEIGHTS and old != best:
-                shutil.rmtree(old)
+            if old.name.startswith(".") and old.is_dir():
+                shutil.rmtree(old)  # of a killed process
+            elif old.name.isdigit() and 0 < int(old.name) <= self._number - KEPT_WEIGHTS and old != best:
+                remove_whole(old)
 
     def _spec(self) -> Spec:
         begun_with = self._first if self.from_start else self._weights

@@ -321,7 +321,7 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(
     assert [(step.step, step.version_before, step.version_after) for step in store.steps] == [(n, str(n), str(n + 1)) for n in range(1, 16)]
     assert all(len(step.attempts) == step.samples == 128 and step.refused == 0 for step in store.steps)
     assert all(step.metrics["tokens"] == report.tokens for step, report in zip(store.steps, reports, strict=True))
-    assert names_in(tmp_path) == ["15", "16"]
+    assert names_in(tmp_path) == ["15", "16", "lock"]
     assert {request.resources_id for request in store.requests} == {"rs-1"}
     metadata = [request.metadata or {} for request in store.requests]
     assert (metadata[8]["step"], metadata[8]["group"]) == (1, 1)

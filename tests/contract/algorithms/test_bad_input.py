@@ -150,7 +150,7 @@ async def trained(
     kind: Kind,
     store: LightningStore,
     folder: Path,
-    run_dir: Path | RunFolder,
+    run_dir: Path | RunFolder | None,
     decide: Callable[[AttemptedRollout], Did],
     *,
     max_steps: int = 1,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +16,28 @@ import pytest
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.model_port import Origin
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from agl_otel.algorithms.run_folder import RunFolder, model_fingerprint
-from agl_otel.errors import UsageError
+from agl_otel.errors import InUseError, UsageError
+from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore
-from tests.contract.algorithms.test_bad_input import KINDS, as_good, by_place, checkpoints_of, make_policy, steps_of, trained
+from agl_otel.types import AttemptedRollout
+from tests.contract.algorithms.test_bad_input import (
+    KINDS,
+    Did,
+    Kind,
+    as_good,
+    by_place,
+    checkpoints_of,
+    make_policy,
+    member,
+    of_run,
+    spans_of,
+    steps_of,
+    trained,
+)
 
 STEPS = 3
 LORA: dict[str, Any] = {"lora_rank": 2, "learning_rate": 1e-2}
@@ -70,6 +88,30 @@ async def test_a_checkpoint_has_the_runs_own_weights_beside_those_of_a_run_befor
     (place,) = checkpoints_of(tmp_path / "of-policy")
     assert (tmp_path / "weights" / "1" / WEIGHTS_FILE).exists(), "the other's"
     assert (place / WEIGHTS_FILE).read_bytes() == (folder / WEIGHTS_FILE).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_two_runs_do_not_write_to_one_folder_of_weights(store: LightningStore, tmp_path: Path, kind: Kind) -> None:
+    """Neither in a folder that both name, nor, without a folder of their own, beside the model. The first one goes on."""
+    folder = make_policy(tmp_path / "policy", seed=1)
+    grpo = kind.name == "grpo"
+    place = tmp_path / "weights" if grpo else folder / "sft" / "weights"
+    given: dict[str, Any] = {"weights_dir": place} if grpo else {}
+    refused: list[str] = []
+
+    async def second(step: int, kept: Path) -> None:
+        with pytest.raises(InUseError) as error:
+            await trained(kind, store, folder, None, as_good, **given)
+        refused.append(str(error.value))
+
+    def differing(rollout: AttemptedRollout) -> Did:
+        return Did(reward=float((rollout.metadata or {})["sampling_seed"] % 97))
+
+    (report,) = await trained(kind, store, folder, tmp_path / "run" if grpo else None, differing, **given, validator=second)
+    assert report.next_version == "2" and (grpo or (place / "1" / WEIGHTS_FILE).exists())
+    assert refused == [f"another run writes its weights to {place} (pid {os.getpid()}): wait for its end, or give each run a weights_dir "
+                       "or a run_dir of its own"]  # fmt: skip
+    await trained(kind, store, folder, None, as_good, **given)
 
 
 async def test_a_schedule_that_decays_is_resumed_with_its_own_length_only(store: LightningStore, tmp_path: Path) -> None:
@@ -157,3 +199,61 @@ async def test_a_lora_run_does_not_go_on_with_another_base_model(store: Lightnin
             grpo.weights_to_serve(run, adapter_rank=0)
         with pytest.raises(UsageError, match=r"step-000001 is of another model: .* Give the run its own model, or a new folder"):
             await trained(KINDS[0], store, folder, run, by_place, **LORA)
+
+
+class StoppedError(Exception):
+    """Stands for a kill after a step's line is written: nothing of the run is tidied."""
+
+
+def stop_after(steps: int) -> Callable[[StepReport], None]:
+    def on_step(report: StepReport) -> None:
+        if report.step == steps:
+            raise StoppedError
+
+    return on_step
+
+
+ASYNC: dict[str, Any] = {"groups_in_flight": 6}
+TIMED: dict[str, Any] = {"step_timeout_seconds": 2.0}
+
+
+@pytest.mark.parametrize("options", [ASYNC, TIMED], ids=["groups of another order", "rollouts that were late"])
+async def test_a_resumed_run_repeats_its_steps_with_the_rollouts_that_they_took(
+    store: LightningStore, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The weights of its versions would be others otherwise, and samples of the next steps be taken for theirs.
+
+    The first rollout ends after the step that enqueued it: that takes other groups, or is done without it. The model server has another
+    address afterwards, which is no reason to count the weights anew.
+    """
+    folder, run_dir = make_policy(tmp_path / "policy", seed=1), tmp_path / "run"
+    late: list[AttemptedRollout] = []
+
+    def decide(rollout: AttemptedRollout) -> Did:
+        number = int(rollout.rollout_id.split("-")[-2])
+        if number == 0 and rollout.rollout_id.endswith("0") and not late:
+            late.append(rollout)
+            return Did(late=True)
+        sampled_by = str((rollout.metadata or {})["step"])
+        return Did(reward=float(member(rollout) * (number + 1)), logprobs=(-4.5, -4.25 - number / 8), version=sampled_by)
+
+    given: dict[str, Any] = {"max_steps": 3, **options}
+    with pytest.raises(StoppedError):
+        await trained(KINDS[0], store, folder, run_dir, decide, on_step=stop_after(2), **given)
+    before = steps_of(run_dir)
+    if options is ASYNC:  # it ends while the run is stopped
+        await store.add_many_spans(spans_of(late[0], Did(reward=9.0)))
+        ended = AttemptUpdate(rollout_id=late[0].rollout_id, attempt_id=late[0].attempt.attempt_id, status="succeeded")
+        await store.queue.update_attempts([ended])
+    with (run_dir / "taken.jsonl").open("a") as file:
+        file.write('{"step": 3, "tak')  # and the next step's line was being written
+    reports = await trained(KINDS[0], store, folder, run_dir, decide, **given)
+    same = ("step", "rollout_ids", "attempts", "loss", "gradient_norm", "weights_version", "next_version", "refused", "reward_mean")
+    after = steps_of(run_dir)
+    for name in same:
+        assert [line[name] for line in after[:2]] == [line[name] for line in before], name
+    assert all(report.refused.get("other_weights", 0) == 0 for report in reports)
+    taken = [json.loads(line) for line in (run_dir / "taken.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in taken] == [1, 2, 3], "each once"
+    first = late[0].rollout_id
+    assert (first in reports[2].rollout_ids) == (options is ASYNC) and set((await of_run(store, run_dir)).values()) == {1}

@@ -34,6 +34,7 @@ from agl_otel.jobs.model_check import model_facts
 from agl_otel.store import LightningStore
 from tests.contract.algorithms.test_bad_input import BOTH, KINDS, Kind, as_good, by_place, serving, trained
 from tests.environments import ROOT, AbsentError, over_ours
+from tests.small_disk import no_file_over
 from tests.unit.algorithms.test_metrics import Recorded
 
 IDS = torch.arange(8, 40).reshape(2, 16)
@@ -102,6 +103,19 @@ async def test_an_exported_model_is_the_runs_own_to_the_bit(
     low = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
     assert low.dtype == torch.bfloat16
     assert all(torch.equal(tensor, ours.state_dict()[name].bfloat16()) for name, tensor in low.state_dict().items())
+
+
+async def test_an_export_to_a_full_disk_leaves_nothing_and_says_why(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await trained(KINDS[0], store, make_policy(tmp_path / "policy"), tmp_path / "run", by_place)
+    size = next((tmp_path / "run").rglob("step-*/model.safetensors")).stat().st_size
+    out = tmp_path / "new" / "out"
+    with no_file_over(size // 2):
+        assert f"{out} cannot be written: File too large" in refused(capsys, tmp_path / "run", out)
+    assert names_in(out.parent) == []
+    with no_file_over(size):
+        assert export(capsys, tmp_path / "run", out)["bytes"] >= size
 
 
 async def test_an_exported_model_is_served_and_trained_further(

@@ -28,12 +28,12 @@ async def test_a_step_takes_the_first_whole_groups_and_leaves_the_others_running
     first, middle, last = running.groups
     await finish(store, last)
     await store.update_rollout(middle.rollout_ids[0], status="succeeded")
-    assert await running.take(1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS) == [last]
+    assert await running.take(1, step=1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS) == [last]
     assert list(last.finished) == last.rollout_ids and [r.status for r in last.finished.values()] == ["succeeded", "failed"]
     assert running.groups == [first, middle]
     await finish(store, first)
     await store.update_rollout(middle.rollout_ids[1], status="succeeded")
-    assert await running.take(2, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS) == [first, middle]
+    assert await running.take(2, step=1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS) == [first, middle]
     assert running.groups == []
 
 
@@ -42,7 +42,7 @@ async def test_a_group_that_has_grown_too_old_is_waited_for(store: LightningStor
     await running.enqueue([[EnqueueRolloutRequest(input={"task": "young"})] * 2], step=2)
     old, young = running.groups
     await finish(store, young)
-    taking = asyncio.create_task(running.take(1, oldest_step=1, timeout_seconds=HANG_SECONDS))
+    taking = asyncio.create_task(running.take(1, step=1, oldest_step=1, timeout_seconds=HANG_SECONDS))
     await store.update_rollout(old.rollout_ids[1], status="failed")
     assert not taking.done()
     await store.update_rollout(old.rollout_ids[0], status="succeeded")
@@ -55,7 +55,7 @@ async def test_incomplete_groups_fill_the_step_when_the_time_is_up(store: Lightn
     first, middle, last = running.groups
     await finish(store, last)
     await store.update_rollout(first.rollout_ids[1], status="succeeded")
-    assert await running.take(2, oldest_step=NONE_OVERDUE, timeout_seconds=0.5) == [first, last]
+    assert await running.take(2, step=1, oldest_step=NONE_OVERDUE, timeout_seconds=0.5) == [first, last]
     assert (list(first.finished), last.whole) == ([first.rollout_ids[1]], True)
     assert running.groups == [middle]
     late = await store.query_rollouts(rollout_id_in=[first.rollout_ids[0], *middle.rollout_ids])
@@ -85,9 +85,9 @@ async def test_a_resumed_run_continues_its_groups_and_retries_lost_rollouts(stor
     assert again.status == "requeuing"
     await after.enqueue([[EnqueueRolloutRequest(input={"task": "new"})] * 2], step=2)
     assert [(group.number, group.step) for group in after.groups] == [(0, 1), (1, 1), (2, 2)]
-    (taken,) = await after.take(1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS)
+    (taken,) = await after.take(1, step=1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS)
     assert taken.number == 0 and {rollout.status for rollout in taken.finished.values()} == {"succeeded"}
-    taking = asyncio.create_task(after.take(2, oldest_step=1, timeout_seconds=HANG_SECONDS))
+    taking = asyncio.create_task(after.take(2, step=1, oldest_step=1, timeout_seconds=HANG_SECONDS))
     await finish(store, after.groups[1])
     await store.update_rollout(half.rollout_ids[1], status="succeeded")
     first, second = await taking

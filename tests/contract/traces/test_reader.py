@@ -400,6 +400,23 @@ async def test_a_reward_that_the_runner_gave_counts_whatever_the_agent_emits_lat
     assert (await reader.run_figures(["ro-1"])).column("Reward").to_pylist() == [0.25]
 
 
+async def test_the_reward_of_a_rollout_is_that_of_its_latest_attempt(engine: TraceStore, reader: TraceReader) -> None:
+    """An earlier attempt, which training refuses, was rewarded: after the latest one (ro-2), or where that has no reward (ro-1)."""
+    value = conventions.reward_value_key(0)
+    early: dict[str, Any] = {"AttemptId": "at-0"}
+    other: dict[str, Any] = {"RolloutId": "ro-2"}
+    insert(
+        engine,
+        row(1, conventions.SPAN_ANNOTATION, {value: "1.0"}, **early),
+        row(2),
+        row(9, conventions.SPAN_ANNOTATION, {value: "1.0"}, **early, **other),
+        row(3, conventions.SPAN_ANNOTATION, {value: "0.25"}, **other),
+        row(4, **other),
+    )
+    found = (await reader.run_figures(["ro-1", "ro-2"])).to_pylist()
+    assert {each["RolloutId"]: each["Reward"] for each in found} == {"ro-1": None, "ro-2": 0.25}
+
+
 async def test_a_rewards_name_may_hold_any_character(engine: TraceStore, reader: TraceReader) -> None:
     name = "a 'quoted' \"name\" \\ with,\n{braces: 1} and ü"
     insert(engine, row(1, conventions.SPAN_ANNOTATION, {conventions.reward_name_key(0): name, conventions.reward_value_key(0): "0.25"}))

@@ -33,6 +33,7 @@ def test_attempts_are_selected_by_threshold_then_group_then_fraction() -> None:
     assert kept(top_fraction=0.4) == ["r2", "r3"]
     assert kept(top_fraction=0.5) == ["r2", "r3", "r5"]
     assert kept(top_fraction=0.001) == ["r2"]
+    assert kept(top_fraction=1e-12) == ["r2"], "at least one"
     assert kept(min_reward=0.1, best_of_group=2, top_fraction=0.67) == ["r2", "r3", "r5"]
     assert Counter(left_out(REWARDS, TASKS, min_reward=0.1, best_of_group=2, top_fraction=0.3).values()) == {
         "low_reward": 1,

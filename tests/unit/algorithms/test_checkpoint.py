@@ -4,8 +4,11 @@ import copy
 import json
 import random
 import shutil
+import sys
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from contextlib import closing, contextmanager
+from itertools import count, islice
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,9 +24,11 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
+from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import Objective
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, Policy, save_weights
 from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, model_fingerprint, with_checksum
+from agl_otel.algorithms.run_result import kept_weights
 from agl_otel.errors import DataError, SettingsError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
@@ -87,6 +92,8 @@ def test_the_latest_checkpoints_are_kept_and_incomplete_ones_removed(policy: Pol
     assert latest is not None and latest.name == "step-000011"
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-000010", "step-000011"]
     assert Checkpoints(tmp_path / "new", keep=1).latest() is None
+    (late,) = saved(tmp_path / "long", policy, 999_999, 1_000_000, keep=1).folder.iterdir()
+    assert late.name == "step-1000000", "max_steps may be ten million"
 
 
 def test_a_checkpoint_is_of_its_step_though_training_goes_on_while_it_is_written(policy: Policy, tmp_path: Path) -> None:
@@ -147,6 +154,74 @@ def test_a_checkpoint_that_cannot_be_written_beside_training_ends_the_run(policy
             SettingsError, match=r"step-000001 cannot be written \(.*\): check the disk's free space .* start the run again"
         ):
             checkpoints.save(state(2), trained.model, trained.optimizer)
+
+
+class Killed(BaseException):
+    """Ends the work at a file operation, as kill -9 does; what follows on the way out changes no file either."""
+
+
+_left: list[int] = []
+"""How many file operations are still allowed, of the block of `killed_after`; empty outside of one."""
+_FILES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
+
+
+def _count_down(event: str, arguments: tuple[Any, ...]) -> None:
+    if _left and event in _FILES:
+        _left[0] -= 1
+        if _left[0] < 0:
+            raise Killed
+
+
+@contextmanager
+def killed_after(operations: int) -> Generator[list[int]]:
+    """Stop the block at its next file operation but so many. Yields a list whose item is negative if it was stopped."""
+    if not _HOOKED:
+        sys.addaudithook(_count_down)
+        _HOOKED.append(True)
+    _left.append(operations)
+    said = _left[:]
+    try:
+        yield said
+    except Killed:
+        pass
+    finally:
+        said[0] = _left.pop()
+
+
+_HOOKED: list[bool] = []
+
+
+@pytest.mark.parametrize("rank", [None, 2], ids=["all weights", "adapter"])
+def test_a_checkpoint_is_whole_or_absent_wherever_the_process_is_killed(policy: Policy, tmp_path: Path, rank: int | None) -> None:
+    """At each file operation of the third checkpoint, with which the first is removed."""
+    if rank is not None:
+        pytest.importorskip("peft", reason="needs the [lora] extra")
+    model: Any = copy.deepcopy(policy.model) if rank is None else with_lora(copy.deepcopy(policy.model), rank)
+    trained = Learner(model, learning_rate=1e-2)
+    given: dict[str, Any] = {"keep": 2, "base": None if rank is None else {"digest": "d", "dtype": "float32", "folder": "m"}}
+    with closing(RunFolder(tmp_path / "begun", algorithm="grpo", options={}, seed=1)) as begun:
+        run_id = begun.run_id
+    for step in (1, 2):
+        Checkpoints(tmp_path / "begun", **given).save(state(step, run_id=run_id), trained.model, trained.optimizer)
+    seen = set[tuple[int, ...]]()
+    for operations in count():
+        run = tmp_path / f"run-{operations}"
+        shutil.copytree(tmp_path / "begun", run)
+        with killed_after(operations) as left:
+            Checkpoints(run, **given).save(state(3, run_id=run_id), trained.model, trained.optimizer)
+        kept = kept_weights(run)
+        checkpoints = Checkpoints(run, **given)
+        named = {int(path.name[-6:]): path for path in checkpoints.folder.glob("step-*")}
+        assert named == kept and all(checkpoints.state(place, run_id).step == step for step, place in kept.items()), operations
+        checkpoints.remove_incomplete()
+        assert {*checkpoints.folder.iterdir()} == {*kept.values()}, operations
+        latest = checkpoints.latest()
+        assert latest is not None
+        checkpoints.load(latest, run_id, trained.model, trained.optimizer)
+        seen.add(tuple(kept))
+        if left[0] >= 0:
+            break
+    assert seen == {(1, 2), (1, 2, 3), (2, 3)}
 
 
 def test_weights_that_a_push_has_written_are_linked(policy: Policy, tmp_path: Path) -> None:
