@@ -10,13 +10,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from agl_otel.errors import FULL_DISK, DiskFullError
 
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
 CONFIG_FILE: Final = "config.json"
+PICKLED_WEIGHTS: Final = "pytorch_model*.bin"
+"""Weights in PyTorch's own format, which transformers loads where there are none in safetensors'."""
 ADAPTER: Final = "adapter"
 """The folder of a checkpoint with its LoRA adapter."""
 ADAPTER_FILE: Final = "adapter_model.safetensors"
@@ -36,6 +38,7 @@ DTYPES: Final = {
     "BOOL": "bool",
 }
 """{dtype in safetensors' format (https://github.com/huggingface/safetensors#format): torch's name of it}."""
+HEADER_BYTES: Final = 100_000_000  # the longest header that safetensors reads
 SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*")
 """Config, generation config, tokenizer, chat template and licence."""
 
@@ -58,6 +61,22 @@ def weights_files(folder: Path) -> list[Path]:
         return sorted({folder / name for name in json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return sorted(folder.glob("*.safetensors"))
+
+
+def read_header(file: BinaryIO) -> tuple[bytes, list[int]]:
+    """Read the header of an open file in safetensors' format (see DTYPES): its JSON, and where each tensor starts, in bytes from the file's
+    start, in order. Returns nothing of either for a file of another format.
+    """
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if length > HEADER_BYTES:
+        return b"", []
+    header = file.read(length)
+    try:
+        tensors = [fields["data_offsets"][0] for name, fields in json.loads(header).items() if name != "__metadata__"]
+        return header, sorted(8 + length + max(0, int(start)) for start in tensors)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return b"", []
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from typing import IO, Any, Final, cast
 
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
-from agl_otel.algorithms.model_files import CONFIG_FILE, small_files, weights_files
+from agl_otel.algorithms.model_files import CONFIG_FILE, PICKLED_WEIGHTS, read_header, small_files, weights_files
 from agl_otel.algorithms.utils import items
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
 from agl_otel.service.framed import free_name
@@ -59,6 +59,7 @@ SHOWN_DIGITS: Final = 12  # of a digest
 _log = logging.getLogger(__name__)
 FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes, and as much spread over it
 FINGERPRINT_BLOCKS: Final = 64
+TENSOR_BYTES: Final = 1 << 13  # of each tensor, at its start: 2 MB of the 291 tensors of a model of 8B, and small tensors are read whole
 
 
 def digest_of(*values: Any) -> str:
@@ -406,8 +407,8 @@ def run_fingerprint(options: Mapping[str, Any], tasks: Sequence[Any], *, model_d
 
 
 def model_fingerprint(folder: str | Path) -> str:
-    """Return a digest of the model in `folder`: 16 hex characters over its small files (tokenizer and chat template, too), and the sizes of
-    its weights' files, their ends and blocks spread over them.
+    """Return a digest of the model in `folder`: 16 hex characters over its small files (tokenizer and chat template, too), and of its
+    weights' files the sizes, their ends, blocks spread over them, and in safetensors' format the header and a block of each tensor.
 
     Raises UsageError where there is no config.
     """
@@ -417,13 +418,16 @@ def model_fingerprint(folder: str | Path) -> str:
         for path in small_files(Path(folder)):
             if not path.name.startswith(("LICENSE", "NOTICE")):
                 found.update(path.name.encode() + path.read_bytes())
-        for path in weights_files(Path(folder)):
+        for path in weights_files(Path(folder)) or sorted(Path(folder).glob(PICKLED_WEIGHTS)):
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                found.update(f"{path.name} {size}".encode())
-                for block in range(FINGERPRINT_BLOCKS):
-                    file.seek(size * block // FINGERPRINT_BLOCKS)
-                    found.update(file.read(FINGERPRINT_BYTES // FINGERPRINT_BLOCKS))
+                header, tensors = read_header(file)
+                found.update(f"{path.name} {size}".encode() + header)
+                spread = [size * block // FINGERPRINT_BLOCKS for block in range(FINGERPRINT_BLOCKS)]
+                for length, starts in ((TENSOR_BYTES, tensors), (FINGERPRINT_BYTES // FINGERPRINT_BLOCKS, spread)):
+                    for start in starts:
+                        file.seek(start)
+                        found.update(file.read(length))
                 file.seek(max(0, size - FINGERPRINT_BYTES))
                 found.update(file.read())
     except OSError as error:

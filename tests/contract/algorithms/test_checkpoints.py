@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.model_port import Origin
@@ -131,6 +133,34 @@ def test_a_models_fingerprint_is_of_all_that_a_run_reads(tmp_path: Path, changed
     with (folder / changed).open("r+b") as file:
         file.write(b"#other")
     assert model_fingerprint(folder) != before
+
+
+def test_a_models_fingerprint_is_of_each_tensor_and_its_name(tmp_path: Path) -> None:
+    """Most of the small tensors lie between the blocks that are spread over the file."""
+    (tmp_path / "config.json").write_text("{}")
+    sizes = {"mlp": 1 << 16, "norm": 64}
+    tensors = {f"{number}.{kind}": torch.zeros(size, dtype=torch.uint8) for number in range(100) for kind, size in sizes.items()}
+
+    def digest(tensors: dict[str, torch.Tensor]) -> str:
+        save_file(tensors, tmp_path / "model.safetensors")
+        return model_fingerprint(tmp_path)
+
+    before = digest(tensors)
+    norms = [name for name in tensors if name.endswith("norm")]
+    assert [name for name in norms if digest({**tensors, name: tensors[name] + 1}) == before] == []
+    assert digest({("7.gate" if name == "7.norm" else name): tensor for name, tensor in tensors.items()}) != before
+    assert digest(tensors) == before
+
+
+@pytest.mark.parametrize("header", [b"", b"\x05", b"\xff" * 16, b"\x02" + bytes(7) + b"[]", b"\x08" + bytes(7) + b'{"a": 1}'], ids=repr)
+def test_a_models_fingerprint_is_of_files_in_other_formats_too(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (tmp_path / name).write_bytes(header + b"one")
+        before = model_fingerprint(tmp_path)
+        (tmp_path / name).write_bytes(header + b"two")
+        assert model_fingerprint(tmp_path) != before
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize(
