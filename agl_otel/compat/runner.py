@@ -43,6 +43,7 @@ from agl_otel.types import (
 )
 from agl_otel_hook import attempt_scope
 from agl_otel_hook.emit import emit_reward
+from agl_otel_hook.emit.emitters import as_number
 
 T = TypeVar("T")
 EVENT_POLL_SECONDS: Final = 0.1  # events of threads and processes cannot be awaited
@@ -321,8 +322,8 @@ class _Attempts:
         """Store the reward or spans that the agent returned; return the attempt's spans."""
         if answer is None:
             return traced
-        if isinstance(answer, (bool, int, float)):
-            return self._reward(answer, traced)
+        if (number := as_number(answer)) is not None:
+            return self._reward(number, traced)
         if not isinstance(answer, (list, tuple)):
             raise TypeError(f"an agent returns None, a number or a list of spans, not a {type(answer).__name__}")
         return await self._spans(list(answer), job) or traced  # pyright: ignore[reportUnknownArgumentType]  # _spans checks the items

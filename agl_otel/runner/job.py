@@ -22,6 +22,7 @@ from agl_otel.runner.threads import call
 from agl_otel.types import Answered, AttemptedRollout, LedgerReach, NamedResources
 from agl_otel_hook import attempt_scope, conventions
 from agl_otel_hook.emit import emit_reward
+from agl_otel_hook.emit.emitters import as_number
 
 Reward = float | Mapping[str, float]
 Grader = Callable[[Any, Any], Reward | Awaitable[Reward | None] | None]
@@ -122,10 +123,10 @@ class ClosingAgent(Protocol):
 
 
 def is_reward(value: Any) -> TypeGuard[Reward]:
-    """Return whether `value` has the form of a reward: a number, or a non-empty dict of numbers."""
+    """Return whether `value` has the form of a reward: a number (`as_number`), or a non-empty dict of numbers."""
     if isinstance(value, Mapping):
-        return bool(value) and all(isinstance(key, str) and isinstance(v, (int, float)) for key, v in value.items())
-    return isinstance(value, (int, float))
+        return bool(value) and all(isinstance(key, str) and as_number(v) is not None for key, v in value.items())
+    return as_number(value) is not None
 
 
 async def reward(job: Job, value: Any) -> None:
@@ -140,8 +141,10 @@ async def reward(job: Job, value: Any) -> None:
         emit_reward(rewards, primary_key=next(iter(rewards)), attributes={conventions.REWARD_GIVEN: True})
 
 
-def _float(number: float) -> float:
-    """Convert to a float; an int beyond the range of floats becomes infinite."""
+def _float(value: Any) -> float:
+    """Convert what `as_number` takes to a float; an int beyond the range of floats becomes infinite."""
+    number = as_number(value)
+    assert number is not None
     try:
         return float(number)
     except OverflowError:

@@ -47,6 +47,12 @@ def emit_reward(
     return emit_annotation({**held, **(attributes or {})}, propagate)
 
 
+def as_number(value: Any) -> float | None:
+    """Return a number, or a scalar of numpy or torch, as Python's own; None for anything else."""
+    plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    return plain if isinstance(plain, (int, float)) else None
+
+
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> SpanCoreFields:
     """Emit any attributes; nested mappings and lists get dotted keys. Raises ValueError for a value of an unsupported type."""
     held = flatten_attributes(annotation)
@@ -107,14 +113,16 @@ def _emit(name: str, attributes: Mapping[str, Any], propagate: bool, *, ok: bool
 
 
 def _dimensions(reward: object, primary_key: str | None) -> list[tuple[str, float]]:
-    if isinstance(reward, (bool, int, float)):
-        return [(PRIMARY, float(reward))]
+    if (number := as_number(reward)) is not None:
+        return [(PRIMARY, float(number))]
     if not isinstance(reward, Mapping):
         raise TypeError(f"a reward is a number or a dict of numbers, not {type(reward).__name__}")
     dimensions = cast("Mapping[str, Any]", reward)
     if primary_key is None or primary_key not in dimensions:
         raise ValueError(f"primary_key {primary_key!r} must be one of the reward's dimensions: {', '.join(dimensions)}")
+    numbers: dict[str, float] = {}
     for name, value in dimensions.items():
-        if not isinstance(value, (bool, int, float)):
+        if (number := as_number(value)) is None:
             raise ValueError(f"reward dimension {name!r} is {value!r}: a number is needed")
-    return [(name, float(dimensions[name])) for name in (primary_key, *(name for name in dimensions if name != primary_key))]
+        numbers[name] = float(number)
+    return [(name, numbers[name]) for name in (primary_key, *(name for name in dimensions if name != primary_key))]

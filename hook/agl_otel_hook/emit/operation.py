@@ -17,7 +17,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from agl_otel_hook import conventions
 from agl_otel_hook.attributes import flatten_attributes, sanitize_attributes
-from agl_otel_hook.emit.emitters import TRACER, emit_reward, warn_where_lost
+from agl_otel_hook.emit.emitters import TRACER, as_number, emit_reward, warn_where_lost
 from agl_otel_hook.emit.fields import SpanCoreFields, TraceStatus
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -136,7 +136,7 @@ def reward(function: Function) -> Function:
     warnings.warn("the decorator `reward` is deprecated: call emit_reward(value) instead", DeprecationWarning, stacklevel=2)
 
     def emit(result: Any) -> Any:
-        if isinstance(result, (int, float)):
+        if as_number(result) is not None:
             emit_reward(result)
         elif result is not None:
             _log.warning("%s returned %r, which is no number: no reward was emitted", function.__name__, result)

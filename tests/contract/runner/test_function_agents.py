@@ -8,6 +8,7 @@ import random
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -102,6 +103,22 @@ async def test_an_answer_is_graded_and_reward_dimensions_keep_their_order(stack:
     [span] = stack.spans(rollout, conventions.SPAN_ANNOTATION)
     found = [(span.attributes[conventions.reward_name_key(i)], span.attributes[conventions.reward_value_key(i)]) for i in range(2)]
     assert found == [("right", 1.0), ("length", 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("value", "rewards"),
+    [(np.float32(0.5), [0.5]), (np.bool_(True), [1.0]), ({"right": np.float32(0.5), "length": np.int64(3)}, [0.5]), (None, [])],
+)
+async def test_scalars_of_numpy_are_rewards_by_agents_and_graders(stack: Stack, value: Any, rewards: list[float]) -> None:
+    rollouts = await stack.enqueue("a", "b")
+
+    async def grade(task: str, answer: str) -> Any:
+        return value
+
+    await stack.run(FunctionAgent(lambda task: value), max_rollouts=1)
+    await stack.run(FunctionAgent(lambda task: "x", grader=grade), max_rollouts=1)
+    assert [attempt.error for attempt in await stack.finished(*rollouts)] == [None, None]
+    assert [primary(stack, rollout) for rollout in rollouts] == [rewards, rewards]
 
 
 def raises(task: Any) -> None:

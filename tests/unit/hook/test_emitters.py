@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agl_otel.spans import emitted
@@ -18,6 +19,16 @@ def test_a_number_is_the_primary_reward() -> None:
         {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 1.0},
     )
     assert emitted.get_reward_value(span) == 1.0
+
+
+def test_a_scalar_of_numpy_is_a_number_and_an_array_none() -> None:
+    """numpy.float32 is no float of Python."""
+    for value in (np.float32(0.5), np.array(0.5, np.float16)):
+        assert emitted.get_reward_value(emit.emit_reward(value, propagate=False)) == 0.5
+        assert emitted.get_reward_value(emit.emit_reward({"a": value}, primary_key="a", propagate=False)) == 0.5
+    assert [emitted.get_reward_value(emit.emit_reward(value, propagate=False)) for value in (np.bool_(True), np.int64(2))] == [1.0, 2.0]
+    with pytest.raises(TypeError, match="not ndarray"):
+        emit.emit_reward(np.array([0.5]), propagate=False)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake under test
 
 
 def test_the_primary_dimension_comes_first() -> None:
