@@ -110,6 +110,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "plain": {"max_grad_norm": 1e9},
     "micro-batches": {"max_grad_norm": 1e9, "micro_batch_tokens": 20},
     "several": {"max_grad_norm": 1e9, "updates": 2, "minibatches": 2},
+    "uneven": {"max_grad_norm": 1e9, "updates": 2, "minibatches": 4, "micro_batch_tokens": 1},
     "lora": {"max_grad_norm": 1e9},
     "checkpointed": {"max_grad_norm": 1e9},
     "temperatures": {"max_grad_norm": 1e9},
@@ -149,6 +150,8 @@ def test_the_steps_of_a_learner_are_those_made_by_hand_in_float64(policy: Policy
     before = {key: tensor.detach().clone() for key, tensor in weights.items()}
     for _ in range(learner.updates):
         for index in parts:
+            if not any(batch.response_mask[row].any() for row in index.tolist()):
+                continue  # the gradient of no token is 0
             of_part = None if given is None else Ragged.from_rows([given[row].tolist() for row in index.tolist()], np.float32)
             rows = reference_rows(logits, pick(batch, index), advantages[index], learner.objective, of_part)
             gradients = torch.autograd.grad(reference_loss(rows, learner.objective), list(weights.values()))
