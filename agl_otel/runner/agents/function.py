@@ -56,12 +56,13 @@ class FunctionAgent:
     async def run(self, job: Job) -> None:
         """Call the function and emit or grade its result. Raises AgentError where it raises or returns an unusable value."""
         prompts = (resource for resource in job.resources.values() if isinstance(resource, PromptTemplate))
+        rollout = job.rollout.model_copy(deep=True)  # what the agent changes in it is not graded
         values = {
-            "task": job.rollout.input,
+            "task": rollout.input,
             "llm": attempt_llm(job.resources, *job.key, job.addresses.proxy, token=job.token),
             "prompt_template": next(prompts, None),
             "resources": agent_resources(job.resources, *job.key, job.addresses.proxy, token=job.token),
-            "rollout": job.rollout,
+            "rollout": rollout,
         }
         args, kwargs = self._binding.arguments(values)
         with attempt_scope(*job.key, traceparent=job.traceparent):

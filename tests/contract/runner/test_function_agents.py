@@ -121,6 +121,16 @@ async def test_scalars_of_numpy_are_rewards_by_agents_and_graders(stack: Stack, 
     assert [primary(stack, rollout) for rollout in rollouts] == [rewards, rewards]
 
 
+async def test_a_grader_gets_the_task_as_it_was_enqueued_whatever_the_agent_did_to_it(stack: Stack) -> None:
+    def agent(task: Any, rollout: Any) -> str:
+        rollout.input["gold"] = "mine"
+        return task.pop("gold")
+
+    [rollout] = await stack.enqueue({"gold": 4})
+    await stack.run(FunctionAgent(agent, grader=lambda task, answer: float(task == {"gold": 4} and answer == "mine")), max_rollouts=1)
+    assert primary(stack, rollout) == [1.0]
+
+
 def raises(task: Any) -> None:
     raise ValueError(f"cannot do {task}")
 
