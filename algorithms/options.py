@@ -21,8 +21,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from agl_otel.adapters.own_sampling import LEAST_TEMPERATURE
-from agl_otel.adapters.trajectories import MAX_REWARD
 from agl_otel.errors import UsageError
+from agl_otel.types.scores import MAX_REWARD
 
 Kind = TypeVar("Kind", bound=type[Any])
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field
 
-from agl_otel.adapters.trajectories import MAX_REWARD
 from agl_otel.algorithms.options import checked
 from agl_otel.algorithms.prompts import pareto
 from agl_otel.algorithms.prompts.candidates import Candidate
@@ -23,6 +22,7 @@ from agl_otel.algorithms.prompts.evaluate import Evaluation
 from agl_otel.algorithms.prompts.poml import WORDING, render
 from agl_otel.algorithms.prompts.search import MaxRollouts, ModelName, PromptSearch
 from agl_otel.algorithms.utils import batch_iter_over_dataset
+from agl_otel.types.scores import MAX_REWARD
 
 T = TypeVar("T")
 REFLECT_PROMPT = WORDING / "reflect.poml"

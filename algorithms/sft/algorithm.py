@@ -28,7 +28,7 @@ from pydantic import Field
 from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import left_out, task_key
-from agl_otel.adapters.trajectories import MAX_REWARD, TrajectoryBatch, to_trajectories
+from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
@@ -78,6 +78,7 @@ from agl_otel.types import (
 )
 from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel.types.sampling import all_parameters
+from agl_otel.types.scores import MAX_REWARD
 
 _NOT_COMPARED: Final = frozenset(
     {
