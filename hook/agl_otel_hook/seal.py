@@ -119,6 +119,9 @@ class Sealer:
         while True:
             with self._changed:
                 while not self._announced and (wait := self._seconds_left()) != 0:
+                    if wait is None:  # a process may have many senders, one after the other: no thread outlives its work
+                        self._thread = None
+                        return
                     self._changed.wait(wait)
                 now = time.monotonic()
                 announced, self._announced = self._announced, []

@@ -132,7 +132,8 @@ async def scored(store: LightningStore, tasks: int, **named: Any) -> list[str]:
     evaluation = asyncio.create_task(JobRun(job, store, Path()).evaluate(range(tasks), **named))
     claimed: list[str] = []
     while len(claimed) < tasks and not evaluation.done():
-        if (begun := await store.dequeue_rollout()) is None:
+        begun = await store.dequeue_rollout()
+        if begun is None or (begun.metadata or {}).get("run") != named["run_id"]:  # or one that another test has left, which is due again
             await asyncio.sleep(0)
             continue
         ids = (begun.rollout_id, begun.attempt.attempt_id)

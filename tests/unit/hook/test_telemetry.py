@@ -132,6 +132,7 @@ def test_a_process_that_does_not_know_when_attempts_end_repeats_its_seals(monkey
         sent.release()
         return True
 
+    before = set(threading.enumerate())
     sealer = seals.Sealer(ledger, provider, flush, repeats=True)
     started = time.time_ns()
     for number in (1, 2):
@@ -142,6 +143,9 @@ def test_a_process_that_does_not_know_when_attempts_end_repeats_its_seals(monkey
     counts = [(span.attributes or {})[conventions.SEAL_SPANS] for span in exporter.get_finished_spans()]
     assert counts == [1, 1, 1, 2, 2, 2]
     assert started < times[0] and times == sorted(set(times))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(300)
+        assert not thread.is_alive(), "nothing is due any more, and a thread that waits for ever would be left of every tracer"
 
 
 def test_an_idle_attempt_is_sealed_automatically(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
