@@ -7,6 +7,7 @@ an adapter into the model that its run began with.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -87,7 +88,7 @@ def export_model(
     """
     target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is not empty: name an empty folder, or a new one")
+        raise UsageError(_not_empty(target))
     for left in range(TRIES, 0, -1):
         found = result_of(run, step=step, last=last)
         if found.step is None:
@@ -128,10 +129,16 @@ def _export(found: RunResult, step: int, target: Path, *, adapter: bool, dtype: 
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise UsageError(_not_empty(target)) from error  # another export wrote it meanwhile
         raise SettingsError(unwritable(str(target), error)) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return Exported(str(target), str(found.run), found.which, step, adapter, written, size)
+
+
+def _not_empty(target: Path) -> str:
+    return f"{target} is not empty: name an empty folder, or a new one"
 
 
 def _write_model(found: RunResult, folder: Path, base: str | None) -> None:

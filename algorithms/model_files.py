@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from agl_otel.errors import FULL_DISK, DiskFullError
+from agl_otel.errors import FULL_DISK, DiskFullError, SettingsError, unwritable
 
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
@@ -115,13 +115,20 @@ def as_os_errors(path: Path) -> Generator[None]:
 
 
 def keep_small_files(model: Path, run: Path) -> None:
-    """Copy the model's small files to the run's folder, all or none, so that an export needs no other folder; once for each run."""
+    """Copy the model's small files to the run's folder, all or none, so that an export needs no other folder; once for each run.
+
+    Raises SettingsError where they cannot be written.
+    """
     place = run / POLICY
     if (place / CONFIG_FILE).exists():
         return
     beside = run / f".{POLICY}"
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    for path in small_files(model):
-        shutil.copyfile(path, beside / path.name)
-    beside.replace(place)
+    try:
+        beside.mkdir(parents=True)
+        for path in small_files(model):
+            shutil.copyfile(path, beside / path.name)
+        beside.replace(place)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise SettingsError(unwritable(str(place), error)) from error

@@ -3,7 +3,8 @@
     python -m tests.vllm_stand_in serve DIR --port PORT [more options of vllm serve]
 
 For tests: GET /asked answers [[path, body], …], all that it was asked, its arguments first, once there are as many chats as ?chats= says. A
-chat whose text is "wait" is answered after POST /go. $STAND_IN_RELEASE is the release that it claims to be.
+chat whose text is "wait" is answered after POST /go. $STAND_IN_RELEASE is the release that it claims to be. $STAND_IN_FAULT is /sleep or
+/wake_up, which it then answers by 500.
 """
 
 from __future__ import annotations
@@ -107,11 +108,15 @@ class StandIn:
 
     async def sleep(self, request: web.Request) -> web.Response:
         await self.note(request.path_qs, None)
+        if os.environ.get("STAND_IN_FAULT") == request.path:
+            return web.Response(status=500, text="CUDA error: out of memory")
         self.asleep = True
         return web.json_response({"status": "sleeping", "level": int(request.query["level"])})
 
     async def wake(self, request: web.Request) -> web.Response:
         await self.note(request.path_qs, None)
+        if os.environ.get("STAND_IN_FAULT") == request.path:
+            return web.Response(status=500, text="CUDA error: out of memory")
         self.asleep = False
         return web.json_response({"status": "awake", "tags": None})
 

@@ -253,10 +253,11 @@ def _writing_to(place: Path) -> Generator[None]:
     """Turn the errors of three libraries on a file that cannot be written into one that names the checkpoint and the remedy."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch raises RuntimeError
+    except (OSError, RuntimeError, SafetensorError, DiskFullError) as error:  # torch raises RuntimeError
         shutil.rmtree(place.with_name(f".{place.name}"), ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in FULL_DISK:
-            raise DiskFullError.of(f"the checkpoint {place}", error.strerror) from error
+        cause = error.__cause__ if isinstance(error, DiskFullError) else error  # of a file in the temporary folder
+        if isinstance(cause, OSError) and cause.errno in FULL_DISK:
+            raise DiskFullError.of(f"the checkpoint {place}", cause.strerror) from error
         raise SettingsError(
             f"the checkpoint {place} cannot be written ({error_text(error)}): check the disk's free space and the folder's permissions, "
             "then start the run again; it resumes after the checkpoint before"

@@ -241,10 +241,19 @@ class Serving:
 
     async def _post(self, what: str) -> None:
         url = f"{self._url.rstrip('/')}/{what}"
-        with _reaching(url):
+        try:
             async with self._session.post(url, json={}, timeout=aiohttp.ClientTimeout(total=SLEEP_SECONDS)) as answer:
-                if answer.status != 200:
-                    raise ModelServerError(f"{url}: HTTP {answer.status} {(await answer.text())[:500]}")
+                if answer.status == 200:
+                    return
+                why = f"HTTP {answer.status} {(await answer.text())[:500]}"
+        except TimeoutError:
+            why = f"no answer within {SLEEP_SECONDS:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            why = error_text(error)
+        raise ModelServerError(
+            f"{url} failed ({why}). Look at the model server's log, and start the run again, which resumes after its last checkpoint, or "
+            "leave out --sleep ([policy] sleep)"
+        )
 
     async def probe(self, drift: Callable[[Sequence[int], Sequence[int], Sequence[float]], Awaitable[float]], tolerance: float) -> None:
         """Check that the model server samples with the pushed weights.

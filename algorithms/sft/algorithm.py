@@ -65,7 +65,7 @@ from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.algorithms.validation import best_weights
-from agl_otel.errors import DataError, UnavailableError, UsageError
+from agl_otel.errors import DataError, SettingsError, UnavailableError, UsageError, unwritable
 from agl_otel.service.processes import Process
 from agl_otel.types import (
     AttemptedRollout,
@@ -399,7 +399,7 @@ class SFT(Algorithm):
         """Train in a separate process and set `_weights` to the folder of the new weights."""
         folder = self._folder / "rounds" / str(self._number)
         spec = self._spec()
-        await asyncio.to_thread(_write, folder, spec, rows_of(chosen))
+        await asyncio.to_thread(write_round, folder, spec, rows_of(chosen))
         process = Process.python_module(
             f"training of round {self._number}", "agl_otel.algorithms.sft.train", str(folder), log=folder / "train.log"
         )
@@ -493,7 +493,11 @@ def rows_of(batch: TrajectoryBatch) -> list[Row]:
     return rows
 
 
-def _write(folder: Path, spec: Spec, rows: Sequence[Row]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / ROWS).write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    (folder / SPEC).write_text(json.dumps(asdict(spec), indent=1))
+def write_round(folder: Path, spec: Spec, rows: Sequence[Row]) -> None:
+    """Write what the training process of a round reads. Raises SettingsError where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ROWS).write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+        (folder / SPEC).write_text(json.dumps(asdict(spec), indent=1))
+    except OSError as error:
+        raise SettingsError(unwritable(f"the rows in {folder}", error)) from error

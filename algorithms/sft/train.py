@@ -24,8 +24,8 @@ from agl_otel.algorithms.grpo.objective import max_ratio_error
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, make_optimizer
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, check_finite, load_policy, load_weights, save_weights
 from agl_otel.algorithms.report import not_finite
-from agl_otel.algorithms.run_folder import sync_file, write_digests
-from agl_otel.errors import DataError
+from agl_otel.algorithms.run_folder import sync_file, write_digests, write_json
+from agl_otel.errors import AglError, DataError
 
 SPEC: Final = "spec.json"
 ROWS: Final = "rows.jsonl"
@@ -166,8 +166,11 @@ def main(folder: Path) -> None:
     out = save_weights(model, spec.out)
     sync_file(out / WEIGHTS_FILE)
     write_digests(out, [WEIGHTS_FILE])
-    (folder / TRAINED).write_text(json.dumps(asdict(trained)))
+    write_json(folder / TRAINED, asdict(trained))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except AglError as error:
+        sys.exit(f"error: {error}")  # the last line of its log

@@ -18,8 +18,10 @@ from safetensors.torch import save_file
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.model_port import Origin
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.push import Pushes
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.sampler import Engine
+from agl_otel.algorithms.grpo.serving import Serving
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from agl_otel.algorithms.run_folder import RunFolder, model_fingerprint
 from agl_otel.errors import InUseError, UsageError
@@ -287,3 +289,38 @@ async def test_a_resumed_run_repeats_its_steps_with_the_rollouts_that_they_took(
     assert [line["step"] for line in taken] == [1, 2, 3], "each once"
     first = late[0].rollout_id
     assert (first in reports[2].rollout_ids) == (options is ASYNC) and set((await of_run(store, run_dir)).values()) == {1}
+
+
+@needs_peft
+@pytest.mark.parametrize("owner, name", [(Serving, "push"), (Pushes, "forget")], ids=["before the push", "after the push"])
+async def test_a_lora_run_that_is_stopped_about_a_push_ends_the_same_with_its_base_moved(
+    store: LightningStore, tmp_path: Path, owner: type[Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither half a file of the push is read, nor an old version left."""
+    folder, run_dir = make_policy(tmp_path / "policy", seed=1), tmp_path / "run"
+    given: dict[str, Any] = {"max_steps": 3, "checkpoint_every_steps": 1, **LORA}
+    await trained(KINDS[0], store, folder, tmp_path / "whole", by_place, **given)
+
+    def stop(self: Any, what: Path | int) -> Any:
+        if str(what).endswith("3"):
+            raise StoppedError
+        return real(self, what)
+
+    real = getattr(owner, name)
+    monkeypatch.setattr(owner, name, stop)
+    with pytest.raises(StoppedError):
+        await trained(KINDS[0], store, folder, run_dir, by_place, **given)
+    monkeypatch.undo()
+    pushed = run_dir / "weights" / "3"
+    os.truncate(pushed / WEIGHTS_FILE, 1000)
+    (pushed / ".new").mkdir()
+    (pushed / ".new" / WEIGHTS_FILE).write_bytes(b"half")
+    folder.rename(moved := tmp_path / "elsewhere")
+    await trained(KINDS[0], store, moved, run_dir, by_place, **given)
+    for place in checkpoints_of(tmp_path / "whole"):
+        weights = Path(ADAPTER) / ADAPTER_FILE
+        assert (run_dir / "checkpoints" / place.name / weights).read_bytes() == (place / weights).read_bytes()
+    kept = [
+        sorted(str(path.relative_to(run / "weights")) for path in (run / "weights").rglob("*")) for run in (run_dir, tmp_path / "whole")
+    ]
+    assert kept[0] == kept[1] == ["3", f"3/{WEIGHTS_FILE}", "4", f"4/{WEIGHTS_FILE}"]

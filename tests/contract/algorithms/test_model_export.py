@@ -11,7 +11,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import aiohttp
@@ -24,12 +24,14 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.lora import load_adapter, with_lora
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
+from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.run_folder import digest_of
 from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.algorithms.verl.checkpoints import note_checkpoint
 from agl_otel.algorithms.verl.defaults import environment as usual_environment
 from agl_otel.cli import main
+from agl_otel.errors import UsageError
 from agl_otel.jobs.model_check import model_facts
 from agl_otel.store import LightningStore
 from tests.contract.algorithms.test_bad_input import BOTH, KINDS, Kind, as_good, by_place, serving, trained
@@ -277,6 +279,29 @@ def test_a_run_that_removes_checkpoints_meanwhile_is_exported_whole(tmp_path: Pa
         training.result()
     assert steps == sorted(steps) and steps[0] < steps[-1]
     assert len({(tmp_path / f"out-{number}" / WEIGHTS_FILE).read_bytes() for number in range(12)}) == 1
+
+
+def test_of_exports_to_one_folder_at_once_one_writes_it_and_the_others_are_refused(tmp_path: Path) -> None:
+    run, folder, out, together = tmp_path / "run", make_policy(tmp_path / "policy"), tmp_path / "new" / "out", 6
+    model = load_policy(folder).model
+    fields = {"run_id": "grpo-1", "algorithm": "grpo", "seed": 0, "options": {}}
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({**fields, "checksum": digest_of(fields)}))
+    keep_small_files(folder, run)
+    Checkpoints(run, keep=1).save(State("grpo-1", 1, "r", 1, {}, 0), model, torch.optim.AdamW(model.parameters()))
+    begin = Barrier(together)
+
+    def written(_: int) -> str:
+        begin.wait()
+        try:
+            return export_model(run, out).folder
+        except UsageError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(together) as exporters:
+        told = sorted(exporters.map(written, range(together)))
+    assert told == [str(out), *[f"{out} is not empty: name an empty folder, or a new one"] * (together - 1)]
+    assert names_in(out.parent) == ["out"] and (out / WEIGHTS_FILE).read_bytes() == (folder / WEIGHTS_FILE).read_bytes()
 
 
 VERL_SAVES = """

@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from agl_otel.algorithms.grpo import serving as module_of_serving
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.options import Sampling
-from agl_otel.algorithms.grpo.serving import ServerWeights, check_context, server_weights
+from agl_otel.algorithms.grpo.serving import ServerWeights, Serving, check_context, server_weights
 from agl_otel.algorithms.grpo.vllm import Front, make_front, tool_parser
 from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
 from agl_otel.errors import ModelServerError, SettingsError, UsageError
@@ -169,6 +173,40 @@ async def test_calls_wait_while_the_server_sleeps(tmp_path: Path) -> None:
         late = asyncio.create_task(served.chat())
         assert await served.push(new, 2) == (200, {"version": "2"}) and await late == ("2", str(new)), "weights wake it"
         assert [await served.asked(path) for path in ("/sleep?level=1", "/wake_up")] == [[None, None], [None, None]]
+
+
+REMEDY = r"\. Look at the model server's log, and start the run again, which .*, or leave out --sleep \(\[policy\] sleep\)"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("/sleep", r"/sleep failed \(HTTP 400 .*vLLM refused /sleep\?level=1: HTTP 500 CUDA error.*\)" + REMEDY),
+        ("busy", r"/sleep failed \(no answer within 0\.01 s\)" + REMEDY),
+        ("/wake_up", r"/wake failed \(HTTP 400 .*vLLM refused /wake_up: HTTP 500 CUDA error.*\)" + REMEDY),
+        ("killed", r"/wake failed \(HTTP 502 .*vLLM does not answer: .*\)" + REMEDY),
+    ],
+    ids=["refuses to sleep", "calls that do not end", "does not wake", "killed while asleep"],
+)
+async def test_a_server_that_does_not_sleep_or_wake_ends_the_run_with_the_remedy(
+    store: LightningStore, tmp_path: Path, fault: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_FAULT", fault)
+    async with front(tmp_path, sleep=True) as served:
+        trainer = Serving(store, served.session, url=served.url, sampling={"max_tokens": 8}, run_id="grpo-1")
+        await trainer.begin(None)
+        early = await served.waiting()
+        if fault == "busy":
+            monkeypatch.setattr(module_of_serving, "SLEEP_SECONDS", 0.01)
+        else:
+            await served.go()
+        with pytest.raises(ModelServerError, match=words):
+            async with trainer.asleep(partial(asyncio.sleep, 0)):
+                if fault == "killed":
+                    os.kill(served.front.process.pid, signal.SIGKILL)
+        if fault == "busy":
+            await served.go()
+        assert await early == ("1", str(served.model)), "what was in flight is answered"
 
 
 async def test_a_server_without_sleep_offers_none(tmp_path: Path) -> None:
