@@ -23,12 +23,14 @@ def test_a_number_is_the_primary_reward() -> None:
 
 def test_a_scalar_of_numpy_is_a_number_and_an_array_none() -> None:
     """numpy.float32 is no float of Python."""
-    for value in (np.float32(0.5), np.array(0.5, np.float16)):
+    halves: list[Any] = [np.float32(0.5), np.array(0.5, np.float16)]
+    others: list[Any] = [np.bool_(True), np.int64(2), np.array([0.5])]
+    for value in halves:
         assert emitted.get_reward_value(emit.emit_reward(value, propagate=False)) == 0.5
         assert emitted.get_reward_value(emit.emit_reward({"a": value}, primary_key="a", propagate=False)) == 0.5
-    assert [emitted.get_reward_value(emit.emit_reward(value, propagate=False)) for value in (np.bool_(True), np.int64(2))] == [1.0, 2.0]
+    assert [emitted.get_reward_value(emit.emit_reward(value, propagate=False)) for value in others[:2]] == [1.0, 2.0]
     with pytest.raises(TypeError, match="not ndarray"):
-        emit.emit_reward(np.array([0.5]), propagate=False)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake under test
+        emit.emit_reward(others[2], propagate=False)
 
 
 def test_the_primary_dimension_comes_first() -> None:
