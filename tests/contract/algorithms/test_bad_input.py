@@ -274,7 +274,6 @@ async def test_equal_rewards_change_no_weights(
     assert "1 changes no weights: the rewards are " in caplog.text
 
 
-@pytest.mark.smoke
 async def test_unusable_rollouts_are_counted_and_the_others_trained_on(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

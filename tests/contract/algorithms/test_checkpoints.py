@@ -29,6 +29,7 @@ from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout
 from tests.contract.algorithms.test_bad_input import (
+    BOTH,
     KINDS,
     Did,
     Kind,
@@ -94,7 +95,7 @@ async def test_a_checkpoint_has_the_runs_own_weights_beside_those_of_a_run_befor
     assert (place / WEIGHTS_FILE).read_bytes() == (folder / WEIGHTS_FILE).read_bytes()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BOTH)
 async def test_two_runs_do_not_write_to_one_folder_of_weights(store: LightningStore, tmp_path: Path, kind: Kind) -> None:
     """Neither in a folder that both name, nor, without a folder of their own, beside the model. The first one goes on."""
     folder = make_policy(tmp_path / "policy", seed=1)
@@ -291,6 +292,7 @@ async def test_a_resumed_run_repeats_its_steps_with_the_rollouts_that_they_took(
     assert (first in reports[2].rollout_ids) == (options is ASYNC) and set((await of_run(store, run_dir)).values()) == {1}
 
 
+@pytest.mark.full
 @needs_peft
 @pytest.mark.parametrize("owner, name", [(Serving, "push"), (Pushes, "forget")], ids=["before the push", "after the push"])
 async def test_a_lora_run_that_is_stopped_about_a_push_ends_the_same_with_its_base_moved(

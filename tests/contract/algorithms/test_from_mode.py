@@ -44,7 +44,7 @@ async def observed(store: LightningStore, model: Any, task: Any, response: list[
     return begun.rollout_id
 
 
-@pytest.mark.parametrize("mode", ["production", "test"], ids=["adopted", "injected"])
+@pytest.mark.parametrize("mode", [pytest.param("production", id="adopted", marks=pytest.mark.full), pytest.param("test", id="injected")])
 async def test_grpo_trains_on_offline_rollouts_once_and_enqueues_none(store: LightningStore, tmp_path: Path, mode: RolloutMode) -> None:
     folder = make_policy(tmp_path / "policy", seed=1)
     model = load_policy(folder).model

@@ -222,6 +222,7 @@ def on_each_queue(request: pytest.FixtureRequest, own_stack: Stack) -> Stack:
     return own_stack
 
 
+@pytest.mark.full
 async def test_the_commands_delete_from_both_stores(on_each_queue: Stack) -> None:
     own_stack = on_each_queue
     await start(own_stack)

@@ -61,6 +61,7 @@ async def test_a_span_with_too_many_attributes_is_refused_alone(own_stack: Stack
         assert len(await reader.spans(["ro-1"])) == 1
 
 
+@pytest.mark.full
 async def test_a_log_at_its_budget_asks_for_a_retry_and_loses_nothing(own_stack: Stack) -> None:
     own_stack.settings.wal_budget_bytes = 1 << 20
     await own_stack.start_collector()  # no queue: nothing can be numbered, so everything stays in the log
@@ -103,6 +104,7 @@ async def test_a_nearly_full_disk_is_reported(own_stack: Stack) -> None:
     assert (status, "AGL_DISK_RESERVE_BYTES" in message) == (503, True)
 
 
+@pytest.mark.full
 async def test_concurrent_requests_are_limited_and_all_accepted_in_the_end(own_stack: Stack) -> None:
     own_stack.settings.max_in_flight_bytes = 4096
     await own_stack.start_queue()

@@ -189,6 +189,7 @@ async def test_a_program_that_cannot_be_forked_is_started_afresh(stack: Stack, w
     assert "agents are started afresh each time" in caplog.text and words in caplog.text
 
 
+@pytest.mark.full
 async def test_a_fork_that_ignores_sigterm_is_killed_at_its_time_limit(stack: Stack) -> None:
     code = """
         import os, signal, time

@@ -85,6 +85,7 @@ async def test_the_web_service_accepts_its_scope_and_metrics_theirs(tmp_path: Pa
                 assert status == 401 and says in text
 
 
+@pytest.mark.full
 async def test_health_names_services_that_are_down_only_to_token_holders(tmp_path: Path) -> None:
     running = contextlib.AsyncExitStack()
     queue = await running.enter_async_context(LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN))

@@ -131,6 +131,7 @@ def test_messages_that_come_to_too_many_characters_are_left_out_before_they_are_
     assert [len(json.loads(text)) for text in made[0][calls:]] == [1, 2]
 
 
+@pytest.mark.full
 def test_many_small_messages_are_counted_too() -> None:
     """As lists they would take 8 bytes per message for each call."""
     many = json.dumps([0] * LARGE)

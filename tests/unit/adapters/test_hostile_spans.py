@@ -170,6 +170,7 @@ def test_every_dialect_is_tried() -> None:
     assert {each.name for each in DIALECTS} <= CALLS.keys()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", sorted(FORMS.keys() - TOKEN_FORMS))
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:24])
 def test_a_hostile_attempt_leaves_the_rows_of_others_as_they_are(form: str, value: Any, two: Traces, both: Path) -> None:
