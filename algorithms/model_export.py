@@ -33,6 +33,7 @@ from agl_otel.algorithms.model_files import (
     POLICY,
     WEIGHTS_FILE,
     as_os_errors,
+    read_header,
     small_files,
     weights_files,
 )
@@ -300,12 +301,9 @@ def _most_common_dtype(folder: Path) -> str:
     return DTYPES.get(most, most.lower())
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """Return what a safetensors file says of its tensors: {name: {"dtype", "shape", "data_offsets"}}."""
-    with file.open("rb") as opened:
-        header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    header.pop("__metadata__", None)
-    return header
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return read_header(file)[1]
 
 
 def _name_dtype(path: Path, dtype: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from agl_otel.errors import FULL_DISK, DiskFullError, SettingsError, unwritable
 
@@ -63,18 +63,25 @@ def weights_files(folder: Path) -> list[Path]:
         return sorted(folder.glob("*.safetensors"))
 
 
-def read_header(file: BinaryIO) -> tuple[bytes, list[int]]:
-    """Read the header of an open file in safetensors' format (see DTYPES): its JSON, and where each tensor starts, in bytes from the file's
-    start, in order. Returns nothing of either for a file of another format.
+def read_header(file: BinaryIO) -> tuple[bytes, dict[str, Any]]:
+    """Read the header of an open file in safetensors' format (see DTYPES): its JSON, and what that says of the tensors, {name: {"dtype",
+    "shape", "data_offsets"}}. Raises ValueError for a file of another format.
     """
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if length > HEADER_BYTES:
-        return b"", []
-    header = file.read(length)
+        raise ValueError(f"its header would have {length} bytes")
+    tensors: dict[str, Any] = json.loads(header := file.read(length))
+    return header, {name: fields for name, fields in tensors.items() if name != "__metadata__"}
+
+
+def tensor_starts(file: BinaryIO) -> tuple[bytes, list[int]]:
+    """Return the header of an open file in safetensors' format, and where each tensor starts, in bytes from the file's start, in order.
+    Returns nothing of either for a file of another format.
+    """
     try:
-        tensors = [fields["data_offsets"][0] for name, fields in json.loads(header).items() if name != "__metadata__"]
-        return header, sorted(8 + length + max(0, int(start)) for start in tensors)
+        header, tensors = read_header(file)
+        return header, sorted(8 + len(header) + max(0, int(fields["data_offsets"][0])) for fields in tensors.values())
     except (ValueError, LookupError, TypeError, AttributeError):
         return b"", []
 

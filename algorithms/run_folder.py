@@ -21,15 +21,15 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import Any, Final, cast
 
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
-from agl_otel.algorithms.model_files import CONFIG_FILE, PICKLED_WEIGHTS, read_header, small_files, weights_files
+from agl_otel.algorithms.model_files import CONFIG_FILE, PICKLED_WEIGHTS, small_files, tensor_starts, weights_files
 from agl_otel.algorithms.utils import items
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
 from agl_otel.service.framed import free_name
@@ -232,7 +232,6 @@ class RunFolder:
         self.folder = folder
         self.run_id = new_run_id(algorithm)
         self.seed = seed if seed is not None else new_seed()
-        self._metrics: IO[str] | None = None
         self._checked = True
         self._lock = FileLock.hold(
             folder / _LOCK,
@@ -250,23 +249,14 @@ class RunFolder:
             raise
 
     def close(self) -> None:
-        """Close the files and release the lock."""
-        if self._metrics is not None:
-            with suppress(OSError):  # a full disk, which `metric` has reported
-                self._metrics.close()
-            self._metrics = None
+        """Release the lock."""
         self._lock.close()
 
     # --- a line for each step
 
     def metric(self, row: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl and flush it to disk. Raises UsageError where the row already has a `checksum`."""
-        with _disk_full_names(self.folder / METRICS):
-            if self._metrics is None:
-                self._metrics = open_file(self.folder / METRICS, "a")
-            self._metrics.write(json.dumps(with_checksum(row), ensure_ascii=False) + "\n")
-            self._metrics.flush()
-            os.fsync(self._metrics.fileno())
+        self.append(METRICS, row)
 
     def metrics(self, count: int | None) -> list[dict[str, Any]]:
         """Read the first `count` lines of metrics.jsonl (None: all complete ones) and truncate the file after them.
@@ -278,7 +268,7 @@ class RunFolder:
     # --- another file of lines
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
-        """Append a line to a file of the folder and flush it to disk."""
+        """Append a line to a file of the folder and flush it to disk. Raises what `metric` raises."""
         with _disk_full_names(self.folder / name), open_file(self.folder / name, "a") as file:
             file.write(json.dumps(with_checksum(row), ensure_ascii=False) + "\n")
             file.flush()
@@ -421,7 +411,7 @@ def model_fingerprint(folder: str | Path) -> str:
         for path in weights_files(Path(folder)) or sorted(Path(folder).glob(PICKLED_WEIGHTS)):
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                header, tensors = read_header(file)
+                header, tensors = tensor_starts(file)
                 found.update(f"{path.name} {size}".encode() + header)
                 spread = [size * block // FINGERPRINT_BLOCKS for block in range(FINGERPRINT_BLOCKS)]
                 for length, starts in ((TENSOR_BYTES, tensors), (FINGERPRINT_BYTES // FINGERPRINT_BLOCKS, spread)):

@@ -185,9 +185,10 @@ class NamesOf(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         """Look the name up once. Raises KeyError for one that is not of the module, ModuleNotFoundError where an extra is missing."""
         for node in self._module.body:
-            if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
-                (given,) = (each.name for each in node.names if (each.asname or each.name) == name)
-                self[name] = getattr(importlib.import_module(node.module or ""), given)
+            if isinstance(node, ast.ImportFrom):
+                for each in node.names:
+                    if (each.asname or each.name) == name:
+                        self[name] = getattr(importlib.import_module(node.module or ""), each.name)
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
                 self[name] = eval(ast.unparse(node.value), {}, self)
             elif isinstance(node, ast.FunctionDef) and node.name == name:

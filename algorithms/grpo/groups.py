@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -131,12 +131,7 @@ class InFlight:
         if self._takes.get(step):
             return await self._take_again(self._takes[step].pop(0), timeout_seconds)
         group_of = {rollout_id: group for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished}
-        if group_of and not self._ready(count, oldest_step):
-            async with aclosing(self._store.watch(list(group_of), timeout_seconds=timeout_seconds)) as finished:
-                async for rollout in finished:
-                    group_of[rollout.rollout_id].finished[rollout.rollout_id] = rollout
-                    if self._ready(count, oldest_step):
-                        break
+        await self._wait(group_of, timeout_seconds, until=lambda: self._ready(count, oldest_step))
         overdue = [group for group in self.groups if group.step <= oldest_step]
         others = sorted((group for group in self.groups if group.step > oldest_step), key=lambda group: (not group.whole, group.number))
         taken = sorted(overdue + others[: max(0, count - len(overdue))], key=lambda group: group.number)
@@ -148,11 +143,17 @@ class InFlight:
         taken = [group for group in self.groups if str(group.number) in before]
         self.groups = [group for group in self.groups if group not in taken]
         group_of = {rollout_id: group for group in taken for rollout_id in before[str(group.number)]}
-        if group_of:
+        await self._wait(group_of, timeout_seconds, until=lambda: False)
+        return taken
+
+    async def _wait(self, group_of: Mapping[str, Group], timeout_seconds: float, *, until: Callable[[], bool]) -> None:
+        """Put these rollouts, each into its group, as they finish: until `until` holds, all have finished, or the time is over."""
+        if group_of and not until():
             async with aclosing(self._store.watch(list(group_of), timeout_seconds=timeout_seconds)) as finished:
                 async for rollout in finished:
                     group_of[rollout.rollout_id].finished[rollout.rollout_id] = rollout
-        return taken
+                    if until():
+                        break
 
     async def cancel(self) -> int:
         """Drop all groups and cancel their unfinished rollouts; return the number of these."""

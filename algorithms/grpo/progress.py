@@ -54,8 +54,8 @@ class Progress:
     in_worker: Callable[..., Awaitable[Any]]
     """Calls a function in torch's own thread."""
     _checkpoints: Checkpoints = field(init=False)
-    _taken: dict[int, Sequence[Take]] = field(init=False, default_factory=dict[int, Sequence["Take"]])
-    """What the steps of the run took, by step."""
+    _noted: int = field(init=False, default=0)
+    """The last step in taken.jsonl."""
     _saved_at: float = field(init=False, default_factory=time.monotonic)
 
     async def resume(self) -> Path:
@@ -74,17 +74,18 @@ class Progress:
         await asyncio.to_thread(keep_small_files, self.model_dir, folder)
         self._saved_at = time.monotonic()
         place = self._checkpoints.latest()
-        self._taken = {row["step"]: row["takes"] for row in self.run.rows(TAKEN)}
+        taken: dict[int, Sequence[Take]] = {row["step"]: row["takes"] for row in self.run.rows(TAKEN)}
+        self._noted = max(taken, default=0)
         if place is None:
             self.run.metrics(0)
-            self.in_flight.repeat(self._taken)
+            self.in_flight.repeat(taken)
             return self.model_dir
         state: State = await self.in_worker(self._checkpoints.load, place, self.run.run_id, self.model, self.optimizer)
         self.serving.resume(state.version, folder)
         self.reports += [StepReport(**row) for row in self.run.metrics(state.step)]
         self.order.restore(state.tasks)
         self.shuffle.setstate(as_random_state(state.shuffle))
-        self.in_flight.repeat({step: takes for step, takes in self._taken.items() if step > state.step})
+        self.in_flight.repeat({step: takes for step, takes in taken.items() if step > state.step})
         await self.in_flight.restore(state.next_group, state.groups)
         _logger.info("run %s resumes after step %d", self.run.run_id, state.step)
         return self.pushes.resumed(place, folder, state.version)
@@ -94,9 +95,9 @@ class Progress:
 
         Else the weights of its version would be others than those that sampled what was enqueued after it.
         """
-        if self.run is not None and step not in self._taken:
+        if self.run is not None and step > self._noted:
             self.run.append(TAKEN, {"step": step, "takes": takes})
-            self._taken[step] = takes
+            self._noted = step
 
     async def keep(self, report: StepReport, *, is_last: bool) -> None:
         """Keep a step: its line, then its checkpoint, where one is due. A line after the last checkpoint is removed on resuming."""

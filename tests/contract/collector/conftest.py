@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,9 @@ from .stack import Stack, new_stack, start
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One queue and one collector for all tests of a worker: rollout ids isolate the tests, as they isolate users."""
-    made = new_stack(tmp_path_factory.mktemp("stack"))
-    try:
+    with closing(new_stack(tmp_path_factory.mktemp("stack"))) as made:
         asyncio.run(start(made))
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

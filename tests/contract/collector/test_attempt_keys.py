@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import aiohttp
 import grpc.aio
@@ -31,13 +32,10 @@ THEIRS = {conventions.ROLLOUT_ID: "ro-theirs", conventions.ATTEMPT_ID: "at-their
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One stack with a token: each test looks at traces of its own."""
-    made = new_stack(tmp_path_factory.mktemp("closed"))
-    made.settings.token = SecretStr(TOKEN)
-    try:
+    with closing(new_stack(tmp_path_factory.mktemp("closed"))) as made:
+        made.settings.token = SecretStr(TOKEN)
         asyncio.run(start(made))
         yield made
-    finally:
-        made.close()
 
 
 async def post(stack: Stack, path: str, body: bytes, *keys: str) -> tuple[int, bytes]:

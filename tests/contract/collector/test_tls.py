@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -58,22 +59,16 @@ def https(stack: Stack) -> str:
 
 @pytest.fixture(scope="module")
 def tls_stack(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Stack]:
-    made = new_stack(tmp_path_factory.mktemp("tls"))
-    try:
+    with closing(new_stack(tmp_path_factory.mktemp("tls"))) as made:
         asyncio.run(start(made, authority, token="sesame"))
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="module")
 def mutual_stack(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Stack]:
-    made = new_stack(tmp_path_factory.mktemp("mutual"))
-    try:
+    with closing(new_stack(tmp_path_factory.mktemp("mutual"))) as made:
         asyncio.run(start(made, authority, mutual=True))
         yield made
-    finally:
-        made.close()
 
 
 def export(exporter: SpanExporter) -> None:
