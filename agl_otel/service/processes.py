@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 from agl_otel.errors import UnavailableError
 from agl_otel.service.private import make_folder, open_file, original_umask
@@ -42,14 +42,15 @@ async def spawn(
     env: Mapping[str, str],
     stdout: int | IO[bytes],
     stderr: int | IO[bytes],
+    stdin: int = asyncio.subprocess.DEVNULL,
     cwd: Path | None = None,
     umask: int = -1,
     pass_fds: Sequence[int] = (),
 ) -> asyncio.subprocess.Process:
-    """Start a command with no input, as leader of a new session and process group; it ends with this process. Raises OSError."""
+    """Start a command as leader of a new session and process group, without input by default; it ends with this process. Raises OSError."""
     return await asyncio.create_subprocess_exec(
         *die_with_parent(argv),
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         env=dict(env),
@@ -71,6 +72,32 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
+def python_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process that runs a module of this package: this process's, without its settings, and the given ones."""
+    return {**without_settings(os.environ), "PYTHONUNBUFFERED": "1", **given}
+
+
+class Started(Protocol):
+    """A running child, as asyncio.subprocess.Process and a fork have it."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status; None while it runs."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit status."""
+        ...
+
+    def send_signal(self, signal: int, /) -> None:
+        """Send a signal. Raises ProcessLookupError."""
+
+
 class Process:
     """One child process. `python_module` builds the usual kind: a module of this package under the same interpreter."""
 
@@ -81,14 +108,14 @@ class Process:
         self.env = {**without_settings(os.environ), **(env or {})}
         self.cwd = cwd
         self._umask = -1
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Started | None = None
 
     @classmethod
     def python_module(
         cls, name: str, module: str, *arguments: str, log: Path, settings: Settings | None = None, env: Mapping[str, str] | None = None
     ) -> Process:
         """Describe a process that runs `python -m module` with this interpreter and `settings` (default: as this process loads them)."""
-        given = {"PYTHONUNBUFFERED": "1", **(settings or Settings.load()).environment(), **(env or {})}
+        given = python_environment({**(settings or Settings.load()).environment(), **(env or {})})
         made = cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env=given)
         made._umask = original_umask()  # it sets its own umask and passes this one to agents
         return made
@@ -111,9 +138,12 @@ class Process:
     async def start(self) -> None:
         """Start the process; its output is appended to its log file."""
         make_folder(self.log.parent)
-        with open_file(self.log, "ab") as out:
-            self._process = await spawn(self.argv, stdout=out, stderr=out, env=self.env, cwd=self.cwd, umask=self._umask)
+        self._process = await self._spawn()
         _live.add(self)
+
+    async def _spawn(self) -> Started:
+        with open_file(self.log, "ab") as out:
+            return await spawn(self.argv, stdout=out, stderr=out, env=self.env, cwd=self.cwd, umask=self._umask)
 
     async def wait(self) -> int:
         """Wait for its end; return its exit status."""

@@ -24,14 +24,13 @@ from agl_otel.stack.supervisor import Stack, read_stack_file
 
 
 @asynccontextmanager
-async def serving(settings: Settings, services: list[str], *, discard: bool) -> AsyncGenerator[Serving]:
+async def serving(stack: Stack, *, discard: bool) -> AsyncGenerator[Serving]:
     """Run the stack until standard input ends. If one already runs on the data directory, yield its address and end at once."""
-    stack = Stack(settings, only=services)
     try:
         await stack.start()
     except BaseException as error:
         await stack.stop()
-        running = read_stack_file(settings.data_dir).get("queue") if isinstance(error, InUseError) else None
+        running = read_stack_file(stack.data_dir).get("queue") if isinstance(error, InUseError) else None
         if running is None:
             raise
         yield Serving(json.dumps({"address": running["address"]}), asyncio.sleep(0))
@@ -44,7 +43,7 @@ async def serving(settings: Settings, services: list[str], *, discard: bool) -> 
             await stack.kill()
         await stack.stop()
         if discard:
-            shutil.rmtree(settings.data_dir, ignore_errors=True)
+            shutil.rmtree(stack.data_dir, ignore_errors=True)
 
 
 async def _end_of_input() -> None:
@@ -65,12 +64,14 @@ def main() -> int:
     given = parser.parse_args()
     write_line = partial(print, flush=True)
 
-    async def run() -> None:
-        stack = serving(Settings.load(), given.services, discard=given.discard)
-        await until_stopped(stack, write_line, cancel_start=True, stop_seconds=None)  # the stack bounds the stop of each service
+    async def run(stack: Stack) -> None:
+        service = serving(stack, discard=given.discard)
+        await until_stopped(service, write_line, cancel_start=True, stop_seconds=None)  # the stack bounds the stop of each service
 
     try:
-        asyncio.run(run())
+        stack = Stack(Settings.load(), only=given.services)
+        stack.prefork()
+        asyncio.run(run(stack))
     except AglError as error:
         write_line(json.dumps({"error": str(error)}))
         return 1

@@ -7,7 +7,6 @@ The fork ends like an interpreter: threads are joined, exit handlers run, and th
 from __future__ import annotations
 
 import atexit
-import ctypes
 import io
 import os
 import random
@@ -18,21 +17,11 @@ import threading
 import types
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from agl_otel.runner.zygote import learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
 from agl_otel_hook import records
-
-_PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM to this process when its parent dies (PR_SET_PDEATHSIG)."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def take_over(stdout: int, stderr: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 from agl_otel.runner.zygote import child, learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
+from agl_otel.service.prctl import die_with_parent
 
 GRACE_SECONDS: Final = 5.0
 LEARNING_RUNS: Final = 3  # number of forks that report what they loaded
@@ -104,7 +105,7 @@ class Parent:
 
     def _run_child(self, arguments: dict[str, Any], stdout: int, stderr: int, learn: int | None, parent: int) -> NoReturn:
         try:
-            child.die_with_parent(parent)
+            die_with_parent(parent)
             self._selector.close()
             self._control.close()
             for fd, memory in self._children.values():

@@ -1,0 +1,275 @@
+"""Forks services from a process that has imported them: the modules of a stack's services are imported, and held in memory, once.
+
+`python -m agl_otel.service.forkserver MODULE…` imports the modules, reads requests from its standard input, and writes what happens to its
+standard output, each a line of JSON. It has one thread, which makes its forks safe. It ends with its input; the kernel then sends its
+forks SIGTERM. `ForkServer.prefork` forks the server itself from a process that has imported the modules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import selectors
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from agl_otel.errors import UnavailableError
+from agl_otel.service.interpreter import tune_for_startup
+from agl_otel.service.prctl import die_with_parent, set_name
+from agl_otel.service.private import make_folder, open_file, original_umask
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive, python_environment, spawn
+
+MODULE: Final = "agl_otel.service.forkserver"
+CAN_FORK: Final = sys.platform == "linux"
+"""Whether services are forked: elsewhere system libraries do not bear it, and pidfd_open(2) and prctl(2) are missing."""
+
+
+class Fork:
+    """A process that a fork server has forked; the attributes of asyncio.subprocess.Process that processes.py uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Its exit status; negative: the signal that ended it."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self.ended.result() if self.ended.done() else None
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit status."""
+        return await asyncio.shield(self.ended)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal. Raises ProcessLookupError."""
+        os.kill(self.pid, number)
+
+
+class _Pipes(NamedTuple):
+    """Descriptors of the pipes to a server and from it."""
+
+    requests_read: int
+    requests: int
+    reports: int
+    reports_write: int
+
+    @classmethod
+    def open(cls) -> _Pipes:
+        return cls(*os.pipe(), *os.pipe())
+
+    def close_servers_ends(self) -> None:
+        os.close(self.requests_read)
+        os.close(self.reports_write)
+
+
+class ForkServer:
+    """Starts a fork server when it is needed, and another one when that has ended.
+
+    Args:
+        modules: what to import; each has a function `main` that returns an exit code.
+        environment: the variables of the forks besides those of python_environment.
+        log: gets what the server itself prints.
+    """
+
+    def __init__(self, modules: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+        self._modules = tuple(modules)
+        self._environment = python_environment(environment)
+        self._log = log
+        self._lock = asyncio.Lock()
+        self._prefork: tuple[int, _Pipes] | None = None
+        self._requests = -1
+        """Descriptor of the pipe to the running server; -1: none runs."""
+        self._readers: set[asyncio.Task[None]] = set()
+        self._forked: asyncio.Future[Fork] | None = None
+
+    def prefork(self) -> None:
+        """Import the modules, and fork the server from this process, which must have one thread and no event loop yet.
+
+        Returns in this process only: in the server and its forks SystemExit is raised at their end.
+        """
+        pipes, parent = _Pipes.open(), os.getpid()
+        _import(self._modules)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            die_with_parent(parent)
+            os.dup2(pipes.requests_read, 0)
+            os.dup2(pipes.reports_write, 1)
+            for descriptor in pipes:
+                os.close(descriptor)
+            os.environ.clear()
+            os.environ.update(self._environment)
+            sys.exit(_serve_and_run())
+        pipes.close_servers_ends()
+        self._prefork = pid, pipes
+
+    async def fork(self, module: str, *, log: Path) -> Fork:
+        """Call `main` of a module in a fork of its own session, whose output is appended to `log`. Raises OSError, UnavailableError."""
+        async with self._lock:
+            if self._requests < 0:
+                await self._start()
+            self._forked = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(BrokenPipeError):  # the end of its reports, too, tells that it has ended
+                os.write(self._requests, json.dumps({"module": module, "log": str(log)}).encode() + b"\n")
+            return await self._forked
+
+    async def _start(self) -> None:
+        if self._prefork is not None:
+            (pid, pipes), self._prefork = self._prefork, None
+            ended = partial(asyncio.to_thread, _exit_code, pid)
+        else:
+            pipes = _Pipes.open()
+            make_folder(self._log.parent)
+            with open_file(self._log, "ab") as log:
+                process = await spawn(
+                    [sys.executable, "-m", MODULE, *self._modules],
+                    stdin=pipes.requests_read,
+                    stdout=pipes.reports_write,
+                    stderr=log,
+                    env=self._environment,
+                    umask=original_umask(),
+                )
+            pipes.close_servers_ends()
+            ended = process.wait
+        self._requests = pipes.requests
+        reader = asyncio.create_task(self._read(pipes.reports, ended), name="fork server")
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+
+    async def _read(self, descriptor: int, ended: Callable[[], Awaitable[int]]) -> None:
+        """Follow the server's reports to its end."""
+        reports = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reports)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, io.FileIO(descriptor))
+        forks: dict[int, Fork] = {}
+        async for line in reports:
+            report: dict[str, int] = json.loads(line)
+            if "status" in report:
+                forks.pop(report["pid"]).ended.set_result(report["status"])
+                continue
+            forks[report["pid"]] = fork = Fork(report["pid"])
+            assert self._forked is not None
+            self._forked.set_result(fork)
+        transport.close()
+        self._close_requests()
+        code = await ended()
+        if self._forked is not None and not self._forked.done():
+            why = f"the process that forks the services ended with exit code {code}; see {self._log}"
+            self._forked.set_exception(UnavailableError(why))
+        while forks:  # the kernel has sent them SIGTERM; nobody else reports their end
+            for pid in [pid for pid in forks if not is_alive(pid)]:
+                forks.pop(pid).ended.set_result(-signal.SIGTERM)
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+
+    def _close_requests(self) -> None:
+        if self._requests >= 0:
+            os.close(self._requests)
+            self._requests = -1
+
+    async def close(self) -> None:
+        """End the server, and the forks that it still has."""
+        if self._prefork is not None:  # it has not been asked for anything
+            await self._start()
+        self._close_requests()
+        await asyncio.gather(*self._readers)
+
+
+def _exit_code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class ForkedProcess(Process):
+    """A service in a fork of its own; `python -m module` runs the same."""
+
+    def __init__(self, name: str, module: str, *, server: ForkServer, log: Path) -> None:
+        super().__init__(name, (), log=log)
+        self._module = module
+        self._server = server
+
+    async def _spawn(self) -> Fork:
+        return await self._server.fork(self._module, log=self.log)
+
+
+def _serve() -> dict[str, str] | None:
+    """Fork for each request until the input ends; return None then, and in a fork its request."""
+    children: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd != 0:
+                    pid = children.pop(key.fd)
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    _, status = os.waitpid(pid, 0)
+                    _report(pid=pid, status=os.waitstatus_to_exitcode(status))
+                    continue
+                request = sys.stdin.buffer.readline()  # the client waits for the answer before it sends another
+                if not request:
+                    return None
+                parent = os.getpid()
+                pid = os.fork()
+                if pid == 0:
+                    die_with_parent(parent)
+                    for descriptor in children:
+                        os.close(descriptor)
+                    return json.loads(request)
+                descriptor = os.pidfd_open(pid)
+                children[descriptor] = pid
+                selector.register(descriptor, selectors.EVENT_READ)
+                _report(pid=pid)
+
+
+def _report(**fields: int) -> None:
+    os.write(1, json.dumps(fields).encode() + b"\n")
+
+
+def _run(request: Mapping[str, str]) -> int:
+    """Become the process that was asked for; return its exit code."""
+    os.setsid()
+    set_name(request["module"].rpartition(".")[2])
+    with open_file(Path(request["log"]), "ab") as log, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv[:] = [request["module"]]
+    return _program(request["module"]).main()
+
+
+def _program(module: str) -> Any:
+    """Import what `python -m module` would run."""
+    found = importlib.import_module(module)
+    return importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
+
+
+def _import(modules: Sequence[str]) -> None:
+    for module in modules:
+        _program(module)
+    gc.collect()
+    gc.freeze()  # else the first collection in a fork would copy the pages of all objects
+
+
+def _serve_and_run() -> int:
+    request = _serve()
+    return 0 if request is None else _run(request)
+
+
+def main() -> int:
+    """Import the modules and serve, or in a fork run a service; return the exit code."""
+    tune_for_startup()
+    _import(sys.argv[1:])
+    return _serve_and_run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

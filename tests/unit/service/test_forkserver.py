@@ -1,0 +1,118 @@
+"""Services in forks of one process: output, exit statuses, the end of the server and of the client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agl_otel.errors import UnavailableError
+from agl_otel.service import forkserver
+from agl_otel.service.forkserver import ForkServer
+from agl_otel.service.processes import is_alive
+
+pytestmark = pytest.mark.skipif(not forkserver.CAN_FORK, reason="services are forked on Linux only")
+PROGRAM = """
+import os, random, signal, sys, threading
+started_in = os.getpid()
+def main():
+    print(started_in, os.getppid(), os.getsid(0) == os.getpid(), os.environ["AGL_PLACE"], random.random(), sys.argv, sep="|", flush=True)
+    if os.environ["AGL_PLACE"] == "waits":
+        signal.pause()
+    os.umask(0o022)
+    open("made", "w").close()
+    return 7
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def server_of(place: Path, kind: str, *modules: str) -> ForkServer:
+    return ForkServer(modules or ["program"], environment={"AGL_PLACE": kind}, log=place / "forks.log")
+
+
+async def printed(log: Path) -> list[list[str]]:
+    """Wait for the program's line; return all, each split."""
+    while not log.exists() or not log.read_text().endswith("\n"):  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(0.01)
+    return [line.split("|") for line in log.read_text().splitlines()]
+
+
+async def test_forks_run_main_in_sessions_of_their_own_and_report_their_status(place: Path) -> None:
+    server = server_of(place, "ends")
+    one, two = [await server.fork("program", log=place / name) for name in ("one.log", "two.log")]
+    assert [await one.wait(), await two.wait()] == [7, 7] == [one.returncode, two.returncode]
+    (first,), (second,) = await printed(place / "one.log"), await printed(place / "two.log")
+    assert first[:2] == second[:2] == [first[0], first[0]], "both are forks of the process that has imported the module"
+    assert first[2:4] == ["True", "ends"] and first[5] == "['program']"
+    assert first[4] != second[4], "random numbers differ"
+    assert (place / "one.log").stat().st_mode & 0o077 == 0
+    await server.close()
+    assert not is_alive(int(first[0])) and (place / "forks.log").read_text() == ""
+
+
+async def test_forks_end_with_their_killed_server_and_the_next_fork_starts_another(place: Path) -> None:
+    server = server_of(place, "waits")
+    fork = await server.fork("program", log=place / "log")
+    ((killed, *_),) = await printed(place / "log")
+    os.kill(int(killed), signal.SIGKILL)
+    assert await fork.wait() == -signal.SIGTERM
+    assert not is_alive(fork.pid)
+    again = await server.fork("program", log=place / "log")
+    while len(lines := await printed(place / "log")) < 2:
+        await asyncio.sleep(0.01)
+    assert lines[1][0] != killed
+    await server.close()
+    assert again.returncode == -signal.SIGTERM and not is_alive(again.pid)
+
+
+async def test_a_module_that_cannot_be_imported_is_an_error_that_names_the_log(place: Path) -> None:
+    server = server_of(place, "ends", "program", "no_such_module")
+    with pytest.raises(UnavailableError, match=r"ended with exit code 1; see .*forks\.log"):
+        await server.fork("program", log=place / "log")
+    assert "no_such_module" in (place / "forks.log").read_text()
+    await server.close()
+
+
+async def test_a_server_without_use_is_closed_at_once(place: Path) -> None:
+    await server_of(place, "ends").close()
+    assert not (place / "forks.log").exists()
+
+
+PREFORKED = """
+import asyncio, os, sys
+from pathlib import Path
+from agl_otel.service.forkserver import ForkServer
+
+server = ForkServer(["program"], environment={"AGL_PLACE": "ends"}, log=Path("forks.log"))
+server.prefork()
+async def main():
+    if sys.argv[1:] == ["unused"]:
+        return await server.close()
+    fork = await server.fork("program", log=Path("log"))
+    print(os.getpid(), await fork.wait())
+    await server.close()
+asyncio.run(main())
+print("end")
+"""
+
+
+def test_a_preforked_server_has_what_its_client_has_imported(place: Path) -> None:
+    (place / "client.py").write_text(PREFORKED)
+    done = subprocess.run([sys.executable, "client.py"], capture_output=True, text=True, check=False)
+    (line,) = (place / "log").read_text().splitlines()
+    imported_in, parent, *rest = line.split("|")
+    assert done.stdout == f"{imported_in} 7\nend\n" and done.returncode == 0, done.stderr
+    assert parent != imported_in and not is_alive(int(parent)) and rest[:2] == ["True", "ends"]
+    done = subprocess.run([sys.executable, "client.py", "unused"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("end\n", "", 0)
