@@ -238,5 +238,10 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
             await asyncio.gather(running, return_exceptions=True)
 
 
+def main() -> int:
+    """Run the service; return the exit code."""
+    return run_service("maintain", serving)
+
+
 if __name__ == "__main__":
-    sys.exit(run_service("maintain", serving))
+    sys.exit(main())

@@ -124,6 +124,7 @@ class ForkServer:
             return await self._forked
 
     async def _start(self) -> None:
+        ended: Callable[[], Awaitable[int]]
         if self._prefork is not None:
             (pid, pipes), self._prefork = self._prefork, None
             ended = partial(asyncio.to_thread, _exit_code, pid)
