@@ -206,6 +206,16 @@ def _shown(value: str | None) -> str:
     return value[:SHOWN_DIGITS] if re.fullmatch(r"[0-9a-f]{16,64}", value) else value
 
 
+def lock_run(folder: Path) -> FileLock:
+    """Lock the folder of a run, which is created where it is missing. Raises InUseError, SettingsError."""
+    return FileLock.hold(
+        folder / _LOCK,
+        what=f"the run's folder {folder}",
+        taken=lambda pid: _taken(folder, pid),
+        other="choose another folder",
+    )
+
+
 class RunFolder:
     """The folder of a run, locked until `close`.
 
@@ -215,6 +225,7 @@ class RunFolder:
         options: the run's fingerprint, as JSON. A run that was started with others is refused.
         seed: None: the existing run's, or a random one for a new run.
         model: id and commit of a model of the hub (hub.origin_of); it is recorded, and not compared, since `options` has the fingerprint.
+        lock: of `lock_run`, for a caller that writes to the folder before; `close` releases it. None: it is taken here.
 
     Raises UsageError for a folder of another run, InUseError where another process works in it, DataError for a damaged run.json,
     SettingsError where the folder cannot be written.
@@ -228,17 +239,13 @@ class RunFolder:
         options: Mapping[str, Any],
         seed: int | None = None,
         model: Mapping[str, str] | None = None,
+        lock: FileLock | None = None,
     ) -> None:
         self.folder = folder
         self.run_id = new_run_id(algorithm)
         self.seed = seed if seed is not None else new_seed()
         self._checked = True
-        self._lock = FileLock.hold(
-            folder / _LOCK,
-            what=f"the run's folder {folder}",
-            taken=lambda pid: _taken(folder, pid),
-            other="choose another folder",
-        )
+        self._lock = lock or lock_run(folder)
         try:
             self._begin(folder / RUN, Fingerprint.of(algorithm, options, seed), model)
         except OSError as error:

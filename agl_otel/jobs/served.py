@@ -23,7 +23,7 @@ from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
 from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY
-from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, read_checked, with_checksum, write_json
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
@@ -256,11 +256,11 @@ class ServedRun(JobRun):
         """Receives each validation that `val_every` names."""
 
     async def _start(self) -> None:
+        self._exit.callback((lock := lock_run(self.folder)).close)  # before the folder gets a policy
         self.model_dir = await prepare_policy(self.job, self.folder)
         algorithm, self.val_tasks = self.algorithm(), self.job.tasks("val")
         begun, model = fingerprint_of(self.job, algorithm, self.name), origin_of(self.model_dir)
-        self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model)
-        self._exit.callback(self.run.close)
+        self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model, lock=lock)
         await self._cancel_unfinished()
         weights, version = await asyncio.to_thread(self._weights_to_serve, algorithm)
         await self._serve(await self._port(), weights, version)
