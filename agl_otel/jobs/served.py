@@ -31,6 +31,7 @@ from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.options import Need, of_table
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
+from agl_otel.jobs.vllm_options import max_model_len
 from agl_otel.net.http_server import is_healthy
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
@@ -183,7 +184,7 @@ def check_policy(job: Job) -> ModelFacts:
     """Return the facts of the job's model. Raises SettingsError if it cannot be trained, or not with the job's options."""
     given, name = job.options, job.policy.model
     facts = _facts_of_policy(job, given.get("attention"))
-    served = job.policy.max_model_len() or facts.context
+    served = max_model_len(job.policy.vllm_options) or facts.context
     if served > facts.context:
         raise SettingsError(
             f"[policy] vllm_options has --max-model-len {served}: it must be at most {facts.context}, the context of {name}; "
@@ -202,7 +203,7 @@ def check_policy(job: Job) -> ModelFacts:
 
 def check_room(job: Job, facts: ModelFacts) -> None:
     """Raise SettingsError where replies leave no room for a prompt."""
-    context = min(job.policy.max_model_len() or facts.context, facts.context)
+    context = min(max_model_len(job.policy.vllm_options) or facts.context, facts.context)
     if (most := job.options.get("max_tokens", Sampling.max_tokens)) >= context:
         whose = job.policy.model if context == facts.context else "the model server (--max-model-len)"
         raise SettingsError(

@@ -15,7 +15,6 @@ from agl_otel.jobs.check import check_job
 from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.model_check import tiny_facts
-from agl_otel.jobs.sft import SFTRun
 from agl_otel.jobs.served import (
     SHARED_UTILIZATION,
     adapter_rank,
@@ -26,6 +25,7 @@ from agl_otel.jobs.served import (
     visible,
     vllm_arguments,
 )
+from agl_otel.jobs.sft import SFTRun
 
 
 def job(*, device: str = "cpu", options: dict[str, Any] | None = None, **policy: Any) -> Job:
