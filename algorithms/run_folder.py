@@ -31,7 +31,7 @@ from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
 from agl_otel.algorithms.model_files import CONFIG_FILE, PICKLED_WEIGHTS, small_files, tensor_starts, weights_files
 from agl_otel.algorithms.utils import items
-from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
+from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError, writing
 from agl_otel.service.framed import free_name
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.private import open_file
@@ -349,6 +349,27 @@ def open_run(
         return
     with closing(RunFolder(Path(where).absolute(), algorithm=algorithm, options=options(), seed=seed, model=model)) as run:
         yield run
+
+
+@contextmanager
+def only_writer(folder: Path, run: RunFolder | None) -> Generator[None]:
+    """Lock a folder of weights for the block; one within the folder of `run` is locked by that.
+
+    Two runs would replace each other's versions, between the push of one and its checkpoint, too. Raises InUseError, SettingsError.
+    """
+    if run is not None and folder.is_relative_to(run.folder.absolute()):
+        yield
+        return
+    remedy = "give each run a weights_dir or a run_dir of its own"
+    with writing(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)  # by the umask: the model server may be another user's
+    with FileLock.hold(
+        folder / "lock",
+        what=f"the folder of weights {folder}",
+        taken=lambda pid: f"another run writes its weights to {folder} (pid {pid}): wait for its end, or {remedy}",
+        other=remedy,
+    ):
+        yield
 
 
 @contextmanager
