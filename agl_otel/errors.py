@@ -29,6 +29,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -97,6 +99,15 @@ def unwritable(what: str, error: OSError) -> str:
     """Return the message for a file or folder that cannot be written, with the remedy if the disk is full."""
     why = error.strerror or error
     return str(DiskFullError.of(what, why)) if error.errno in FULL_DISK else f"{what} cannot be written: {why}"
+
+
+@contextmanager
+def writing(what: str) -> Generator[None]:
+    """Raise SettingsError with the message of `unwritable` where the block, which writes `what`, raises an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(unwritable(what, error)) from error
 
 
 class DataError(AglError):

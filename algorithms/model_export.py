@@ -40,6 +40,7 @@ from agl_otel.algorithms.model_files import (
 from agl_otel.algorithms.run_folder import DIGESTS, RUN, changed_files, read_run, sync_file, sync_folder, without_checksum
 from agl_otel.algorithms.run_result import RunResult, kept_weights, result_of
 from agl_otel.errors import DataError, SettingsError, UsageError, unwritable
+from agl_otel.service.lock import folder_beside
 
 TRIES: Final = 5  # checkpoints that a running run may remove while they are read
 BLOCK_BYTES: Final = 1 << 22
@@ -60,6 +61,8 @@ class Exported:
     dtype: str
     """Of most of the weights, as torch names it."""
     bytes: int
+    best_missing: str | None = None
+    """Where the run had the weights of its best validation, where these are gone and the last ones were written instead."""
 
 
 def export_model(
@@ -105,37 +108,38 @@ def export_model(
 def _export(found: RunResult, step: int, target: Path, *, adapter: bool, dtype: str | None, base: str | None) -> Exported:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise SettingsError(unwritable(str(target), error)) from error
-    try:
-        beside.chmod(0o755)
-        if str(read_run(found.run / RUN)["algorithm"]) == "verl":
-            _write_verl(found, beside, adapter=adapter)
-        elif adapter:
-            _write_adapter(found, beside)
-        else:
-            _write_model(found, beside, base)
-        if dtype is not None:
-            for path in beside.glob("*.safetensors"):
-                _convert(path, dtype)
-        written = _most_common_dtype(beside)
-        if (beside / CONFIG_FILE).exists():
-            _name_dtype(beside / CONFIG_FILE, written)
-        for path in beside.iterdir():
-            sync_file(path)
-        size = sum(path.stat().st_size for path in beside.iterdir())
-        beside.replace(target)
-        sync_folder(target.parent)
+        with folder_beside(target) as beside:
+            written, size = _write_whole(found, target, beside, adapter=adapter, dtype=dtype, base=base)
     except FileNotFoundError:
         raise
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise UsageError(_not_empty(target)) from error  # another export wrote it meanwhile
         raise SettingsError(unwritable(str(target), error)) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    return Exported(str(target), str(found.run), found.which, step, adapter, written, size)
+    return Exported(str(target), str(found.run), found.which, step, adapter, written, size, found.best_missing)
+
+
+def _write_whole(found: RunResult, target: Path, beside: Path, *, adapter: bool, dtype: str | None, base: str | None) -> tuple[str, int]:
+    """Write the model to `beside`, and rename that to `target`; return the precision of the weights and the size in bytes."""
+    beside.chmod(0o755)
+    if str(read_run(found.run / RUN)["algorithm"]) == "verl":
+        _write_verl(found, beside, adapter=adapter)
+    elif adapter:
+        _write_adapter(found, beside)
+    else:
+        _write_model(found, beside, base)
+    if dtype is not None:
+        for path in beside.glob("*.safetensors"):
+            _convert(path, dtype)
+    written = _most_common_dtype(beside)
+    if (beside / CONFIG_FILE).exists():
+        _name_dtype(beside / CONFIG_FILE, written)
+    for path in beside.iterdir():
+        sync_file(path)
+    size = sum(path.stat().st_size for path in beside.iterdir())
+    beside.replace(target)
+    sync_folder(target.parent)
+    return written, size
 
 
 def _not_empty(target: Path) -> str:

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from agl_otel.errors import FULL_DISK, DiskFullError, SettingsError, unwritable
+from agl_otel.errors import FULL_DISK, DiskFullError, writing
 
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
@@ -131,11 +131,11 @@ def keep_small_files(model: Path, run: Path) -> None:
         return
     beside = run / f".{POLICY}"
     shutil.rmtree(beside, ignore_errors=True)
-    try:
-        beside.mkdir(parents=True)
-        for path in small_files(model):
-            shutil.copyfile(path, beside / path.name)
-        beside.replace(place)
-    except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise SettingsError(unwritable(str(place), error)) from error
+    with writing(str(place)):
+        try:
+            beside.mkdir(parents=True)
+            for path in small_files(model):
+                shutil.copyfile(path, beside / path.name)
+            beside.replace(place)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)

@@ -245,6 +245,10 @@ def _device(given: str) -> str:
     return given
 
 
+_RATIO_BOUNDS: Final = (
+    "rounding alone makes the ratio differ from 1 by about 1e-6, and for a token that the trainer would never sample it differs by 1, so "
+    "that a greater bound stops nothing"
+)
 AgentMatch = Annotated[str, Field(min_length=1, description="an empty pattern would match every agent"), AfterValidator(_pattern)]
 Clip = Annotated[
     float,
@@ -278,9 +282,9 @@ MaxGradNorm = Annotated[
 ]
 MaxTokens = Annotated[int, Field(ge=1, le=1_000_000, description="a reply has at least one token, and fits in the model's context")]
 MaxSteps = Annotated[int, Field(ge=1, le=10_000_000, description="a run does at least one step")]
-ProbeTolerance = Annotated[float, Field(ge=1e-5, le=10, description="rounding alone makes the ratio differ from 1 by about 1e-6")]
+ProbeTolerance = Annotated[float, Field(ge=1e-5, lt=1, description=_RATIO_BOUNDS)]
 PromptsPerStep = Annotated[int, Field(ge=1, le=100_000, description="a step trains on the rollouts of at least one task")]
-RatioErrorLimit = Annotated[float, Field(ge=1e-5, le=10, description="rounding alone makes the ratio differ from 1 by about 1e-6")]
+RatioErrorLimit = Annotated[float, Field(ge=1e-5, lt=1, description=_RATIO_BOUNDS)]
 SamplingTemperature = Annotated[
     float,
     Field(

@@ -31,7 +31,7 @@ from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
 from agl_otel.algorithms.model_files import CONFIG_FILE, PICKLED_WEIGHTS, small_files, tensor_starts, weights_files
 from agl_otel.algorithms.utils import items
-from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
+from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError, writing
 from agl_otel.service.framed import free_name
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.private import open_file
@@ -206,6 +206,16 @@ def _shown(value: str | None) -> str:
     return value[:SHOWN_DIGITS] if re.fullmatch(r"[0-9a-f]{16,64}", value) else value
 
 
+def lock_run(folder: Path) -> FileLock:
+    """Lock the folder of a run, which is created where it is missing. Raises InUseError, SettingsError."""
+    return FileLock.hold(
+        folder / _LOCK,
+        what=f"the run's folder {folder}",
+        taken=lambda pid: _taken(folder, pid),
+        other="choose another folder",
+    )
+
+
 class RunFolder:
     """The folder of a run, locked until `close`.
 
@@ -215,6 +225,7 @@ class RunFolder:
         options: the run's fingerprint, as JSON. A run that was started with others is refused.
         seed: None: the existing run's, or a random one for a new run.
         model: id and commit of a model of the hub (hub.origin_of); it is recorded, and not compared, since `options` has the fingerprint.
+        lock: of `lock_run`, for a caller that writes to the folder before; `close` releases it. None: it is taken here.
 
     Raises UsageError for a folder of another run, InUseError where another process works in it, DataError for a damaged run.json,
     SettingsError where the folder cannot be written.
@@ -228,17 +239,13 @@ class RunFolder:
         options: Mapping[str, Any],
         seed: int | None = None,
         model: Mapping[str, str] | None = None,
+        lock: FileLock | None = None,
     ) -> None:
         self.folder = folder
         self.run_id = new_run_id(algorithm)
         self.seed = seed if seed is not None else new_seed()
         self._checked = True
-        self._lock = FileLock.hold(
-            folder / _LOCK,
-            what=f"the run's folder {folder}",
-            taken=lambda pid: _taken(folder, pid),
-            other="choose another folder",
-        )
+        self._lock = lock or lock_run(folder)
         try:
             self._begin(folder / RUN, Fingerprint.of(algorithm, options, seed), model)
         except OSError as error:
@@ -342,6 +349,27 @@ def open_run(
         return
     with closing(RunFolder(Path(where).absolute(), algorithm=algorithm, options=options(), seed=seed, model=model)) as run:
         yield run
+
+
+@contextmanager
+def only_writer(folder: Path, run: RunFolder | None) -> Generator[None]:
+    """Lock a folder of weights for the block; one within the folder of `run` is locked by that.
+
+    Two runs would replace each other's versions, between the push of one and its checkpoint, too. Raises InUseError, SettingsError.
+    """
+    if run is not None and folder.is_relative_to(run.folder.absolute()):
+        yield
+        return
+    remedy = "give each run a weights_dir or a run_dir of its own"
+    with writing(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)  # by the umask: the model server may be another user's
+    with FileLock.hold(
+        folder / "lock",
+        what=f"the folder of weights {folder}",
+        taken=lambda pid: f"another run writes its weights to {folder} (pid {pid}): wait for its end, or {remedy}",
+        other=remedy,
+    ):
+        yield
 
 
 @contextmanager

@@ -27,6 +27,8 @@ class RunResult:
     """best: of the best validation; last: of the last step that is kept; chosen: of a step that was asked for."""
     step: int | None
     """After which the weights are; None: of prompts."""
+    best_missing: str | None = None
+    """Where the weights of the best validation were, where these are gone and `path` has the last ones instead."""
 
     @property
     def export(self) -> str | None:
@@ -41,11 +43,20 @@ class RunResult:
     def lines(self) -> list[str]:
         """Return lines for the end of a run: where the result is, and how to use it."""
         use = f"to use them with vLLM or transformers: {self.export}" if self.export else None
-        return [f"{self.named}: {self.path}", *([use] if use else [])]
+        gone = [instead_of_best(self.best_missing)] if self.best_missing is not None else []
+        return [*gone, f"{self.named}: {self.path}", *([use] if use else [])]
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         return {"path": str(self.path), "which": self.which, "step": self.step, "export": self.export}
+
+
+def instead_of_best(missing: str) -> str:
+    """Return what a user should know where the weights of the best validation are gone from where they were."""
+    return (
+        f"the weights of the run's best validation are gone, {missing} is not there: these are the last ones. Restore it, or name others "
+        "by their step"
+    )
 
 
 def kept_weights(run: Path) -> dict[int, Path]:
@@ -58,6 +69,7 @@ def kept_weights(run: Path) -> dict[int, Path]:
 
 def result_of(run: Path, *, step: int | None = None, last: bool = False) -> RunResult:
     """Find the result of the run in a folder: the weights of its best validation, where there is one, or the last ones; or the prompts.
+    Where the best ones are gone, `best_missing` names them.
 
     `step`: that one's weights; `last`: the last ones. Raises UsageError where there is none, DataError for damaged files.
     """
@@ -73,10 +85,11 @@ def result_of(run: Path, *, step: int | None = None, last: bool = False) -> RunR
             )
         return RunResult(run, kept[step], "chosen", step)
     best = best_of(validations(run))
-    if best is not None and best.weights is not None and (run / best.weights).is_dir() and not last:
-        return RunResult(run, run / best.weights, "best", best.step)
+    wanted = run / best.weights if best is not None and best.weights is not None and not last else None
+    if best is not None and wanted is not None and wanted.is_dir():
+        return RunResult(run, wanted, "best", best.step)
     if kept:
-        return RunResult(run, kept[max(kept)], "last", max(kept))
+        return RunResult(run, kept[max(kept)], "last", max(kept), str(wanted) if wanted is not None else None)
     if (run / BEST).exists():
         return RunResult(run, run / BEST, "best", None)
     raise UsageError(f"the run in {run} keeps nothing yet: wait for its first checkpoint, or start it again so that it goes on")

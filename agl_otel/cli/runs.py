@@ -29,6 +29,7 @@ from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
+from agl_otel.text import printable_lines
 from agl_otel.traces.figures import Curve, curve_of
 from agl_otel.types import Run, TrainingRun
 from agl_otel.types.options import Finite, Whole
@@ -174,11 +175,14 @@ def export(
     run.
     """
     from agl_otel.algorithms.model_export import export_model
+    from agl_otel.algorithms.run_result import instead_of_best
 
     setup_logging()
     if step is not None and last:
         raise UsageError("--step and --last exclude each other: give one")
     done = export_model(run, target, step=step, last=last, adapter=adapter, dtype=dtype, base=base)
+    if done.best_missing is not None:
+        click.echo(f"warning: {printable_lines(instead_of_best(done.best_missing))}", err=True)
     if as_json:
         print_json(asdict(done))
         return

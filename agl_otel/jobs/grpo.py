@@ -18,6 +18,7 @@ from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.options import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
 from agl_otel.jobs.served import ServedRun, adapter_rank, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
+from agl_otel.jobs.vllm_options import samples_otherwise
 
 notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset(
@@ -37,7 +38,7 @@ def needs(job: Job) -> list[Need]:
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
         lambda: _check_options(job),
         lambda: check_timeouts(job, job.options.get("step_timeout_seconds", Rollouts.step_timeout_seconds)),
-        lambda: Findings(warnings=job.policy.samples_otherwise()),
+        lambda: Findings(warnings=samples_otherwise(job.policy.vllm_options)),
         lambda: Findings(warnings=_rollouts_warnings(job.options)),
         lambda: Findings(warnings=steps_warnings(job.options, max_steps=Schedule.max_steps, score_window=Schedule.score_window)),
         *needs_of_policy(job, lambda facts: look_at(job, facts)),

@@ -29,6 +29,7 @@ from agl_otel.jobs.memory import (
 )
 from agl_otel.jobs.model_check import ModelFacts
 from agl_otel.jobs.served import SMALL_PARAMETERS, gpu_share, is_shared
+from agl_otel.jobs.vllm_options import max_model_len
 
 WORTH_SAYING: Final = 0.01  # of the peak
 USUAL_LEARNING_RATE: Final = 1e-4
@@ -79,7 +80,7 @@ def plan_of(job: Job, facts: ModelFacts) -> Plan:
     given, device = job.options, job.options.get("device", Updates.device)
     return Plan(
         pass_tokens=given.get("micro_batch_tokens", Updates.micro_batch_tokens),
-        row_tokens=min(facts.context, job.policy.max_model_len() or facts.context),
+        row_tokens=min(facts.context, max_model_len(job.policy.vllm_options) or facts.context),
         bfloat16=Updates(dtype=given.get("dtype", Updates.dtype), device=device).in_bfloat16,
         lora_rank=given.get("lora_rank"),
         lora_targets=given.get("lora_targets", Updates.lora_targets),

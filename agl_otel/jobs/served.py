@@ -23,7 +23,7 @@ from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
 from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY
-from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, read_checked, with_checksum, write_json
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.job import Job
@@ -31,6 +31,7 @@ from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.options import Need, of_table
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
+from agl_otel.jobs.vllm_options import max_model_len
 from agl_otel.net.http_server import is_healthy
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
@@ -183,7 +184,7 @@ def check_policy(job: Job) -> ModelFacts:
     """Return the facts of the job's model. Raises SettingsError if it cannot be trained, or not with the job's options."""
     given, name = job.options, job.policy.model
     facts = _facts_of_policy(job, given.get("attention"))
-    served = job.policy.max_model_len() or facts.context
+    served = max_model_len(job.policy.vllm_options) or facts.context
     if served > facts.context:
         raise SettingsError(
             f"[policy] vllm_options has --max-model-len {served}: it must be at most {facts.context}, the context of {name}; "
@@ -202,7 +203,7 @@ def check_policy(job: Job) -> ModelFacts:
 
 def check_room(job: Job, facts: ModelFacts) -> None:
     """Raise SettingsError where replies leave no room for a prompt."""
-    context = min(job.policy.max_model_len() or facts.context, facts.context)
+    context = min(max_model_len(job.policy.vllm_options) or facts.context, facts.context)
     if (most := job.options.get("max_tokens", Sampling.max_tokens)) >= context:
         whose = job.policy.model if context == facts.context else "the model server (--max-model-len)"
         raise SettingsError(
@@ -256,11 +257,11 @@ class ServedRun(JobRun):
         """Receives each validation that `val_every` names."""
 
     async def _start(self) -> None:
+        self._exit.callback((lock := lock_run(self.folder)).close)  # before the folder gets a policy
         self.model_dir = await prepare_policy(self.job, self.folder)
         algorithm, self.val_tasks = self.algorithm(), self.job.tasks("val")
         begun, model = fingerprint_of(self.job, algorithm, self.name), origin_of(self.model_dir)
-        self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model)
-        self._exit.callback(self.run.close)
+        self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model, lock=lock)
         await self._cancel_unfinished()
         weights, version = await asyncio.to_thread(self._weights_to_serve, algorithm)
         await self._serve(await self._port(), weights, version)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agl_otel.algorithms.hub import origin_of
-from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, lock_run
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import get, has, translate
@@ -19,6 +19,7 @@ from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.options import Need, check_timeouts, of_table, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.jobs.served import check_policy, policy_made, prepare_policy
+from agl_otel.service.lock import FileLock
 
 MODEL: Final = "actor_rollout_ref.model.path"
 _SET_BY_JOB: Final = frozenset({"trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
@@ -88,11 +89,14 @@ def _fingerprint(job: Job, algorithm: VERL) -> Fingerprint:
 class VerlRun(JobRun):
     """The processes of one verl run over a store. Use `async with`; a folder that already holds the run resumes it."""
 
+    _lock: FileLock
     _model_dir: Path | None = None
 
     async def _start(self) -> None:
         require_extra()
         _check_model(self.job)
+        self._lock = lock_run(self.folder)  # before the folder gets a policy
+        self._exit.callback(self._lock.close)
         if not _names_model(self.job):
             self._model_dir = await prepare_policy(self.job, self.folder)
 
@@ -101,8 +105,9 @@ class VerlRun(JobRun):
         algorithm = _made(self.job, self._model_dir, on_step=on_step)
         begun = _fingerprint(self.job, algorithm)
         model = origin_of(self._model_dir) if self._model_dir is not None else None
-        algorithm.run_dir = kept = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model)
-        self._exit.callback(kept.close)
+        algorithm.run_dir = RunFolder(
+            self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model, lock=self._lock
+        )
         algorithm.set_store(self.store)
         await unless_failed(self.failed, algorithm.run(train, val))
         return algorithm

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -122,29 +122,25 @@ class ClosingAgent(Protocol):
         ...
 
 
-def is_reward(value: Any) -> TypeGuard[Reward]:
-    """Return whether `value` has the form of a reward: a number (`as_number`), or a non-empty dict of numbers."""
-    if isinstance(value, Mapping):
-        return bool(value) and all(isinstance(key, str) and as_number(v) is not None for key, v in value.items())
-    return as_number(value) is not None
+def as_reward(value: Any) -> dict[str, float] | None:
+    """Return a number (`as_number`), or a non-empty dict of numbers, as a reward, {dimension: number}; None for anything else.
+
+    An int beyond the range of floats becomes infinite.
+    """
+    given = {name: as_number(each) for name, each in value.items()} if isinstance(value, Mapping) else {PRIMARY: as_number(value)}
+    found = {name: _float(number) for name, number in given.items() if isinstance(name, str) and number is not None}
+    return found if found and len(found) == len(given) else None
 
 
-async def reward(job: Job, value: Any) -> None:
-    """Emit `value` as the attempt's reward. Raises AgentError for anything but finite numbers; rewards are never repaired."""
-    if not is_reward(value):
-        raise AgentError(f"{value!r:.200} is not a reward: give a number, a dict of numbers, or None")
-    dimensions = value if isinstance(value, Mapping) else {PRIMARY: value}
-    rewards = {name: _float(number) for name, number in dimensions.items()}
+async def reward(job: Job, rewards: Mapping[str, float]) -> None:
+    """Emit the attempt's reward, as `as_reward` returns it. Raises AgentError for numbers that are not finite; they are never repaired."""
     if bad := [f"{name}={number}" for name, number in rewards.items() if not math.isfinite(number)]:
         raise AgentError(f"a reward must be finite, got {', '.join(bad)}")
     with attempt_scope(job.rollout_id, job.attempt_id, traceparent=job.traceparent):
         emit_reward(rewards, primary_key=next(iter(rewards)), attributes={conventions.REWARD_GIVEN: True})
 
 
-def _float(value: Any) -> float:
-    """Convert what `as_number` takes to a float; an int beyond the range of floats becomes infinite."""
-    number = as_number(value)
-    assert number is not None
+def _float(number: float) -> float:
     try:
         return float(number)
     except OverflowError:
@@ -166,7 +162,9 @@ def check_grader(grader: Grader) -> None:
 
 
 def check_returns(function: Callable[..., Any]) -> None:
-    """Raise UsageError for a generator, sync or async, which returns no value."""
+    """Raise UsageError for a generator, sync or async, and for a class, which return no value of their own."""
+    if inspect.isclass(function):
+        raise UsageError(f"{function.__qualname__} is a class, and calling it only makes one: name a function, or an object that is called")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
             f"{getattr(function, '__qualname__', function)} is a generator, and its value is needed: return it, without `yield`"
@@ -183,6 +181,8 @@ async def grade(job: Job, grader: Grader, answer: Any) -> None:
     if value is None:
         return
     try:
-        await reward(job, value)
+        if (found := as_reward(value)) is None:
+            raise AgentError(f"{value!r:.200} is not a reward: give a number, a dict of numbers, or None")
+        await reward(job, found)
     except AgentError as error:
         raise AgentError(f"grader {name}: {error}") from None

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -18,6 +21,7 @@ from agl_otel.errors import InUseError, SettingsError
 from agl_otel.service.private import make_folder
 
 _PID_BYTES: Final = 20
+_BESIDE: Final = "agl-otel-"  # in the names of temporary folders, so that nothing of the user's is taken for one
 OTHER_DATA_DIR: Final = "choose another data directory with --data-dir or AGL_DATA_DIR"
 
 
@@ -73,6 +77,46 @@ class FileLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def folder_beside(target: Path) -> Generator[Path]:
+    """Make a temporary folder beside `target` for the block, which may rename it, and remove those that killed processes left there.
+
+    Each is locked by the process that made it, so one that nobody holds is of a process that has ended. On a file system that locks no
+    folders none is removed but this process's own. Raises OSError.
+    """
+    prefix = f".{target.name}.{_BESIDE}"
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(OSError), _locked_folder(left):
+            shutil.rmtree(left, ignore_errors=True)
+    while True:
+        beside = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(_locked_folder(beside))
+            except (BlockingIOError, FileNotFoundError):
+                continue  # another process took it for one that was left
+            except OSError:  # no locks of folders here
+                pass
+            if not beside.exists():
+                continue
+            try:
+                yield beside
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+            return
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: Path) -> Generator[None]:
+    """Lock a folder for the block. Raises BlockingIOError where another process holds it, or another OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def holder(path: Path) -> str:

@@ -34,13 +34,13 @@ from agl_otel.algorithms.grpo.objective import Objective, group_advantages
 from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
 from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory
 from agl_otel.algorithms.grpo.progress import Progress
-from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, only_writer, place_for_weights, weights_to_serve
+from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, place_for_weights, weights_to_serve
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
-from agl_otel.algorithms.run_folder import RunFolder, folder_of, open_run, run_fingerprint
+from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, only_writer, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
@@ -197,7 +197,8 @@ class GRPO(Algorithm):
                 )
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)
-                self._pushes = Pushes(weights_dir, self.updates, self._serving.server.adapter_rank)
+                own = self._run is not None and weights_dir == self._run.folder.absolute() / WEIGHTS
+                self._pushes = Pushes(weights_dir, self.updates, self._serving.server.adapter_rank, of_run_alone=own)
                 self._progress = self._begun(order)
                 await self._publish_weights(origin=await self._progress.resume())
                 await self._log.begin([self._training_step(report) for report in self.reports])
@@ -365,9 +366,9 @@ class GRPO(Algorithm):
         )
 
     async def _learn(self, read: _StepData) -> Update:
-        """Update the weights; NO_UPDATE where the rewards are equal within each group."""
+        """Update the weights; NO_UPDATE where the rewards are equal within each group and no KL term pulls the weights back."""
         batch, advantages = self._trained_on(read)
-        if not advantages.any():
+        if not advantages.any() and not self.objective.kl:  # spares the passes of which no gradient comes
             _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
             return NO_UPDATE
         temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
@@ -414,7 +415,7 @@ class GRPO(Algorithm):
         version = await self._serving.next_version()
         if origin is None or not await self._serving.push_origin(origin):
             await self._serving.push(await self._in_worker(self._pushes.write, self.policy.model, version))
-            await self._in_worker(self._pushes.forget, version)
+        await self._in_worker(self._pushes.forget, version)
         if self.updates.probe_tolerance is not None:
             await self._serving.probe(partial(self._in_worker, self._learner.drift), self.updates.probe_tolerance)
 

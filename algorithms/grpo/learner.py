@@ -44,7 +44,7 @@ class Update:
     loss: float
     """Of the last update."""
     gradient_norm: float
-    """Before clipping, of the first update."""
+    """Before clipping, of the first optimizer step; 0 where none was made."""
     max_ratio_error: float
     """On the first update: objective.max_ratio_error."""
     tokens: int
@@ -60,7 +60,7 @@ class Update:
 
 
 NO_UPDATE: Final = Update(0.0, 0.0, 0.0, 0)
-"""Returned where all advantages are 0: the update is skipped, because the optimizer's momentum would change the weights anyway."""
+"""Of a batch whose objective has no gradient, as where all advantages are 0 and there is no KL term."""
 
 
 class SampledOtherwiseError(DataError):
@@ -157,6 +157,9 @@ class Learner:
     ) -> Update:
         """Pass `updates` times over the batch, until the loss or the gradient of an optimizer step is not finite.
 
+        A minibatch whose gradient is exactly 0 takes no optimizer step: its advantages are all 0, or its ratios all clipped, and no KL term
+        pulls.
+
         Args:
             batch: what to train on.
             advantages: float32, one for each trajectory.
@@ -194,8 +197,9 @@ class Learner:
             if wrong := not_finite(loss=loss, gradient=norm):
                 self.optimizer.zero_grad()
                 break
-            self.optimizer.step()
-            made += 1
+            if norm:  # where no term has a gradient, the optimizer's momentum alone would move the weights
+                self.optimizer.step()
+                made += 1
         check_finite(self.model)
         tokens = sum(len(part.rows.advantages) for part in parts)
         greatest = max(

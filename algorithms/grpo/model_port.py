@@ -112,5 +112,10 @@ def _with_key(key: str) -> Any:
 
 def error_response(status: int, message: str) -> web.Response:
     """Make an error response in OpenAI's format."""
+    return web.json_response(error_body(status, message), status=status)
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Return the body of an error response, or the event of a stream that fails, in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}

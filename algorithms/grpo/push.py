@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,8 +19,7 @@ from agl_otel.algorithms.grpo.policy import release_memory, save_merged, save_we
 from agl_otel.algorithms.hub import origin_of
 from agl_otel.algorithms.model_files import ADAPTER
 from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder
-from agl_otel.errors import SettingsError, UsageError, unwritable
-from agl_otel.service.lock import FileLock
+from agl_otel.errors import UsageError
 
 KEPT_WEIGHTS: Final = 2  # the newest, which the server reads during a push, and the previous one for inspection
 
@@ -35,11 +32,13 @@ class Pushes:
         folder: for the folders of the versions.
         updates: say what is trained, and in which precision.
         adapter_rank: the greatest rank of a LoRA adapter that the model server takes; 0: it takes merged weights only.
+        of_run_alone: whether `folder` lies in the run's own, so that all versions in it are the run's.
     """
 
     folder: Path
     updates: Updates
     adapter_rank: int
+    of_run_alone: bool = False
     _written: set[int] = field(default_factory=set[int])
     """The versions whose files this process wrote; others in `folder` may be of another run."""
 
@@ -57,9 +56,13 @@ class Pushes:
         return place
 
     def forget(self, version: int) -> None:
-        """Remove what is no longer needed once the server has loaded `version`."""
-        if version > KEPT_WEIGHTS:
-            shutil.rmtree(self.of(version - KEPT_WEIGHTS), ignore_errors=True)
+        """Remove what is no longer needed once the server has loaded `version`: all but the newest KEPT_WEIGHTS, and in a folder of the
+        run alone also those beyond `version`, which a killed process pushed and a resumed run may never repeat."""
+        kept = range(version - KEPT_WEIGHTS + 1, version + 1)
+        known = [int(each.name) for each in self.folder.glob("*") if each.name.isdigit()] if self.of_run_alone else [kept.start - 1]
+        for old in known:
+            if old > 0 and old not in kept:
+                shutil.rmtree(self.of(old), ignore_errors=True)
 
     @property
     def adapter_alone(self) -> bool:
@@ -109,29 +112,6 @@ def place_for_weights(model_dir: Path, weights_dir: str | Path | None, run: Path
     if origin_of(model_dir) is not None:
         raise UsageError("a model of the hub lies in a cache, which is no place for a run's weights: give run_dir or weights_dir")
     return (model_dir / WEIGHTS).absolute()
-
-
-@contextmanager
-def only_writer(folder: Path, run: RunFolder | None) -> Generator[None]:
-    """Lock a folder of weights for the block; one within the folder of `run` is locked by that.
-
-    Two runs would replace each other's versions, between the push of one and its checkpoint, too. Raises InUseError, SettingsError.
-    """
-    if run is not None and folder.is_relative_to(run.folder.absolute()):
-        yield
-        return
-    remedy = "give each run a weights_dir or a run_dir of its own"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)  # by the umask: the model server may be another user's
-    except OSError as error:
-        raise SettingsError(unwritable(str(folder), error)) from error
-    with FileLock.hold(
-        folder / "lock",
-        what=f"the folder of weights {folder}",
-        taken=lambda pid: f"another run writes its weights to {folder} (pid {pid}): wait for its end, or {remedy}",
-        other=remedy,
-    ):
-        yield
 
 
 def dtype_of_model(updates: Updates) -> torch.dtype:

@@ -7,20 +7,23 @@ event loop stays responsive. Requests that arrive while a batch runs form the ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from agl_otel.algorithms.grpo.generate import Row, by_prompt_length, generate
 from agl_otel.algorithms.grpo.model_port import Origin
 from agl_otel.algorithms.grpo.policy import Policy, copy_weights, load_weights
+from agl_otel.errors import FULL_DISK, DiskFullError, UnavailableError, unwritable
 
 GATHER_SECONDS = 0.002  # batching delay of the first request, which halves the number of forward passes
 MAX_BATCH_ROWS = 256
@@ -38,14 +41,42 @@ class Job:
     """For streams: called on the event loop with (version, number of tokens ready in each row)."""
 
 
+class Record:
+    """The model server's own record of what it sampled: a file with a JSON line for each choice. It is evidence, against which a run's
+    traces are compared call by call, so a choice that it lacks is not given out either.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append all lines, or none. Raises DiskFullError, or UnavailableError where they cannot be written for another reason."""
+        left = memoryview("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(size)
+            what = f"the model server's record {self._path}"
+            full = error.errno in FULL_DISK
+            raise (DiskFullError.of(what, error.strerror) if full else UnavailableError(unwritable(what, error))) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 @dataclass
 class Engine:
     """Batches jobs through a policy. Use `async with`."""
 
     policy: Policy
     version: str = "0"
-    record: TextIO | None = None
-    """Receives one JSON line for each sampled choice, flushed before the response is sent."""
+    record: Record | None = None
+    """Receives each sampled choice before the response is sent; a call that it cannot take fails with its error."""
     seed: int = 0
     origin: Origin | None = None
     """Of the weights, where they were read from a folder."""
@@ -72,7 +103,7 @@ class Engine:
         return random.Random(self._random.getrandbits(64) if seed is None else f"{seed}/{choice}")
 
     async def submit(self, job: Job) -> str:
-        """Sample the job's rows and return the version of the weights."""
+        """Sample the job's rows and return the version of the weights. Raises what Record.write raises."""
         self._waiting.put_nowait(job)
         return await job.finished
 
@@ -143,20 +174,21 @@ class Engine:
         if self.record is None:
             return
         now = time.time()
-        for job in jobs:
-            for choice, row in enumerate(job.rows):
-                line: dict[str, Any] = {
-                    "id": job.id,
-                    "choice": choice,
-                    "prompt_token_ids": row.prompt,
-                    "response_token_ids": row.tokens,
-                    "logprobs": row.logprobs,
-                    "model_version": version,
-                    "sampling": asdict(row.sampling),
-                    "time": now,
-                }
-                self.record.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self.record.flush()
+        lines: list[dict[str, Any]] = [
+            {
+                "id": job.id,
+                "choice": choice,
+                "prompt_token_ids": row.prompt,
+                "response_token_ids": row.tokens,
+                "logprobs": row.logprobs,
+                "model_version": version,
+                "sampling": asdict(row.sampling),
+                "time": now,
+            }
+            for job in jobs
+            for choice, row in enumerate(job.rows)
+        ]
+        self.record.write(lines)
 
 
 def _wake(finished: list[Job], streaming: dict[Job, list[int]], version: str) -> None:

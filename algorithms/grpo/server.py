@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,9 +21,18 @@ from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.generate import Row
-from agl_otel.algorithms.grpo.model_port import Origin, access_checks, counted, error_response, json_body, make_parser, weights_wanted
+from agl_otel.algorithms.grpo.model_port import (
+    Origin,
+    access_checks,
+    counted,
+    error_body,
+    error_response,
+    json_body,
+    make_parser,
+    weights_wanted,
+)
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
-from agl_otel.algorithms.grpo.sampler import Engine, Job
+from agl_otel.algorithms.grpo.sampler import Engine, Job, Record
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import DataError, UnavailableError, UsageError, http_status
 from agl_otel.net.http_server import listen, make_runner
@@ -120,9 +129,12 @@ async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) 
         if chunks := reply.next_chunks(tokens):
             await response.write(b"".join(server_sent_event(chunk) for chunk in chunks))
         version, tokens = await ready.get()
-    await running
-    last = reply.last_chunk()
-    await response.write((server_sent_event(last) if last else b"") + server_sent_event("[DONE]"))
+    try:
+        await running
+        last = reply.last_chunk()
+        await response.write((server_sent_event(last) if last else b"") + server_sent_event("[DONE]"))
+    except UnavailableError as error:  # the status of the response is sent already
+        await response.write(server_sent_event(error_body(http_status(error), str(error))))
     await response.write_eof()
     return response
 
@@ -151,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policy = load_policy(options.model, device=options.device)
     if options.weights is not None:
         load_weights(policy.model, Path(options.weights))
-    with Path(options.record).open("a", encoding="utf-8") if options.record else nullcontext() as record:
+    with closing(Record(Path(options.record))) if options.record else nullcontext() as record:
         engine = Engine(policy, options.version, record=record, seed=options.seed, origin=origin)
         server = serving(engine, options.model, host=options.host, port=options.port, model_name=options.name)
         asyncio.run(until_stopped(server, partial(print, flush=True)))

@@ -34,7 +34,6 @@ from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_faile
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
-from agl_otel.algorithms.grpo.push import only_writer
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -59,13 +58,22 @@ from agl_otel.algorithms.options import (
     checked,
 )
 from agl_otel.algorithms.report import Clock, mean_reward
-from agl_otel.algorithms.run_folder import RunFolder, changed_files, folder_of, open_run, remove_whole, run_fingerprint
+from agl_otel.algorithms.run_folder import (
+    WEIGHTS,
+    RunFolder,
+    changed_files,
+    folder_of,
+    only_writer,
+    open_run,
+    remove_whole,
+    run_fingerprint,
+)
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.algorithms.validation import best_weights
-from agl_otel.errors import DataError, SettingsError, UnavailableError, UsageError, unwritable
+from agl_otel.errors import DataError, UnavailableError, UsageError, writing
 from agl_otel.service.processes import Process
 from agl_otel.types import (
     AttemptedRollout,
@@ -280,6 +288,7 @@ class SFT(Algorithm):
         rows = self._run.metrics(None) if self._run is not None else []
         if self._run is not None:
             await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
+            await asyncio.to_thread(_forget_weights_beyond, self._run.folder, len(rows))
         self.reports += [RoundReport(**row) for row in rows]
         for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
             next(order)
@@ -466,6 +475,13 @@ class SFT(Algorithm):
         return self.target_score is not None and bool(self.reports) and self.reports[-1].reward_mean >= self.target_score
 
 
+def _forget_weights_beyond(run: Path, rounds: int) -> None:
+    """Remove weights of rounds that the run has not done, which a killed process left: the run may never repeat them."""
+    for left in (run / WEIGHTS).glob("*"):
+        if left.name.isdigit() and int(left.name) > rounds:
+            remove_whole(left)
+
+
 def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
     """Return the folder of the weights after these rounds, None for the initial ones. Raises DataError where missing or damaged."""
     trained = [row["step"] for row in rows if row["tokens"]]
@@ -495,9 +511,7 @@ def rows_of(batch: TrajectoryBatch) -> list[Row]:
 
 def write_round(folder: Path, spec: Spec, rows: Sequence[Row]) -> None:
     """Write what the training process of a round reads. Raises SettingsError where it cannot be written."""
-    try:
+    with writing(f"the rows in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ROWS).write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
         (folder / SPEC).write_text(json.dumps(asdict(spec), indent=1))
-    except OSError as error:
-        raise SettingsError(unwritable(f"the rows in {folder}", error)) from error

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner.binding import RESERVED, Binding
 from agl_otel.runner.environment import Addresses, agent_resources, attempt_llm, shared_environment
-from agl_otel.runner.job import Grader, Job, check_returns, grade, is_reward, reward
+from agl_otel.runner.job import Grader, Job, as_reward, check_returns, grade, reward
 from agl_otel.runner.returned import spans_of
 from agl_otel.runner.threads import call
 from agl_otel.types import PromptTemplate
@@ -49,7 +49,7 @@ class FunctionAgent:
         os.environ.update(shared_environment(os.environ, addresses))
 
     def check(self, task: Any) -> None:
-        """Raise UsageError where the task cannot fill the function's parameters, or the function is a generator."""
+        """Raise UsageError where the task cannot fill the function's parameters, or the function is a generator or a class."""
         check_returns(self._function)
         self._binding.arguments({**dict.fromkeys(RESERVED), "task": task})
 
@@ -75,8 +75,8 @@ class FunctionAgent:
             return
         if self._grader is not None:
             await grade(job, self._grader, answer)
-        elif is_reward(answer):
-            await reward(job, answer)
+        elif (found := as_reward(answer)) is not None:
+            await reward(job, found)
         elif (spans := spans_of(answer, job)) is not None:
             job.returned += spans
         else:

@@ -23,7 +23,7 @@ from agl_otel.errors import AgentError, UsageError
 from agl_otel.net.auth import attempt_ingest_key
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, attempt_llm, merged_members
-from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
+from agl_otel.runner.job import Grader, Job, as_reward, grade, reward
 from agl_otel.runner.output import KEEP_BYTES, Capture
 from agl_otel.spans.tolerant import json_of
 from agl_otel.types import Answered
@@ -97,8 +97,8 @@ class HttpAgent:
             raise AgentError(f"{url} does not answer: {error or type(error).__name__}") from error
         if self._grader is not None:
             await grade(job, self._grader, answer)
-        elif is_reward(answer):
-            await reward(job, answer)
+        elif (found := as_reward(answer)) is not None:
+            await reward(job, found)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -274,6 +274,14 @@ async def test_equal_rewards_change_no_weights(
     assert "1 changes no weights: the rewards are " in caplog.text
 
 
+async def test_equal_rewards_change_weights_where_a_kl_term_pulls_them_back(store: LightningStore, folder: Path, tmp_path: Path) -> None:
+    def differing_first(rollout: AttemptedRollout) -> Did:
+        return by_place(rollout) if (rollout.metadata or {})["step"] == 1 else as_good(rollout)
+
+    reports = await trained(KINDS[0], store, folder, tmp_path / "run", differing_first, max_steps=2, kl=1.0)
+    assert [report.next_version for report in reports] == ["2", "3"] and reports[1].zero_variance_groups == 4 and reports[1].kl > 0
+
+
 async def test_unusable_rollouts_are_counted_and_the_others_trained_on(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

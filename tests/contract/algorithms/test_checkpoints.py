@@ -78,6 +78,17 @@ async def test_a_run_with_a_folder_writes_nothing_beside_its_model(store: Lightn
     assert sorted(folder.rglob("*")) == before and (tmp_path / "run" / "weights" / "2" / WEIGHTS_FILE).exists()
 
 
+@pytest.mark.parametrize("kind", BOTH)
+async def test_weights_that_a_killed_process_left_are_gone_once_the_run_goes_on(store: LightningStore, tmp_path: Path, kind: Kind) -> None:
+    """Also where it ends without a further step: they are of versions that the run has not made, and nothing names them."""
+    folder, weights = make_policy(tmp_path / "policy", seed=1), tmp_path / "run" / "weights"
+    await trained(kind, store, folder, tmp_path / "run", by_place)
+    before = {path.name for path in weights.iterdir()}
+    shutil.copytree(weights / max(before), weights / "7")
+    await trained(kind, store, folder, tmp_path / "run", by_place)
+    assert {path.name for path in weights.iterdir()} == before
+
+
 async def test_a_checkpoint_has_the_runs_own_weights_beside_those_of_a_run_before(store: LightningStore, tmp_path: Path) -> None:
     """A version that the server was started with is not pushed, so a file under its number is of the run before."""
     other, folder = (make_policy(tmp_path / name, seed=seed) for seed, name in enumerate(("other", "policy"), start=1))

@@ -27,6 +27,7 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weig
 from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.run_folder import digest_of
+from agl_otel.algorithms.run_result import result_of
 from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.algorithms.verl.checkpoints import note_checkpoint
 from agl_otel.algorithms.verl.defaults import environment as usual_environment
@@ -236,6 +237,15 @@ async def test_the_best_validation_is_exported_unless_others_are_asked_for(
     )
     assert not any("out" in name for name in names_in(tmp_path)), "nothing is left"
 
+    place.write_bytes(content)
+    shutil.rmtree(run / places.format(1))
+    with pytest.raises(SystemExit):
+        main(["runs", "export", str(run), str(tmp_path / "instead")])
+    told = capsys.readouterr()
+    assert "instead: the last weights, after step 4" in told.out
+    assert f"warning: the weights of the run's best validation are gone, {run / places.format(1)} is not there: " in told.err
+    assert result_of(run).lines()[0] in told.err and export(capsys, run, tmp_path / "again", "--last")["best_missing"] is None
+
 
 def test_a_folder_that_is_not_empty_and_a_run_without_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
@@ -290,6 +300,7 @@ def test_of_exports_to_one_folder_at_once_one_writes_it_and_the_others_are_refus
     keep_small_files(folder, run)
     Checkpoints(run, keep=1).save(State("grpo-1", 1, "r", 1, {}, 0), model, torch.optim.AdamW(model.parameters()))
     begin = Barrier(together)
+    (out.parent / ".out.agl-otel-abandoned").mkdir(parents=True)
 
     def written(_: int) -> str:
         begin.wait()

@@ -1,11 +1,13 @@
-"""Access control of model servers: this package's, the proxy of vLLM, and those that a run starts on a cluster."""
+"""Ports of model servers: access to this package's, to the proxy of vLLM, and to those that a run starts on a cluster; a full disk."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,13 +15,14 @@ from aiohttp import web
 
 from agl_otel.algorithms.grpo.model_port import require_key
 from agl_otel.algorithms.grpo.policy import load_policy
-from agl_otel.algorithms.grpo.sampler import Engine
+from agl_otel.algorithms.grpo.sampler import Engine, Record
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.grpo.vllm import Front
 from agl_otel.errors import SettingsError
 from agl_otel.net.auth import model_server_key
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.service.processes import Process
+from tests.small_disk import no_file_over
 
 PLAIN = {"Content-Type": "text/plain"}
 KEY = model_server_key("s3cret")
@@ -90,3 +93,39 @@ def test_a_model_server_without_a_key_listens_on_loopback_only() -> None:
     with pytest.raises(SettingsError, match="AGL_TOKEN"):
         require_key("192.0.2.7", "")
     assert model_server_key("") == "" and model_server_key("a") != model_server_key("b")
+
+
+async def asked(url: str, **more: Any) -> tuple[int, str]:
+    body = {"messages": [{"role": "user", "content": "digit 437"}], "max_tokens": 4, **more}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_a_call_whose_sample_cannot_be_recorded_fails_with_the_file_and_the_remedy(tiny_policy: Path) -> None:
+    """The record is evidence: what it lacks is not given out. /dev/full is a disk without room."""
+    record = Record(Path("/dev/full"))
+    async with Engine(load_policy(tiny_policy), record=record) as engine, serving(make_app(engine)) as url:
+        status, text = await asked(url)
+        error = json.loads(text)["error"]
+        assert (status, error["type"]) == (507, "server_error")
+        assert "the model server's record /dev/full cannot be written, its disk is full" in error["message"]
+        assert "make room" in error["message"]
+        status, text = await asked(url, stream=True)
+        last = text.strip().splitlines()[-1]
+        assert status == 200 and json.loads(last.removeprefix("data: "))["error"] == error, "a stream has begun by then"
+        engine.record = None
+        assert (await asked(url))[0] == 200
+    record.close()
+
+
+async def test_a_record_has_whole_lines_after_a_disk_was_full(tiny_policy: Path, tmp_path: Path) -> None:
+    record = Record(path := tmp_path / "record.jsonl")
+    async with Engine(load_policy(tiny_policy), record=record) as engine, serving(make_app(engine)) as url:
+        assert (await asked(url))[0] == 200
+        with no_file_over(path.stat().st_size + 10):
+            status, text = await asked(url, n=2)
+            assert status == 503 and f"{path} cannot be written: File too large" in text
+        first = json.loads((await asked(url))[1])
+    record.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 2 and lines[1]["id"] == first["id"]

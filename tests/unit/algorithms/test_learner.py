@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import TaskOrder
@@ -366,6 +367,41 @@ def test_minibatches_take_a_step_each_on_every_trajectory_once(policy: Policy) -
         weight, before = model.model.embed_tokens.weight, policy.model.model.embed_tokens.weight
         moved.append((weight - before).detach() / min(count, len(ROWS)))  # "constant" divides by the trajectories of a minibatch
     assert all((one - moved[0]).norm() < 1e-3 * moved[0].norm() for one in moved[1:])
+
+
+def weights_of(learner: Learner) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in learner.model.parameters()]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_without_a_gradient_the_moments_of_earlier_steps_move_no_weight(policy: Policy, count: int) -> None:
+    """Of one batch whose advantages are all 0, and of the minibatches of another of which all but one are so."""
+    batch = make_batch(policy)
+    options = Objective(average="constant", constant_tokens=4)
+    learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-4, objective=options, minibatches=count)
+    assert learner.update(batch, ADVANTAGES).made == count
+    before = weights_of(learner)
+    update = learner.update(batch, np.zeros(len(ROWS), np.float32))
+    assert (update.made, update.gradient_norm, update.tokens) == (0, 0.0, 10)
+    assert all(map(torch.equal, before, weights_of(learner)))
+
+    alone = copy.deepcopy(learner)
+    alone.minibatches = 1
+    one = np.array([0.0, 0.0, -2.0, 0.0], np.float32)  # further steps by the moments alone would be of about 1e-4
+    if count > 1:
+        assert learner.update(batch, one).made == alone.update(pick(batch, np.array([2])), one[[2]]).made == 1
+        assert all(torch.allclose(ours, theirs, atol=2e-5) for ours, theirs in zip(weights_of(learner), weights_of(alone), strict=True))
+
+
+def test_a_kl_term_has_a_gradient_where_all_advantages_are_0(policy: Policy) -> None:
+    """It pulls the weights back to the initial ones, so a step is taken; with the moments of a step away from them forgotten."""
+    batch = make_batch(policy)
+    learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3, objective=Objective(kl=1.0))
+    learner.update(batch, ADVANTAGES)
+    learner.optimizer.state.clear()
+    found = [learner.update(batch, np.zeros(len(ROWS), np.float32), learning_rate=1e-5) for _ in range(3)]
+    assert [update.made for update in found] == [1, 1, 1]
+    assert found[0].kl > found[1].kl > found[2].kl > 0
 
 
 def test_minibatches_use_the_log_probs_before_the_first_step_with_a_cap(policy: Policy) -> None:

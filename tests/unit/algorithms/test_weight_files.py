@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from agl_otel.algorithms.grpo import sampler
 from agl_otel.algorithms.grpo.model_port import Origin
+from agl_otel.algorithms.grpo.options import Updates
 from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
+from agl_otel.algorithms.grpo.push import Pushes
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.model_files import WEIGHTS_FILE, replacing_files
 from agl_otel.errors import DiskFullError, UsageError
@@ -136,3 +138,12 @@ def test_weights_that_find_a_full_disk_are_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("agl_otel.algorithms.grpo.policy._write", lambda tensors, file: (_ for _ in ()).throw(full))
     with pytest.raises(DiskFullError, match=f"the weights in {tmp_path}"):
         save_weights(model, tmp_path)
+
+
+@pytest.mark.parametrize(("of_run_alone", "kept"), [(True, {"3", "4", "notes"}), (False, {"1", "3", "4", "5", "6", "notes"})])
+def test_a_push_leaves_the_two_newest_versions_in_the_runs_own_folder(tmp_path: Path, of_run_alone: bool, kept: set[str]) -> None:
+    """A killed process may have pushed 5 and 6 after the checkpoint that the run goes on from; elsewhere they may be another run's."""
+    for name in ("1", "2", "3", "4", "5", "6", "notes"):
+        (tmp_path / name).mkdir()
+    Pushes(tmp_path, Updates(), 0, of_run_alone=of_run_alone).forget(4)
+    assert {path.name for path in tmp_path.iterdir()} == kept

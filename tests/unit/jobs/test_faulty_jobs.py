@@ -24,6 +24,11 @@ def text(): return "abc"
 def table(): return {"a": 1}
 def objects(): return [object()]
 def infinite(): return [1, float("inf")]
+class Agent:
+    def __init__(self, task): self.task = task
+    def run(self): return 1.0
+class Grader:
+    def __init__(self, task, answer): self.score = 1.0
 """
 AGENT = {"function": '"mine.py:agent"'}
 DATA = {"train": '"mine.py:tasks"', "val": '"tasks.jsonl"'}
@@ -50,6 +55,18 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "agent", 'function = "gone.py:agent"', r"function: there is no file .*gone\.py"),
     ("grpo", "agent", 'function = "mine.py:agnet"', r"function: mine\.py has no 'agnet'; its functions are: agent, tasks, none, three"),
     ("grpo", "agent", 'function = "mine.py:constant"', r"function: mine\.py:constant is a int, not a function"),
+    (
+        "grpo",
+        "agent",
+        'function = "mine.py:Agent"',
+        r"function: Agent is a class, and calling it only makes one: name a function",
+    ),
+    (
+        "grpo",
+        "agent",
+        'grader = "mine.py:Grader"',
+        r"grader: Grader is a class, and calling it only makes one: name a function",
+    ),
     ("grpo", "agent", 'grader = "mine.py:grade"', r"grader: mine\.py has no 'grade'; its functions are"),
     ("grpo", "agent", "grader = 3", r"grader = 3: it must be a text in quotes"),
     ("grpo", "agent", "command = []", r"command = \[\]: it must be non-empty"),
@@ -197,7 +214,9 @@ FAULTS: list[tuple[str, str, str, str]] = [
         r"lora_targets: no linear layer of tiny has a name that ends in 'v_porj'; their names end in down_proj, .*v_proj",
     ),
     ("grpo", "algorithm", 'lora_rank = 8\nlora_targets = ["lm_head"]', r"no linear layer of tiny has a name that ends in 'lm_head'"),
-    ("grpo", "algorithm", "ratio_error_limit = 0", r"ratio_error_limit = 0: it must be at least 1e-05 and at most 10"),
+    ("grpo", "algorithm", "ratio_error_limit = 0", r"ratio_error_limit = 0: it must be at least 1e-05 and less than 1, because"),
+    ("grpo", "algorithm", "ratio_error_limit = 10", r"ratio_error_limit = 10: it must be .*less than 1, .*greater bound stops nothing"),
+    ("verl", "algorithm", "ratio_error_limit = 1.0", r"ratio_error_limit = 1\.0: it must be .*less than 1, .*leave it out for 0\.1"),
     ("grpo", "algorithm", "lora_alpha = 16", r"without lora_rank there is none: give it, or leave them out"),
     ("grpo", "algorithm", "temperature = 1e-30", r"temperature = 1e-30: it must be at least 0\.01"),
     ("grpo", "algorithm", "lora_rank = 0", r"lora_rank = 0: it must be at least 1"),
@@ -212,7 +231,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", 'device = "meta"', r"device = \"meta\": this machine has no device of type meta"),
     ("grpo", "algorithm", "threads = 0", r"threads = 0: it must be at least 1 and at most 256.*leave it out for 1"),
     ("grpo", "algorithm", "threads = 100000", r"threads = 100000: it must be .*at most 256"),
-    ("grpo", "algorithm", "probe_tolerance = 0", r"probe_tolerance = 0: it must be at least 1e-05 and at most 10"),
+    ("grpo", "algorithm", "probe_tolerance = 0", r"probe_tolerance = 0: it must be at least 1e-05 and less than 1"),
     # schedule
     ("grpo", "algorithm", "max_steps = 0", r"max_steps = 0: it must be at least 1 .*leave it out for 200"),
     ("grpo", "algorithm", 'max_steps = "many"', r"max_steps = \"many\": it must be an integer"),
@@ -463,6 +482,10 @@ FAULTS: list[tuple[str, str, str, str]] = [
             ('["--enforce-eager", ""]', r"vllm_options = .*: an argument is empty; leave it out"),
             ('["--max-num-seqs", "0"]', r"--max-num-seqs 0: it must be at least 1, because .*leave it out"),
             ('["--max-num-batched-tokens=-1"]', r"--max-num-batched-tokens -1: it must be at least 1"),
+            ('["--swap-space", "-1"]', r"--swap-space -1: it must be at least 0, because it is a size in GiB; .*leave it out"),
+            ('["--cpu-offload-gb=lots"]', r"--cpu-offload-gb lots: it must be at least 0"),
+            ('["--sliding-window", "64"]', r"has --sliding-window, but the trainer's attention has the window .*: leave it out"),
+            ('["--enable-prompt-embeds"]', r"has --enable-prompt-embeds, but a prompt of embeddings has no token ids"),
             ('["--dtype", "int8"]', r"--dtype int8: it must be one of auto, half, .*leave it out"),
             ('["-tp", "2"]', r"--tensor-parallel-size 2: the product must be 1, the number of GPUs in devices"),
             ('["--tensor-parallel-size=two"]', r"--tensor-parallel-size two: the product must be 1"),

@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
-from agl_otel.errors import SettingsError
+from agl_otel.algorithms.run_folder import lock_run
+from agl_otel.errors import InUseError, SettingsError
 from agl_otel.jobs.check import check_job
+from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.model_check import tiny_facts
 from agl_otel.jobs.served import (
@@ -23,6 +25,7 @@ from agl_otel.jobs.served import (
     visible,
     vllm_arguments,
 )
+from agl_otel.jobs.sft import SFTRun
 
 
 def job(*, device: str = "cpu", options: dict[str, Any] | None = None, **policy: Any) -> Job:
@@ -87,3 +90,15 @@ async def test_a_check_says_where_the_policy_is_sampled_and_trained(tmp_path: Pa
         "during updates"
     )
     assert notes_of_policy(job(devices=[1])) == ['the policy is sampled on GPU 1, and trained on the CPU ([policy] server = "ours")']
+
+
+@pytest.mark.parametrize("kind", [GRPORun, SFTRun])
+async def test_a_run_writes_nothing_to_a_folder_that_another_process_works_in(tmp_path: Path, kind: type[GRPORun] | type[SFTRun]) -> None:
+    (tmp_path / "mine.py").write_text("def agent(task): return 1.0\n")
+    made = job()
+    made.agent.function = str(tmp_path / "mine.py:agent")
+    store: Any = None  # the folder is locked before it is asked
+    with lock_run(folder := tmp_path / "run"), pytest.raises(InUseError, match=r"another process works on the run in .* wait for its end"):
+        async with kind(made, store, folder):
+            pass
+    assert [path.name for path in folder.iterdir()] == ["lock"]

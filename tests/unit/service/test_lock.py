@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import InUseError, SettingsError
-from agl_otel.service.lock import FileLock
+from agl_otel.service.lock import FileLock, folder_beside
 
 
 def hold(path: Path) -> FileLock:
@@ -28,7 +28,7 @@ def test_the_end_of_a_process_releases_its_lock(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from agl_otel.service.lock import FileLock
+from agl_otel.service.lock import FileLock, folder_beside
 lock = FileLock.hold(Path({str(path)!r}), what="", taken=str)
 print(flush=True)
 sys.stdin.read()
@@ -76,3 +76,28 @@ def test_closing_twice_does_not_close_a_reused_descriptor(tmp_path: Path) -> Non
         lock.close()
         file.write("still open")
     assert (tmp_path / "file").read_text() == "still open"
+
+
+def test_a_temporary_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+    target = tmp_path / "out[1]"
+    code = f"""
+import sys
+from pathlib import Path
+from agl_otel.service.lock import folder_beside
+with folder_beside(Path({str(target)!r})) as beside:
+    (beside / "part").touch()
+    print(beside.name, flush=True)
+    sys.stdin.read()
+"""
+    others = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    killed, living = [other.stdout.readline().strip() for other in others if other.stdout is not None]
+    others[0].kill()
+    others[0].communicate()
+    for mine in (".out[1].settings", ".out1.agl-otel-12345678"):
+        (tmp_path / mine).mkdir()
+    assert (tmp_path / killed / "part").exists()
+    with folder_beside(target) as beside:
+        assert {path.name for path in tmp_path.iterdir()} == {living, beside.name, ".out[1].settings", ".out1.agl-otel-12345678"}
+        beside.replace(target)
+    others[1].communicate()
+    assert {path.name for path in tmp_path.iterdir()} == {"out[1]", ".out[1].settings", ".out1.agl-otel-12345678"}
