@@ -98,7 +98,11 @@ class Baseline(FastAlgorithm):
 
     def scores(self) -> dict[str, float]:
         """Return {mode: mean reward}; rollouts that did not succeed or have no reward count 0."""
-        return _scores(self.ended)
+        return {mode: score.mean for mode, score in self.scored().items()}
+
+    def scored(self) -> dict[str, Score]:
+        """Return {mode: score}, with how many rollouts have no reward."""
+        return _scored(self.ended)
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -203,11 +207,11 @@ class Baseline(FastAlgorithm):
         return str(shown)[:SHOWN_CHARACTERS]
 
 
-def _scores(ended: Sequence[EndedRollout]) -> dict[str, float]:
+def _scored(ended: Sequence[EndedRollout]) -> dict[str, Score]:
     found: dict[str, list[float | None]] = {}
     for each in ended:
         found.setdefault(each.mode, []).append(each.reward if each.status == "succeeded" else None)
-    return {mode: Score.of(rewards).mean for mode, rewards in found.items()}
+    return {mode: Score.of(rewards) for mode, rewards in found.items()}
 
 
 def _training_step(
@@ -217,7 +221,8 @@ def _training_step(
     rewards = [each.reward if each.status == "succeeded" else None for each in ended]
     score = Score.of(rewards)
     succeeded = sum(each.status == "succeeded" for each in ended)
-    metrics = {"rollouts": len(ended), "succeeded": succeeded, "reward_mean": score.mean, "score": _scores(ended)}
+    means = {mode: each.mean for mode, each in _scored(ended).items()}
+    metrics = {"rollouts": len(ended), "succeeded": succeeded, "reward_mean": score.mean, "score": means}
     version = str(published.version) if published is not None else ""
     return TrainingStep(
         run_id=run.run_id,

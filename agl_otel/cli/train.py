@@ -178,8 +178,8 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console, 
     if isinstance(algorithm, Baseline):
         ended = algorithm.ended
         result |= {"rollouts": len(ended), "succeeded": sum(each.status == "succeeded" for each in ended), "score": algorithm.scores()}
-        for mode, score in result["score"].items():
-            console.print(f"score: {score:.3f} on {sum(each.mode == mode for each in ended)} rollouts in mode {mode}")
+        for mode, score in algorithm.scored().items():
+            console.print(f"score in mode {mode}: {score.described()}")
     return result | _kept(folder, console)
 
 

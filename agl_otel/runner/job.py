@@ -48,6 +48,8 @@ class Job:
     """{process marker: span counts from its HTTP response}."""
     over: float | None = None
     """When the agent had ended or answered (Unix seconds); None before."""
+    works: str = "the agent"
+    """Who runs: the agent, then the grader by its name."""
     captures: list[Capture] = field(default_factory=list[Capture])
     """Output of the attempt, filled while it runs and therefore available however it ends."""
 
@@ -173,11 +175,11 @@ def check_returns(function: Callable[..., Any]) -> None:
 
 async def grade(job: Job, grader: Grader, answer: Any) -> None:
     """Call the user's grader with `answer` and emit its reward. Raises AgentError where the grader raises or returns no reward."""
-    name = getattr(grader, "__qualname__", repr(grader))
+    job.works = f"grader {getattr(grader, '__qualname__', repr(grader))}"
     try:
         value = await call(grader, job.rollout.input, answer)
     except Exception as error:  # user code: any exception fails this attempt only
-        raise AgentError(f"grader {name} raised {type(error).__name__}: {error}") from error
+        raise AgentError(f"{job.works} raised {type(error).__name__}: {error}") from error
     if value is None:
         return
     try:
@@ -185,4 +187,4 @@ async def grade(job: Job, grader: Grader, answer: Any) -> None:
             raise AgentError(f"{value!r:.200} is not a reward: give a number, a dict of numbers, or None")
         await reward(job, found)
     except AgentError as error:
-        raise AgentError(f"grader {name}: {error}") from None
+        raise AgentError(f"{job.works}: {error}") from None

@@ -90,9 +90,9 @@ class Run:
             case "cancelled":
                 return Ended(job, "failed", "the queue ended the attempt", report=False, seconds=seconds)
             case "timeout":
-                return Ended(job, "timeout", f"the agent ran past its {self.limit_seconds:g} s", seconds=seconds)
+                return Ended(job, "timeout", f"{job.works} ran past the attempt's {self.limit_seconds:g} s", seconds=seconds)
             case "stopped" if task is None or task.cancelled() or not task.done():
-                return Ended(job, "failed", "the runner was stopped before the agent had ended", seconds=seconds)
+                return Ended(job, "failed", f"the runner was stopped before {job.works} had ended", seconds=seconds)
             case _:
                 return Ended(job, "failed" if error else "succeeded", error, seconds=seconds)
 

@@ -280,6 +280,11 @@ class Serving:
         with _reaching(url):
             async with self._session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as answer:
                 text = await answer.text()
+        if answer.status != 200:
+            raise ModelServerError(
+                f"{url} refuses a single user message, by which its weights are checked: HTTP {answer.status} {text[:500]}. Correct the "
+                "model's chat template or the server, or leave out probe_tolerance"
+            )
         try:
             reply = json.loads(text)
             choice = reply["choices"][0]

@@ -29,6 +29,14 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_light"
 VAL = 6
 TASKS = f"""
+import os, signal
+if step := os.environ.get("KILLED_AFTER_THE_PUSH_OF"):  # its weights are pushed and its line is written, but no checkpoint
+    from agl_otel.algorithms.grpo.progress import Progress
+    save = Progress._save
+    async def killed(self):
+        if len(self.reports) == int(step): os.kill(os.getpid(), signal.SIGKILL)
+        await save(self)
+    Progress._save = killed
 from agl_otel.algorithms.grpo.tiny import BEHAVIOURS, HELD_OUT_NUMBERS, TRAIN_NUMBERS, question
 def tasks(numbers): return [{{"question": question(n), "expected": str(BEHAVIOURS[1](n % 10))}} for n in numbers]
 def train(): return tasks(TRAIN_NUMBERS[:9])
@@ -67,6 +75,8 @@ class Case:
     """What holds the weights there."""
     algorithm: str = ""
     """Where `name` is not that of the algorithm."""
+    killed_after_push: int | None = None
+    """The step between whose push and checkpoint the run is killed; None: after a random reply."""
 
     @property
     def job(self) -> str:
@@ -98,6 +108,7 @@ CASES = (
         "checkpoints/step-000003",
         file="adapter/adapter_model.safetensors",
         algorithm="grpo",
+        killed_after_push=3,
     ),
 )
 
@@ -207,6 +218,10 @@ def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Ca
     source = random.Random(os.environ.get("KILL_SEED", case.name))  # CI kills at the same place each time; set KILL_SEED for others
     kill_after, more = source.randrange(case.steps), source.randrange(case.prompts * case.members)
     words = f"killed after {kill_after} steps and {more} more replies"
+    at_push: dict[str, str] = {}
+    if case.killed_after_push is not None and "KILL_SEED" not in os.environ:
+        words = f"killed after the push of step {case.killed_after_push}"
+        at_push = {"KILLED_AFTER_THE_PUSH_OF": str(case.killed_after_push)}
     whole, killed = place.folder / f"{case.name}-whole", place.folder / f"{case.name}-killed"
 
     def arguments(folder: Path) -> list[str]:
@@ -227,13 +242,17 @@ def test_a_killed_training_ends_like_an_uninterrupted_one(place: Place, case: Ca
     paid = len(asyncio.run(attempts(place.address))) - others
     assert paid == case.steps * case.prompts * case.members + 3 * VAL, "the last step's validation is the one after the training"
 
-    with Command(*arguments(killed), log=place.folder / f"{case.name}.log", cwd=place.folder) as first:
-        until(lambda: len(steps_of(killed)) >= kill_after or first.process.poll() is not None, "some steps are done")
-        wanted = sampled(killed) + more
-        until(lambda: sampled(killed) >= wanted or first.process.poll() is not None, "some more replies are sampled")
-        first.process.send_signal(signal.SIGKILL)
-        first.process.wait()
+    with Command(*arguments(killed), log=place.folder / f"{case.name}.log", cwd=place.folder, env=at_push) as first:
+        if not at_push:
+            until(lambda: len(steps_of(killed)) >= kill_after or first.process.poll() is not None, "some steps are done")
+            wanted = sampled(killed) + more
+            until(lambda: sampled(killed) >= wanted or first.process.poll() is not None, "some more replies are sampled")
+            first.process.send_signal(signal.SIGKILL)
+        assert first.wait(900) == -signal.SIGKILL, first.output
     until(lambda: naming(killed) == [], "the killed run's processes have ended")
+    if at_push:
+        assert [path.name for path in (killed / "checkpoints").iterdir()] == ["step-000002"] and len(steps_of(killed)) == 3
+        assert (killed / "weights" / "4" / "model.safetensors").exists(), "pushed"
     before = asyncio.run(attempts(place.address))
     result = trained(killed)
     after = asyncio.run(attempts(place.address))

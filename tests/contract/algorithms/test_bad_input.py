@@ -458,3 +458,14 @@ class Deaf(Engine):
 async def test_a_server_that_ignores_pushed_weights_is_detected(kind: Kind, store: LightningStore, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelServerError, match="does not sample with the weights that were pushed as version 2: the ratios of its tokens"):
         await trained(kind, store, folder, tmp_path / "deaf", by_place, probe_tolerance=1e-3, engine_of=Deaf)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+async def test_a_chat_template_that_refuses_the_probe_is_quoted(kind: Kind, store: LightningStore, tmp_path: Path) -> None:
+    """A template may raise anything for roles that it does not know, or misses."""
+    folder = make_policy(tmp_path / "policy", seed=1)
+    template = "{% if messages[0].role != 'system' %}{{ raise_exception('a system message must come first') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ModelServerError, match=r"HTTP 400 .*chat template refuses these messages: a system message must come first"):
+        await trained(kind, store, folder, tmp_path / "run", by_place, probe_tolerance=1e-3)
+    assert (await of_run(store, tmp_path / "run")) == {}

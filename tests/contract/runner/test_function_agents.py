@@ -274,6 +274,32 @@ async def test_a_sync_function_past_its_time_limit_is_abandoned_and_frees_its_sl
     assert primary(stack, hangs) == []
 
 
+async def test_a_grader_past_the_time_limit_or_the_runners_end_is_named(stack: Stack) -> None:
+    """A judge that does not answer is not mistaken for a slow agent."""
+    go_on, began = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def judge(task: str, answer: str) -> float:
+        loop.call_soon_threadsafe(began.set)
+        go_on.wait(300)
+        return 1.0
+
+    agent = FunctionAgent(lambda task: "answer", grader=judge)
+    rollouts = await stack.enqueue("t", "t")
+    name = f"grader {judge.__qualname__}"
+    try:
+        await stack.run(agent, max_rollouts=1, timeout_seconds=0.3)
+        began.clear()
+        async with stack.running(agent, grace_seconds=0.1):
+            await began.wait()
+    finally:
+        go_on.set()
+    late, stopped = await stack.finished(*rollouts)
+    assert (late.status, late.error) == ("timeout", f"{name} ran past the attempt's 0.3 s")
+    assert (stopped.status, stopped.error) == ("failed", f"the runner was stopped before {name} had ended")
+    assert [primary(stack, rollout) for rollout in rollouts] == [[], []]
+
+
 async def test_spans_that_a_function_left_open_are_recorded_as_abandoned(stack: Stack) -> None:
     stack.proxy.spans = 0
     kept: list[trace.Span] = []

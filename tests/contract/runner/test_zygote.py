@@ -206,7 +206,7 @@ async def test_a_fork_that_ignores_sigterm_is_killed_at_its_time_limit(stack: St
     [first] = await stack.finished(stay)
     assert kept.warm.forks == 2
     assert first.status == "timeout"  # as the runner finds, or the queue, whichever looks first
-    assert (first.error or "").endswith(("ran past its 10 s", "ran longer than 10 s"))
+    assert (first.error or "").endswith(("the agent ran past the attempt's 10 s", "ran longer than 10 s"))
     assert not groups.is_alive(int((stack.directory / "group").read_text()))
 
 

@@ -104,6 +104,7 @@ def test_a_baseline_that_is_kept_goes_on_and_runs_nothing_twice(store: Lightning
 
     first = run(["good", "bad"])
     assert sorted(played.status for played in first.ended) == ["failed", "succeeded"]
+    assert first.scored()["train"].described() == "0.250 on 2 tasks (1 without a reward counts as 0)"
     again = run(["good", "bad"])
     assert seen == ["good", "bad", "bad"] and [played.status for played in again.ended] == ["succeeded", "succeeded"]
     assert {played.rollout_id for played in first.ended} == {played.rollout_id for played in again.ended}
