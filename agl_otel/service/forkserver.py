@@ -127,7 +127,7 @@ class ForkServer:
         ended: Callable[[], Awaitable[int]]
         if self._prefork is not None:
             (pid, pipes), self._prefork = self._prefork, None
-            ended = partial(asyncio.to_thread, _exit_code, pid)
+            ended = partial(_exit_code, pid)
         else:
             pipes = _Pipes.open()
             make_folder(self._log.parent)
@@ -185,8 +185,9 @@ class ForkServer:
         await asyncio.gather(*self._readers)
 
 
-def _exit_code(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+async def _exit_code(pid: int) -> int:
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 class ForkedProcess(Process):

@@ -41,11 +41,16 @@ def server_of(place: Path, kind: str, *modules: str) -> ForkServer:
     return ForkServer(modules or ["program"], environment={"AGL_PLACE": kind}, log=place / "forks.log")
 
 
-async def printed(log: Path) -> list[list[str]]:
-    """Wait for the program's line; return all, each split."""
-    while not log.exists() or not log.read_text().endswith("\n"):  # noqa: ASYNC110 - another process writes it
+def lines_of(log: Path) -> list[list[str]]:
+    """Return the lines that the program has printed, each split."""
+    return [line.split("|") for line in log.read_text().splitlines()] if log.exists() else []
+
+
+async def printed(log: Path, count: int = 1) -> list[list[str]]:
+    """Wait until so many lines are printed."""
+    while len(found := lines_of(log)) < count:  # noqa: ASYNC110 - another process writes it
         await asyncio.sleep(0.01)
-    return [line.split("|") for line in log.read_text().splitlines()]
+    return found
 
 
 async def test_forks_run_main_in_sessions_of_their_own_and_report_their_status(place: Path) -> None:
@@ -69,9 +74,7 @@ async def test_forks_end_with_their_killed_server_and_the_next_fork_starts_anoth
     assert await fork.wait() == -signal.SIGTERM
     assert not is_alive(fork.pid)
     again = await server.fork("program", log=place / "log")
-    while len(lines := await printed(place / "log")) < 2:
-        await asyncio.sleep(0.01)
-    assert lines[1][0] != killed
+    assert (await printed(place / "log", 2))[1][0] != killed
     await server.close()
     assert again.returncode == -signal.SIGTERM and not is_alive(again.pid)
 
