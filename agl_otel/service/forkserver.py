@@ -115,6 +115,9 @@ class ForkServer:
 
     async def fork(self, module: str, *, log: Path) -> Fork:
         """Call `main` of a module in a fork of its own session, whose output is appended to `log`. Raises OSError, UnavailableError."""
+        return await asyncio.shield(self._ask(module, log))  # cancelled in between, the answer would be taken for the next request's
+
+    async def _ask(self, module: str, log: Path) -> Fork:
         async with self._lock:
             if self._requests < 0:
                 await self._start()
