@@ -1,4 +1,4 @@
-"""`agl-otel train` and `demo` with a stack of their own, killed by kill -9 and started again at once on the same data directory.
+"""`agl-otel train` with a stack of its own, killed by kill -9 and started again at once on the same data directory.
 
 That a run then goes on as if nothing had happened, test_training_resumes.py shows.
 """
@@ -18,16 +18,14 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("command", ["train", "demo"])
 def test_a_restart_right_after_kill_9_does_not_join_the_dying_stack(
-    tmp_path: Path, tiny_policy: Path, command: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cwd, data = small_demo(tmp_path / "cwd"), tmp_path / "data"
     job = cwd / DEMO / "job.toml"
     job.write_text(job.read_text().replace("max_steps = 200", "max_steps = 1"))
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    arguments = {"train": ["train", str(job), "--run-dir", str(data / "run")], "demo": ["demo", "--max-steps", "1"]}[command]
-    arguments += ["--data-dir", str(data), "--json"]
+    arguments = ["train", str(job), "--run-dir", str(data / "run"), "--data-dir", str(data), "--json"]
     with Command(*arguments, log=tmp_path / "first.log", cwd=cwd) as first:
         stack = data / "stack.json"
         until(lambda: stack.exists() or first.process.poll() is not None, "the stack is up")
