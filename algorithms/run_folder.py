@@ -55,6 +55,7 @@ _CODE_FIELDS: Final = ("sources", "forced")
 _MODEL_FIELD: Final = "model"
 AGENT: Final = "agent"
 """The option that names a job's agent and grader, which count as its code."""
+LONGEST_SHOWN: Final = 120  # characters of the values of a changed option
 SHOWN_DIGITS: Final = 12  # of a digest
 _log = logging.getLogger(__name__)
 FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes, and as much spread over it
@@ -92,14 +93,15 @@ class Fingerprint:
         """Make it of an algorithm's options, which need not be JSON yet."""
         return cls(algorithm, without_secrets(json.loads(json.dumps(options, default=str))), seed)
 
-    def differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """Return the names of options, `algorithm` and `seed` that the run.json `stored` has another value for. Raises TypeError where it
-        is damaged."""
-        before: dict[str, Any] = without_secrets(stored["options"])
-        other = {name for name in {*self.options, *before} if self.options.get(name) != before.get(name)}
-        other |= {"algorithm"} if stored["algorithm"] != self.algorithm else set()
-        other |= {"seed"} if self.seed is not None and stored["seed"] != self.seed else set()
-        return sorted(other)
+    def differences(self, stored: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return {name: (value in the run.json `stored`, value now)} of the options, `algorithm` and `seed` that differ, sorted by name.
+
+        None: it has no value. Raises TypeError where run.json is damaged.
+        """
+        before = {**without_secrets(stored["options"]), "algorithm": stored["algorithm"], "seed": stored["seed"]}
+        now = {**self.options, "algorithm": self.algorithm, "seed": before["seed"] if self.seed is None else self.seed}
+        pairs = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
+        return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Sources:
         """Log the changes since the run in this folder, if any, was begun. Raises UsageError for them without `force`; DataError."""
         if (folder / RUN).exists() and (changed := self.changes(read_run(folder / RUN))):
             if not self.force:
-                raise UsageError(_refusal(folder, [], changed))
+                raise UsageError(_refusal(folder, {}, changed))
             _log.warning("the run in %s goes on with other code (%s)", folder, _told(changed))
 
     def changes(self, stored: Mapping[str, Any]) -> dict[str, list[str | None]]:
@@ -169,20 +171,22 @@ def _differences(
     """Return the changes of code that are forced. Raises UsageError for all other changes, DataError where `stored` is damaged."""
     changed = sources.changes(stored) if sources is not None else {}
     try:
-        other = fingerprint.differences(stored) if fingerprint is not None else []
+        other = fingerprint.differences(stored) if fingerprint is not None else {}
     except TypeError as error:
         raise damaged_error(path, error) from error
-    other = [name for name in other if not (changed and name == AGENT)]  # the changes name it, too
+    if changed:
+        other.pop(AGENT, None)  # the changes name it, too
     refused = changed if sources is not None and not sources.force else {}
     if other or refused:
         raise UsageError(_refusal(path.parent, other, refused))
     return changed
 
 
-def _refusal(folder: Path, other: Sequence[str], changed: Mapping[str, Sequence[str | None]]) -> str:
-    """Return why the run in `folder` is not resumed: options (by name) or code that it was begun with others of."""
+def _refusal(folder: Path, other: Mapping[str, tuple[Any, Any]], changed: Mapping[str, Sequence[str | None]]) -> str:
+    """Return why the run in `folder` is not resumed: options ({name: (value in run.json, value now)}) or code that changed."""
     begun = f"the run in {folder} was begun with "
-    named = f"another {', '.join(other)}: use the value in run.json, or a new folder" if other else ""
+    options = ", ".join(name + _values(*pair) for name, pair in other.items())
+    named = f"another {options}: use the value in run.json, or a new folder" if other else ""
     code = (
         f"other code, and its figures would not all be of one kind ({_told(changed)}): "
         "restore the code, or name a new folder; with --force it goes on, and run.json records since which step"
@@ -190,6 +194,12 @@ def _refusal(folder: Path, other: Sequence[str], changed: Mapping[str, Sequence[
         else ""
     )
     return begun + ". It was also begun with ".join(filter(None, (named, code)))
+
+
+def _values(was: Any, is_now: Any) -> str:
+    """Return both values in brackets; nothing where one of them is long."""
+    shown = " ({} in run.json, {} now)".format(*("none" if value is None else json.dumps(value) for value in (was, is_now)))
+    return shown if len(shown) <= LONGEST_SHOWN else ""
 
 
 def _told(changed: Mapping[str, Sequence[str | None]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -180,11 +180,12 @@ def cost_of(report: RunReport, price: tuple[float, float] | None) -> float | Non
     return (totals["prompt_tokens"] * price[0] + totals["response_tokens"] * price[1]) / 1e6
 
 
-def thinned(steps: Sequence[int], points: int) -> list[int]:
-    """Return at most `points` of the steps, evenly spaced, including the first and the last."""
+def thinned(steps: Sequence[int], points: int, *, keep: Collection[int] = ()) -> list[int]:
+    """Return `points` of the steps, evenly spaced, including the first and the last, and those to `keep` besides; all if these are few."""
     if len(steps) <= points:
         return [*steps]
-    return [steps[round(place * (len(steps) - 1) / (points - 1))] for place in range(points)]
+    spaced = {steps[round(place * (len(steps) - 1) / (points - 1))] for place in range(points)}
+    return [step for step in steps if step in spaced or step in keep]
 
 
 def sparkline(values: Sequence[float]) -> str:

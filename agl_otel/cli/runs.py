@@ -38,7 +38,9 @@ VERDICT_ROLLOUTS: Final = 1000  # the rollouts that ended last, whose verdicts a
 _price_option: Any = click.option(
     "--price", nargs=2, type=Finite(0), metavar="PROMPT RESPONSE", help="Price of a million prompt and response tokens."
 )
-_points_option: Any = click.option("--points", type=Whole(2), default=20, show_default=True, help="Show at most so many steps.")
+_points_option: Any = click.option(
+    "--points", type=Whole(2), default=20, show_default=True, help="Show so many steps, and the validated ones."
+)
 
 
 @click.group()
@@ -255,7 +257,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("rollouts", f"{run.rollouts:,}" if run else None),
         ("by status", _counts(run.by_status) if run else None),
         ("attempts", f"{run.attempts:,}" if run else None),
-        ("verdicts (ended last)", _counts(report.verdicts) + (f", {report.alarms} ALARMS" if report.alarms else "")),
+        (f"verdicts of the last {VERDICT_ROLLOUTS:,}", _counts(report.verdicts) + (f", {report.alarms} ALARMS" if report.alarms else "")),
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
         ("validated without reward", _of_validated(totals["validated_without_reward"], totals["validated"])),
@@ -272,7 +274,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
 
 
 def _of_validated(missing: int, validated: int) -> str | None:
-    return f"{missing:,} of {validated:,}, which count as 0" if validated else None
+    return f"{missing:,} of {validated:,}, which count as 0" if missing else None
 
 
 def _counts(counts: Mapping[Any, int]) -> str:
@@ -282,6 +284,9 @@ def _counts(counts: Mapping[Any, int]) -> str:
 def _by_step(reports: Sequence[RunReport], names: Sequence[str], points: int, *, title: str) -> Any:
     series = [report.series().get(name, {}) for report in reports for name in names]
     headings = names if len(reports) == 1 else [report.run_id for report in reports]
-    steps = thinned(sorted({step for each in series for step in each}), points)
+    every = sorted({step for each in series for step in each})
+    steps = thinned(every, points, keep={step for report in reports for step in report.series().get("val_reward", {})})
+    if len(steps) < len(every):
+        title += f", {len(steps)} of {len(every)} (--points {len(every)} shows all)"
     rows = [(step, *(None if (value := each.get(step)) is None else f"{value:.6g}" for each in series)) for step in steps]
     return table_of(title, ("step", *headings), rows)

@@ -123,19 +123,23 @@ def gigabytes(size: int) -> str:
 
 
 def lines_of(memory: Memory) -> list[str]:
-    """Return the table of the estimate: what is always held and the phase that counts by part, the other phases in a line each."""
-    shown = [part for part in memory.parts if part.phase in (None, memory.phase)]
+    """Return the table of the estimate: the greatest phase and what is always held by part, the other phases in a line each.
+
+    Parts below a hundredth of the peak are left out.
+    """
+    parts = [part for part in memory.parts if part.bytes * 100 >= memory.peak_bytes]
+    shown = [part for part in parts if part.phase in (None, memory.phase)]
     width = max(len(part.name) for part in shown)
     found = [f"memory on {memory.device}, estimated, at its most ({memory.phase}):"]
     found += [f"  {part.name:<{width}} {gigabytes(part.bytes):>12}" for part in shown]
-    has = f" of {gigabytes(memory.available_bytes)}" if memory.available_bytes is not None else ""
+    has = f" of {gigabytes(memory.available_bytes)} available" if memory.available_bytes is not None else ""
     row = "one row as long as the context" if memory.row_alone else "micro_batch_tokens"
     verdict = {True: "fits", False: "does not fit", None: "what the device has is unknown"}[memory.fits]
     found.append(f"  {'together':<{width}} {gigabytes(memory.peak_bytes):>12}{has}: {verdict} (a pass of {memory.tokens:,} tokens: {row})")
     for phase in (phase for phase in PHASES if phase != memory.phase):
-        if parts := [part for part in memory.parts if part.phase == phase]:
-            listed = ", ".join(f"{part.name} {gigabytes(part.bytes)}" for part in parts)
-            found.append(f"  at another time, {phase}: {listed}")
+        if of_phase := [part for part in parts if part.phase == phase]:
+            listed = ", ".join(f"{part.name} {gigabytes(part.bytes)}" for part in of_phase)
+            found.append(f"  in another phase, {phase}: {listed}")
     return found
 
 

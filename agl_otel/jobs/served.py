@@ -114,8 +114,7 @@ def notes_of_policy(job: Job) -> list[str]:
         where = _place("cpu") if spec.devices is None else _gpus(spec.devices)
         does = f"sampled and trained on {where}" if where == trainer else f"sampled on {where}, and trained on {trainer}"
         hint = (
-            f"; one of more than {SMALL_PARAMETERS / 1e6:.0f} million parameters is sampled in bearable time by a GPU: devices = [0], or "
-            'server = "vllm"'
+            f'; beyond {SMALL_PARAMETERS / 1e6:.0f} million parameters that is slow: take a GPU by devices = [0], or server = "vllm"'
             if spec.devices is None
             else ""
         )

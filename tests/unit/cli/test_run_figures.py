@@ -98,5 +98,6 @@ def test_a_cost_needs_a_price() -> None:
 def test_a_thinned_curve_keeps_its_ends() -> None:
     assert thinned([*range(100)], 5) == [0, 25, 50, 74, 99]
     assert thinned([1, 2], 5) == [1, 2]
+    assert thinned([*range(100)], 3, keep={10, 49, 200}) == [0, 10, 49, 50, 99]
     assert sparkline([0.0, 0.5, 1.0]) == "▁▄█" and sparkline([2.0, 2.0]) == "▁▁"
     assert len(sparkline([float(n) for n in range(1000)])) == 60

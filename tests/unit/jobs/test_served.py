@@ -81,8 +81,8 @@ async def test_a_check_says_where_the_policy_is_sampled_and_trained(tmp_path: Pa
     (tmp_path / "job.toml").write_text('[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n')
     found = await check_job(tmp_path / "job.toml")
     assert found.problems == [] and [note for note in found.notes if "policy" in note] == [
-        'the policy is sampled and trained on the CPU ([policy] server = "ours"; one of more than 10 million parameters is sampled in '
-        'bearable time by a GPU: devices = [0], or server = "vllm")'
+        'the policy is sampled and trained on the CPU ([policy] server = "ours"; beyond 10 million parameters that is slow: take a GPU by '
+        'devices = [0], or server = "vllm")'
     ]
     (note,) = notes_of_policy(job(server="vllm", device="cuda:1", devices=[0, 1], sleep=True))
     assert note == (
