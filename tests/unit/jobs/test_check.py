@@ -194,10 +194,13 @@ def test_everything_that_a_run_was_begun_with_another_of_is_named_before_a_stack
     config = begun.parent / "run" / "policy" / "config.json"
     config.write_text(config.read_text() + "\n")
     said = refused(begun, capsys, 2)
-    assert "begun with another max_tokens, model, seed, temperature: use the value in run.json" in said
+    named = re.search(
+        r"begun with another max_tokens \((\d+) in run.json, 9 now\), model \(.*\), seed \(\d+ in run.json, 3 now\), temperature ", said
+    )
+    assert named is not None and "temperature (1.0 in run.json, 0.5 now): use the value in run.json" in said
     assert "It was also begun with other code" in said and "agent mine.py: " in said
     forced = refused(begun, capsys, 2, "--force")
-    assert "another max_tokens, model, seed, temperature" in forced and "other code" not in forced
+    assert named[0] in forced and "other code" not in forced
     assert (begun.parent / "run" / RUN).read_bytes() == before
 
 
