@@ -30,7 +30,7 @@ from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive, p
 
 MODULE: Final = "agl_otel.service.forkserver"
 CAN_FORK: Final = sys.platform == "linux"
-"""Whether services are forked: elsewhere system libraries do not bear it, and pidfd_open(2) and prctl(2) are missing."""
+"""Whether services are forked: elsewhere system libraries do not bear it, and prctl(2) is missing."""
 
 
 class Fork:
@@ -207,17 +207,18 @@ class ForkedProcess(Process):
 
 def _serve() -> dict[str, str] | None:
     """Fork for each request until the input ends; return None then, and in a fork its request."""
-    children: dict[int, int] = {}
+    ended_read, ended_write = os.pipe()
+    os.set_blocking(ended_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written at the end of a child
+    signal.set_wakeup_fd(ended_write, warn_on_full_buffer=False)
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
+        selector.register(ended_read, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd != 0:
-                    pid = children.pop(key.fd)
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    _, status = os.waitpid(pid, 0)
-                    _report(pid=pid, status=os.waitstatus_to_exitcode(status))
+                if key.fd == ended_read:
+                    os.read(ended_read, 4096)
+                    _report_ended()
                     continue
                 request = sys.stdin.buffer.readline()  # the client waits for the answer before it sends another
                 if not request:
@@ -226,13 +227,18 @@ def _serve() -> dict[str, str] | None:
                 pid = os.fork()
                 if pid == 0:
                     die_with_parent(parent)
-                    for descriptor in children:
-                        os.close(descriptor)
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.close(ended_read)
+                    os.close(ended_write)
                     return json.loads(request)
-                descriptor = os.pidfd_open(pid)
-                children[descriptor] = pid
-                selector.register(descriptor, selectors.EVENT_READ)
                 _report(pid=pid)
+
+
+def _report_ended() -> None:
+    with contextlib.suppress(ChildProcessError):  # there is none left
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            _report(pid=found[0], status=os.waitstatus_to_exitcode(found[1]))
 
 
 def _report(**fields: int) -> None:
