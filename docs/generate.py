@@ -202,18 +202,45 @@ class NamesOf(dict[str, Any]):
         except ModuleNotFoundError:  # of torch, without which the pages are the same: what needs it has no bounds
             return ""
 
+    def default(self, value: ast.expr) -> str:
+        """A default as its source, of a name its value; of a pydantic field with a factory what that makes, which is empty."""
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+            return "[]" if "list" in ast.unparse(value) else "{}"
+        return repr(self[value.id]) if isinstance(value, ast.Name) else ast.unparse(value)
 
-def option_rows(module: ast.Module, group: ast.ClassDef, *, hidden: Collection[str] = ()) -> list[str]:
-    """A table of the fields of a class with a default: name, default, bounds and docstring."""
+
+def option_rows(module: ast.Module, group: ast.ClassDef, *, hidden: Collection[str] = (), required: bool = False) -> list[str]:
+    """A table of the fields of a class: name, default, bounds and docstring. With `required` those without a default, too."""
     names = NamesOf(module)
     rows = ["| option | default | must be | meaning |", "|---|---|---|---|"]
     for node, after in itertools.pairwise([*group.body, ast.Pass()]):
-        if isinstance(node, ast.AnnAssign) and node.value is not None and ast.unparse(node.target) not in hidden:
-            about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            rows.append(
-                f"| `{ast.unparse(node.target)}` | `{ast.unparse(node.value)}` | {names.rule(node.annotation)} | {_cell(str(about))} |"
-            )
+        if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) in hidden or (node.value is None and not required):
+            continue
+        about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+        default = "required" if node.value is None else f"`{names.default(node.value)}`"
+        rows.append(f"| `{ast.unparse(node.target)}` | {default} | {names.rule(node.annotation)} | {_cell(str(about))} |")
     return rows
+
+
+JOB_TABLES = (("AgentSpec", "agent"), ("DataSpec", "data"), ("PolicySpec", "policy"), ("EditorSpec", "editor"))
+
+
+def job_page() -> str:
+    """The keys of a job file but for those of [algorithm], with their defaults, bounds and docstrings."""
+    tree = ast.parse((ROOM / "jobs" / "job.py").read_text())
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    parts = [
+        NOTE,
+        "# The keys of a job file",
+        "",
+        "Of `[algorithm]` they are the options of the algorithm: [grpo-options.md](grpo-options.md), [sft-options.md](sft-options.md),",
+        "[verl.md](verl.md). `[resources]` has the initial prompts of a search ([first-algorithm.md](first-algorithm.md)), by name.",
+    ]
+    for name, table in JOB_TABLES:
+        about = " ".join((ast.get_docstring(classes[name]) or "").split()).removeprefix(f"[{table}]: ")
+        fields = option_rows(tree, classes[name], hidden=("model_config",), required=True)
+        parts += ["", f"## `[{table}]`", "", about[:1].upper() + about[1:], "", *fields]
+    return "\n".join(parts) + "\n"
 
 
 def sft_options_page() -> str:
@@ -274,6 +301,7 @@ PAGES = {
     "tables.md": tables_page,
     "rest.md": rest_page,
     "grpc.md": grpc_page,
+    "job-options.md": job_page,
     "grpo-options.md": grpo_options_page,
     "sft-options.md": sft_options_page,
 }

@@ -11,7 +11,7 @@ import click
 
 from agl_otel.errors import AglError
 from agl_otel.store import Store
-from agl_otel.types import TERMINAL_STATUSES, RolloutQuery
+from agl_otel.types import TERMINAL_STATUSES, RolloutMode, RolloutQuery
 
 EVERY_SECONDS: Final = 15.0
 
@@ -40,13 +40,20 @@ async def step_progress(store: Store, run_id: str) -> AsyncGenerator[None]:
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             with suppress(AglError):
-                everything = (await store.rollouts(RolloutQuery(run=run_id, limit=1))).total
-                ended = (await store.rollouts(RolloutQuery(run=run_id, status_in=[*TERMINAL_STATUSES], limit=1))).total
-                if (line := lines.next(ended, everything - ended)) is not None:
+                ended, are_open = await _counts(store, run_id, "train")
+                _, scoring = await _counts(store, run_id, "val")
+                if (line := lines.next(ended, are_open, scoring)) is not None:
                     click.echo(line, err=True)
 
     async with _in_background(report()):
         yield
+
+
+async def _counts(store: Store, run_id: str, mode: RolloutMode) -> tuple[int, int]:
+    """Return how many rollouts of a run and mode have ended, and how many are open."""
+    everything = (await store.rollouts(RolloutQuery(run=run_id, mode_in=[mode], limit=1))).total
+    ended = (await store.rollouts(RolloutQuery(run=run_id, mode_in=[mode], status_in=[*TERMINAL_STATUSES], limit=1))).total
+    return ended, everything - ended
 
 
 class TrainingLines:
@@ -55,10 +62,12 @@ class TrainingLines:
     def __init__(self) -> None:
         self._said = ""
 
-    def next(self, ended: int, are_open: int) -> str | None:
-        """Return the line for these counts; None where it was returned last."""
+    def next(self, ended: int, are_open: int, scoring: int) -> str | None:
+        """Return the line for these counts of training rollouts, and for `scoring` open ones of a validation; None where it was returned
+        last."""
         what = f"{are_open} are open" if are_open else "none is open: they are read, and the weights updated"
-        before, self._said = self._said, f"training: {ended} rollouts of the run have ended, {what}"
+        what = f"{scoring} of a validation are open" if scoring and not are_open else what
+        before, self._said = self._said, f"training: {ended} rollouts have ended, {what}"
         return self._said if self._said != before else None
 
 

@@ -81,6 +81,7 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
     from agl_otel.stack.supervisor import running_address
 
     address = running_address(settings)
+    click.echo(f"checking {job_file}: its agent, tasks and model …", err=True)
     found = run_async(lambda: check_job(job_file, store=address, token=settings.token.get_secret_value()))
     for problem in found.problems:
         console.print(f"wrong: {printable_lines(problem)}", soft_wrap=True, markup=False)

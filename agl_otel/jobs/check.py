@@ -136,11 +136,11 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
         with _collecting(found, "[agent] command: "):
             beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
             agent = CommandAgent(command, env={"PATH": beside})
-            for argument in command[1:]:
-                if argument.endswith(".py") and "{" not in argument and not Path(argument).is_file():
-                    raise SettingsError(f"there is no file {Path(argument).absolute()}")
             for task in tasks:
                 agent.check(task)
+        for argument in command[1:]:
+            if argument.endswith(".py") and "{" not in argument and not Path(argument).is_file():
+                found.problems.append(f"[agent] command: there is no file {Path(argument).absolute()}")
 
 
 async def _check_store(address: str, token: str, found: CheckReport, pattern: str | None, tasks: Sequence[Any]) -> None:

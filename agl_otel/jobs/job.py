@@ -90,6 +90,7 @@ class DataSpec(_Strict):
     """[data]: tasks, as a .jsonl file or as `file.py:name`, a function that takes `options` and returns a list."""
 
     train: Annotated[str, Field(min_length=1, description="it names the tasks, as a .jsonl file or as file.py:name")]
+    """Training tasks."""
     val: Annotated[str | None, Field(min_length=1, description="it names the tasks, as a .jsonl file or as file.py:name")] = None
     """Validation tasks, on which all algorithms but the baseline and custom ones score their results."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -109,6 +110,7 @@ class PolicySpec(_Strict):
     """A folder in transformers' format, or a model of the Hugging Face hub as owner/name or owner/name@revision; a folder that exists is
     taken first. `tiny` is created on the spot."""
     seed: Seed = 0
+    """Of the initial weights of `tiny` and of the model server; of the run, unless [algorithm] has a `seed`."""
     server: Literal["ours", "vllm"] = "ours"
     """The model server during the run: grpo/server.py, for models small enough for a CPU, or vLLM (grpo/vllm.py)."""
     vllm: Annotated[str | None, Field(min_length=1, description="it is the program's path")] = None
@@ -121,7 +123,7 @@ class PolicySpec(_Strict):
     gpu_memory_utilization: Annotated[
         float | None, Field(ge=0.01, le=1, description="it is the share of a GPU's memory that vLLM takes")
     ] = None
-    """None: SHARED_UTILIZATION beside a trainer on the same GPU, else vLLM's default (0.9)."""
+    """None: 0.4 beside a trainer on the same GPU, else vLLM's default (0.9)."""
     sleep: bool = False
     """Have vLLM free its GPU memory while weights are updated, for a trainer on the same GPU; its weights move to the machine's memory."""
     adapters: bool = True

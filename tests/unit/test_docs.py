@@ -34,7 +34,7 @@ def test_a_page_written_from_the_code_is_up_to_date(page: str) -> None:
     assert {"architecture.md", *WRITTEN} == {*generate["PAGES"]}
 
 
-@pytest.mark.parametrize("page", ["grpo-options.md", "sft-options.md"])
+@pytest.mark.parametrize("page", ["job-options.md", "grpo-options.md", "sft-options.md"])
 def test_every_option_has_a_meaning_and_numbers_have_bounds(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| (.*?) ?\| (.*?) ?\|$", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
     assert len(rows) > 20 and [name for name, _, _, meaning in rows if not meaning] == []
