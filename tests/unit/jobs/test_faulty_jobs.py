@@ -537,6 +537,11 @@ async def test_the_job_without_a_fault_is_accepted(tmp_path: Path, algorithm: st
     assert await problems_of(write_job(tmp_path, algorithm)) == []
 
 
+async def test_a_missing_file_of_a_command_hides_no_other_fault_of_it(tmp_path: Path) -> None:
+    found = await problems_of(write_job(tmp_path, "grpo", "agent", 'command = ["python", "away.py", "{questoin}"]'))
+    assert len(found) == 2 and "questoin" in found[0] and "away.py" in found[1]
+
+
 @pytest.mark.parametrize(("algorithm", "table", "fault", "says"), FAULTS, ids=[f"{row[0]}-{row[2]}" for row in FAULTS])
 async def test_a_job_with_one_fault_is_refused_by_key_bound_and_remedy(
     tmp_path: Path, algorithm: str, table: str, fault: str, says: str
