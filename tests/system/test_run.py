@@ -94,7 +94,7 @@ def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer
         (
             "3",
             "import signal; signal.pause()",
-            ["failed", "ran (past its|longer than) 3 s"],
+            ["failed", "ran (past the attempt's|longer than) 3 s"],
         ),  # reported by the runner or the queue, whichever checks first
     ],
 )

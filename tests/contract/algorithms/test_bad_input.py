@@ -386,7 +386,7 @@ async def test_a_run_with_another_model_or_store_is_refused_by_name(
 ) -> None:
     await trained(kind, store, folder, tmp_path / "run", as_good)
     other = make_policy(tmp_path / "other", seed=2)
-    with pytest.raises(UsageError, match=r"begun with another model: use the value in .*, or a new folder"):
+    with pytest.raises(UsageError, match=r"begun with another model .*: use the value in .*, or a new folder"):
         await trained(kind, store, other, tmp_path / "run", as_good, max_steps=2)
     with renamed_run(tmp_path / "run"), pytest.raises(UsageError, match="the store does not have what run gone-1 published"):
         await trained(kind, store, folder, tmp_path / "run", as_good, max_steps=2)
