@@ -38,7 +38,7 @@ def test_a_folder_belongs_to_one_process_and_one_run(tmp_path: Path) -> None:
     with pytest.raises(InUseError, match="another process works on the run"):
         opened(tmp_path)
     first.close()
-    with pytest.raises(UsageError, match="begun with another beam_width .*, train"):
+    with pytest.raises(UsageError, match=r"begun with another beam_width .*, train"):
         opened(tmp_path, options={"beam_width": 2})
     with pytest.raises(UsageError, match="begun with another algorithm"):
         opened(tmp_path, algorithm="gepa")
