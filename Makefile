@@ -36,8 +36,11 @@ PYTEST := $(RUN) pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope
 test: setup ## run the fast tests: units, contracts on SQLite and chdb, a few real processes (ARGS="tests/unit -x", …)
 	$(PYTEST) -m "smoke or not full" $(ARGS)
 
-test-all: setup ## run all tests (WORKERS=3 of them at once, ARGS="tests/system/test_up.py", …)
-	$(PYTEST) $(ARGS)
+test-all: setup ## run what CI runs (WORKERS=3 of them at once, ARGS="tests/system/test_up.py", …)
+	$(PYTEST) -m "not long" $(ARGS)
+
+test-long: setup ## run the tests that are too long for CI; once before a release, and after changes of what they test
+	$(PYTEST) -m long $(ARGS)
 
 compile: setup ## compile the Python that the tests import: else each worker of `make test-all` does, in a fresh checkout
 	$(RUN) pytest --collect-only >/dev/null
@@ -87,7 +90,7 @@ wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an en
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test compile search chaos chaos-queue proof fuzz matrix lint audit format web wheel
+.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

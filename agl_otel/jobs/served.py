@@ -54,14 +54,15 @@ MODEL_SERVER_START_SECONDS: Final = 120.0  # mostly for importing torch on a bus
 
 
 def validation_name(step: int) -> str:
-    """Return the name of the evaluation of the weights after `step`; the last step's is the one after the training."""
+    """Return the name of the evaluation after `step` (0: before the training). The score after the training is that of the last step."""
     return f"step-{step:06d}" if step else "before"
 
 
 def policy_of(job: Job, *, run: Path | None = None) -> Path | None:
-    """Return the folder of the job's model, of the hub after it is downloaded; None for one to be created.
+    """Return the folder of the job's model; a model of the hub is downloaded. None for `tiny`, which is created later.
 
-    `run`: the folder of a run, which goes on with the commit that it recorded. Raises SettingsError if it holds no model, UnavailableError.
+    `run`: the folder of a run; where that exists, the commit in its run.json is taken. Raises SettingsError if the folder holds no model,
+    UnavailableError.
     """
     if job.policy.model == "tiny":
         return None

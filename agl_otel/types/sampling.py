@@ -56,10 +56,10 @@ def for_agents(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_constraints(asked: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of an agent's request, beside its temperature, that change the distribution from which its reply is sampled.
+    """Return the fields of an agent's request that change the distribution from which its reply is sampled: a grammar
+    (`response_format`), a forced tool call, `top_k` and others.
 
-    Such as a grammar (`response_format`), a forced tool call or `top_k`; `top_p`, which a call's span has, is left out. `told`: the
-    resource's parameters, which are no constraint of the agent's own.
+    Left out are `temperature` and `top_p`, which a call's span has, and values that the resource (`told`) sets itself.
     """
     text: Any = asked.get("text")  # of the Responses API
     fields = {**asked, "response_format": text["format"]} if isinstance(text, Mapping) and "format" in text else asked

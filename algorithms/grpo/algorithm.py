@@ -141,7 +141,7 @@ class GRPO(Algorithm):
         """Return the run's fingerprint, as JSON: the options in its run.json."""
         decays = self.updates.learning_rate_schedule != "constant"  # to 0 at max_steps
         without = _NOT_COMPARED - {"max_steps"} if decays else _NOT_COMPARED
-        options = {**self.options, "dtype": self.updates.computed_in}  # "auto" is another one on another device
+        options = {**self.options, "dtype": self.updates.computed_in}  # "auto" depends on the device
         return run_fingerprint(options, tasks, model_dir=self.model_dir, without=without)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:

@@ -59,10 +59,9 @@ class Progress:
     _saved_at: float = field(init=False, default_factory=time.monotonic)
 
     async def resume(self) -> Path:
-        """Continue the run from its last checkpoint.
+        """Continue the run from its last checkpoint; return the folder of its weights.
 
-        Returns the folder of the weights that it goes on with, as a model server that was started for it has read them. Raises what
-        Checkpoints.load raises.
+        A model server that was started for the run has read the same folder. Raises what Checkpoints.load raises.
         """
         if self.run is None:
             return self.model_dir

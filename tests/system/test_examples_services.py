@@ -82,6 +82,7 @@ async def test_tinker_in_one_call_and_without_training(on: Stage) -> None:
     assert output.splitlines() == ["bird: reward 1.0", "cat: reward 0.0", "plane: reward 0.0", "stone: reward 0.0"]
 
 
+@pytest.mark.long
 async def test_the_unsloth_loop_trains_on_its_best_calls_and_serves_the_next_version(on: Stage, tmp_path: Path, tiny_policy: Path) -> None:
     folder = EXAMPLES / "unsloth"
     job = Job.load(folder / "job.toml")

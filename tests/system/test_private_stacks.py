@@ -215,6 +215,7 @@ def test_a_command_with_its_own_stack_does_not_touch_another(command: str, tmp_p
     assert (tmp_path / "mine" / "queue.db").exists() and (tmp_path / "mine" / "traces").exists()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("others", ["environment"], indirect=True)
 @pytest.mark.usefixtures("others")

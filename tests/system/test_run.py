@@ -218,7 +218,11 @@ urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/
 """
 
 
-@pytest.mark.parametrize("command", [["sh", "-c"], ["uv", "run", "agent"], ["poetry", "run", "agent"], ["node", "agent.js"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [["sh", "-c"], ["uv", "run", "agent"], pytest.param(["poetry", "run", "agent"], marks=pytest.mark.long), ["node", "agent.js"]],
+    ids=" ".join,
+)
 def test_a_command_that_cannot_be_hooked_is_named_wherever_its_verdict_is_shown(
     tmp_path: Path, server: ModelServer, stack: dict[str, Any], store: list[str], command: list[str]
 ) -> None:

@@ -20,7 +20,13 @@ CASES = (
 """Each option once; `python -m bench.trainer_memory` has the whole table, and the model at its own width."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{'-'.join(map(str, case.options.values()))}-{case.tokens}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id="-".join(map(str, case.options.values())), marks=pytest.mark.long if "kl" in case.options else ())
+        for case in CASES
+    ],
+)
 def test_the_estimate_is_within_a_fifth_of_the_measured_peak(case: Setting, tmp_path: Path) -> None:
     estimate, found = case.compared(tmp_path)
     assert estimate.peak / max(found.step, found.save) == pytest.approx(1.0, abs=BAR), (estimate, found)

@@ -363,6 +363,33 @@ def finished(command: list[str | Path], folder: Path, given: dict[str, str], sec
     return done.stdout
 
 
+def train_command(python: Path) -> list[str | Path]:
+    return [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
+
+
+def test_a_job_trains_on_the_agents_traces(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
+    """A start takes a minute or more of CPU, so two steps are all that CI has; the next test has more, and a kill."""
+    (tmp_path / "job.toml").write_text(JOB.replace(f'total_training_steps" = {STEPS}', 'total_training_steps" = 2'))
+    (tmp_path / "val.py").write_text(VAL_TASKS)
+    shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
+    finished(train_command(python), tmp_path, environment(python), 1200)
+    steps, scores = ([line for line in metrics_of(tmp_path) if ("rollouts" in line) == trains] for trains in (True, False))
+    assert [line["step"] for line in steps] == [1, 2]
+    for line in steps:
+        assert_line(line)
+        assert line["calls_trained"] == line["model_calls"] > line["rollouts"]
+    score = next(line for line in scores if "val_reward" in line)
+    assert (score["step"], score["val_rollouts"], score["val_without_reward"]) == (0, VAL, 0)
+    assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_2").is_dir()
+    show = [python, "-m", "agl_otel", "runs", "show", "run", "--data-dir", "data", "--json"]
+    run = json.loads(finished(show, tmp_path, environment(python), 600))
+    assert {step: pytest.approx(run["metrics"]["reward"][step]) for step in ("1", "2")} == {
+        str(line["step"]): line["reward_mean"] for line in steps
+    }
+    assert run["totals"]["response_tokens"] > 0 and run["losses"] == {}
+
+
+@pytest.mark.long
 def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
     """Only two starts, because each takes a minute or more of CPU; `python -m bench.verl` has a job that learns across a kill.
 
@@ -373,8 +400,7 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "val.py").write_text(VAL_TASKS)
     shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
-    command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
-    shown = kill_after_a_step(command, tmp_path, environment(python))
+    shown = kill_after_a_step(train_command(python), tmp_path, environment(python))
     before = metrics_of(tmp_path)
     (score,) = ({name: value for name, value in line.items() if "/" not in name} for line in before if "rollouts" not in line)
     assert 0 <= score["val_reward"] <= 1, "that before the training"
@@ -420,15 +446,20 @@ def assert_shown(run: dict[str, Any], steps: list[Any]) -> None:
     assert run["totals"]["response_tokens"] > 0
 
 
+def assert_line(line: dict[str, Any]) -> None:
+    """Check a step of verl's own lines."""
+    assert line["rollouts"] == TASKS * MEMBERS
+    # verl's log-probs of the sampled tokens equal the captured ones, with the weights of this step
+    assert line["training/rollout_probs_diff_max"] < 1e-4
+    assert line["logprob_drift"] < 1e-3
+    assert line["off_policy"] == line["stale_share"] == 0
+
+
 def assert_lines(steps: list[dict[str, Any]]) -> None:
     """Check verl's own lines: the three steps before the one after which the validation fails."""
     assert [line["step"] for line in steps] == [1, 2, 3]
     for line in steps:
-        assert line["rollouts"] == TASKS * MEMBERS
-        # verl's log-probs of the sampled tokens equal the captured ones, with the weights of this step
-        assert line["training/rollout_probs_diff_max"] < 1e-4
-        assert line["logprob_drift"] < 1e-3
-        assert line["off_policy"] == line["stale_share"] == 0
+        assert_line(line)
     assert steps[0]["samples"] > steps[0]["rollouts"] - steps[0]["rollouts_without_sample"] > 0, "two of most rollouts"
     assert steps[0]["calls_trained"] == steps[0]["model_calls"] > steps[0]["rollouts"]
     assert steps[2]["refused"] == {"no_reward": 3, "own_temperature": 3}

@@ -138,6 +138,8 @@ KINDS = (
     Kind("sft", SFT, SFT.train, {"top_fraction": 0.5, "epochs": 1}),
 )
 BOTH = [pytest.param(KINDS[0], id="grpo"), pytest.param(KINDS[1], id="sft", marks=pytest.mark.full)]
+SFT_LONG = [BOTH[0], pytest.param(KINDS[1], id="sft", marks=[pytest.mark.full, pytest.mark.long])]
+"""Where SFT's code is GRPO's, too."""
 """`make test` plays one: most of what is tested here is code of both."""
 
 
@@ -254,6 +256,7 @@ async def test_steps_that_are_not_finite_change_nothing_and_end_the_run_in_time(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in begun.items())
 
 
+@pytest.mark.parametrize("kind", SFT_LONG, indirect=True)
 async def test_calls_that_the_agent_constrained_are_counted_and_said(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,6 +326,7 @@ async def test_rollouts_deleted_while_they_run_are_left_out(store: LightningStor
     assert report.carried == 2, "carried groups are cancelled at the end, except deleted rollouts"
 
 
+@pytest.mark.parametrize("kind", SFT_LONG, indirect=True)
 async def test_late_rollouts_are_cancelled_at_the_end_of_their_step(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
 ) -> None:
@@ -339,6 +343,7 @@ async def test_late_rollouts_are_cancelled_at_the_end_of_their_step(
     assert sorted(await store.queue.heartbeat("slow", attempt_ids=late)) == sorted(late), "their runner ends them"
 
 
+@pytest.mark.parametrize("kind", SFT_LONG, indirect=True)
 async def test_a_step_counts_what_it_lost_and_warns_where_mostly_survivors_are_left(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -439,6 +444,7 @@ class Restarted(Engine):
         self.version = "0" if version == "2" else version
 
 
+@pytest.mark.parametrize("kind", SFT_LONG, indirect=True)
 @pytest.mark.parametrize(("engine_of", "has"), [(Shared, "2 of the weights in .*others"), (Restarted, "0 of the weights in ")])
 async def test_a_server_that_has_other_weights_than_the_pushed_ones_ends_the_run(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, engine_of: type[Engine], has: str
@@ -460,7 +466,7 @@ async def test_a_server_that_ignores_pushed_weights_is_detected(kind: Kind, stor
         await trained(kind, store, folder, tmp_path / "deaf", by_place, probe_tolerance=1e-3, engine_of=Deaf)
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", SFT_LONG)
 async def test_a_chat_template_that_refuses_the_probe_is_quoted(kind: Kind, store: LightningStore, tmp_path: Path) -> None:
     """A template may raise anything for roles that it does not know, or misses."""
     folder = make_policy(tmp_path / "policy", seed=1)

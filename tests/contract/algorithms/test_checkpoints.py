@@ -306,6 +306,7 @@ async def test_a_resumed_run_repeats_its_steps_with_the_rollouts_that_they_took(
 
 
 @pytest.mark.full
+@pytest.mark.long  # a run killed there is in tests/system/test_training_resumes.py
 @needs_peft
 @pytest.mark.parametrize("owner, name", [(Serving, "push"), (Pushes, "forget")], ids=["before the push", "after the push"])
 async def test_a_lora_run_that_is_stopped_about_a_push_ends_the_same_with_its_base_moved(

@@ -35,7 +35,7 @@ from agl_otel.cli import main
 from agl_otel.errors import UsageError
 from agl_otel.jobs.model_check import model_facts
 from agl_otel.store import LightningStore
-from tests.contract.algorithms.test_bad_input import BOTH, KINDS, Kind, as_good, by_place, serving, trained
+from tests.contract.algorithms.test_bad_input import BOTH, KINDS, SFT_LONG, Kind, as_good, by_place, serving, trained
 from tests.environments import ROOT, AbsentError, over_ours
 from tests.small_disk import no_file_over
 from tests.unit.algorithms.test_metrics import Recorded
@@ -210,7 +210,7 @@ async def test_metric_sinks_get_the_validations_of_a_run_to_its_last_step(store:
     assert sink.got == seen, "the same when a run that has ended is started again"
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", SFT_LONG)
 async def test_the_best_validation_is_exported_unless_others_are_asked_for(
     store: LightningStore, tmp_path: Path, kind: Kind, capsys: pytest.CaptureFixture[str]
 ) -> None:
