@@ -25,8 +25,9 @@ from typing import Any, Final, NamedTuple
 from agl_otel.errors import UnavailableError
 from agl_otel.service.interpreter import tune_for_startup
 from agl_otel.service.prctl import die_with_parent, set_name
-from agl_otel.service.private import make_folder, open_file, original_umask
+from agl_otel.service.private import keep_private, make_folder, open_file, original_umask
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive, python_environment, spawn
+from agl_otel.settings import Settings
 
 MODULE: Final = "agl_otel.service.forkserver"
 CAN_FORK: Final = sys.platform == "linux"
@@ -77,13 +78,13 @@ class ForkServer:
 
     Args:
         modules: what to import; each has a function `main` that returns an exit code.
-        environment: the variables of the forks besides those of python_environment.
+        environment: the variables of the forks besides those of python_environment; None: this process's settings.
         log: gets what the server itself prints.
     """
 
-    def __init__(self, modules: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, modules: Sequence[str], *, environment: Mapping[str, str] | None = None, log: Path) -> None:
         self._modules = tuple(modules)
-        self._environment = python_environment(environment)
+        self._environment = python_environment(Settings.load().environment() if environment is None else environment)
         self._log = log
         self._lock = asyncio.Lock()
         self._prefork: tuple[int, _Pipes] | None = None
@@ -95,8 +96,10 @@ class ForkServer:
     def prefork(self) -> None:
         """Import the modules, and fork the server from this process, which must have one thread and no event loop yet.
 
-        Returns in this process only: in the server and its forks SystemExit is raised at their end.
+        Returns in this process only: in the server and its forks SystemExit is raised at their end. Does nothing where CAN_FORK is false.
         """
+        if not CAN_FORK:
+            return
         pipes, parent = _Pipes.open(), os.getpid()
         _import(self._modules)
         pid = os.fork()
@@ -113,17 +116,23 @@ class ForkServer:
         pipes.close_servers_ends()
         self._prefork = pid, pipes
 
-    async def fork(self, module: str, *, log: Path) -> Fork:
-        """Call `main` of a module in a fork of its own session, whose output is appended to `log`. Raises OSError, UnavailableError."""
-        return await asyncio.shield(self._ask(module, log))  # cancelled in between, the answer would be taken for the next request's
+    def process(self, name: str, module: str, *arguments: str, log: Path) -> Process:
+        """Return a process of one of the modules, not yet started: a fork, or where there are none `python -m module`."""
+        if CAN_FORK:
+            return _ForkedProcess(name, module, *arguments, server=self, log=log)
+        return Process.python_module(name, module, *arguments, log=log, env=self._environment)
 
-    async def _ask(self, module: str, log: Path) -> Fork:
+    async def fork(self, module: str, *arguments: str, log: Path) -> Fork:
+        """Call `main` of a module in a fork of its own session, whose output is appended to `log`. Raises OSError, UnavailableError."""
+        return await asyncio.shield(self._ask([module, *arguments], log))  # cancelled, it would leave its answer to the next request
+
+    async def _ask(self, command: Sequence[str], log: Path) -> Fork:
         async with self._lock:
             if self._requests < 0:
                 await self._start()
             self._forked = asyncio.get_running_loop().create_future()
             with contextlib.suppress(BrokenPipeError):  # the end of its reports, too, tells that it has ended
-                os.write(self._requests, json.dumps({"module": module, "log": str(log)}).encode() + b"\n")
+                os.write(self._requests, json.dumps({"command": command, "log": str(log)}).encode() + b"\n")
             return await self._forked
 
     async def _start(self) -> None:
@@ -193,19 +202,18 @@ async def _exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-class ForkedProcess(Process):
-    """A service in a fork of its own; `python -m module` runs the same."""
+class _ForkedProcess(Process):
+    """A module in a fork of its own; `python -m module` runs the same."""
 
-    def __init__(self, name: str, module: str, *, server: ForkServer, log: Path) -> None:
-        super().__init__(name, (), log=log)
-        self._module = module
+    def __init__(self, name: str, module: str, *arguments: str, server: ForkServer, log: Path) -> None:
+        super().__init__(name, (module, *arguments), log=log)
         self._server = server
 
     async def _spawn(self) -> Fork:
-        return await self._server.fork(self._module, log=self.log)
+        return await self._server.fork(*self.argv, log=self.log)
 
 
-def _serve() -> dict[str, str] | None:
+def _serve() -> dict[str, Any] | None:
     """Fork for each request until the input ends; return None then, and in a fork its request."""
     ended_read, ended_write = os.pipe()
     os.set_blocking(ended_write, False)
@@ -245,16 +253,18 @@ def _report(**fields: int) -> None:
     os.write(1, json.dumps(fields).encode() + b"\n")
 
 
-def _run(request: Mapping[str, str]) -> int:
+def _run(request: Mapping[str, Any]) -> int:
     """Become the process that was asked for; return its exit code."""
+    module, *arguments = request["command"]
+    keep_private()
     os.setsid()
-    set_name(request["module"].rpartition(".")[2])
+    set_name(module.rpartition(".")[2])
     with open_file(Path(request["log"]), "ab") as log, Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    sys.argv[:] = [request["module"]]
-    return _program(request["module"]).main()
+    sys.argv[:] = [module, *arguments]
+    return _program(module).main()
 
 
 def _program(module: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agl_otel.service.forkserver import ForkedProcess, ForkServer
+from agl_otel.service.forkserver import ForkServer
 from agl_otel.service.processes import Process
 from agl_otel.settings import Settings
 from agl_otel.stack import otelcol
@@ -29,12 +29,10 @@ class Service:
     start: Callable[[Settings, Path], otelcol.Start] | None = None
     """Returns the command and environment of a service that is not a module of this package."""
 
-    def process(self, settings: Settings, *, forks: ForkServer | None, log: Path) -> Process:
-        """Return its process, not yet started: a fork, where there is a server of them."""
+    def process(self, settings: Settings, *, forks: ForkServer, log: Path) -> Process:
+        """Return its process, not yet started; `forks` has the settings, too."""
         if self.start is None:
-            if forks is not None:
-                return ForkedProcess(self.name, self.module, server=forks, log=log)
-            return Process.python_module(self.name, self.module, log=log, settings=settings)
+            return forks.process(self.name, self.module, log=log)
         argv, environment = self.start(settings, log.parents[1])
         return Process(self.name, argv, log=log, env=environment)
 

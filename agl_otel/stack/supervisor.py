@@ -28,7 +28,7 @@ from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.net.http_server import is_healthy, listens
 from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
-from agl_otel.service.forkserver import CAN_FORK, ForkServer
+from agl_otel.service.forkserver import ForkServer
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.ports import check_free
 from agl_otel.service.private import access_problem, exposure_problem, open_file
@@ -86,7 +86,9 @@ class Stack:
         self._watchers: list[asyncio.Task[None]] = []
         self._lock: FileLock | None = None
         self._http: aiohttp.ClientSession | None = None
-        self._forks = self._fork_server() if CAN_FORK else None
+        modules = [service.module for service in self.services if service.module]
+        environment = self._settings_of_services().environment()
+        self._forks = ForkServer(modules, environment=environment, log=self.data_dir / "logs" / "forks.log")
 
     @property
     def data_dir(self) -> Path:
@@ -169,14 +171,9 @@ class Stack:
     def _settings_of_services(self) -> Settings:
         return self.settings.model_copy(update={"store": self.address})
 
-    def _fork_server(self) -> ForkServer:
-        modules = [service.module for service in self.services if service.module]
-        return ForkServer(modules, environment=self._settings_of_services().environment(), log=self.data_dir / "logs" / "forks.log")
-
     def prefork(self) -> None:
         """Fork the services from this process instead of a process of their own, which saves a second import; see ForkServer.prefork."""
-        if self._forks is not None:
-            self._forks.prefork()
+        self._forks.prefork()
 
     async def _launch(self, service: Service) -> None:
         log = self.data_dir / "logs" / f"{service.name}.log"
@@ -307,7 +304,7 @@ class Stack:
         for service in reversed(self.services):
             if running := self._running.get(service.name):
                 await running.process.stop(grace_seconds=STOP_GRACE_SECONDS)
-        await self._close_forks()
+        await self._forks.close()
         self._release()
         if self._http:
             await self._http.close()
@@ -317,12 +314,8 @@ class Stack:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*(running.process.kill() for running in self._running.values()))
-        await self._close_forks()
+        await self._forks.close()
         self._release()
-
-    async def _close_forks(self) -> None:
-        if self._forks is not None:
-            await self._forks.close()
 
     def _release(self) -> None:
         if self._lock:

@@ -69,12 +69,13 @@ from agl_otel.algorithms.run_folder import (
     run_fingerprint,
 )
 from agl_otel.algorithms.run_log import open_log, training_step
+from agl_otel.algorithms.sft import train
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import DataError, UnavailableError, UsageError, writing
-from agl_otel.service.processes import Process
+from agl_otel.service.forkserver import ForkServer
 from agl_otel.types import (
     AttemptedRollout,
     Dataset,
@@ -249,6 +250,8 @@ class SFT(Algorithm):
             self._folder = self._run.folder if self._run is not None else self._own_folder
             async with AsyncExitStack() as opened:
                 opened.enter_context(only_writer(self._folder / "weights", self._run))
+                self._forks = ForkServer([train.__name__], log=self._folder / "train.log")  # imports torch once for all rounds
+                opened.push_async_callback(self._forks.close)
                 session = await opened.enter_async_context(aiohttp.ClientSession())
                 self._log = await opened.enter_async_context(open_log(store, "sft", self._run, self.metrics))
                 server, sampling = self.model_server_url, self.sampling_parameters
@@ -409,9 +412,7 @@ class SFT(Algorithm):
         folder = self._folder / "rounds" / str(self._number)
         spec = self._spec()
         await asyncio.to_thread(write_round, folder, spec, rows_of(chosen))
-        process = Process.python_module(
-            f"training of round {self._number}", "agl_otel.algorithms.sft.train", str(folder), log=folder / "train.log"
-        )
+        process = self._forks.process(f"training of round {self._number}", train.__name__, str(folder), log=folder / "train.log")
         await process.start()
         try:
             code = await process.wait()

@@ -153,7 +153,7 @@ def _batches(rows: Sequence[Row], size: int, source: random.Random) -> Iterator[
         yield [rows[place] for place in order[start : start + size]]
 
 
-def main(folder: Path) -> None:
+def train(folder: Path) -> None:
     """Train as FOLDER/spec.json specifies."""
     disable_progress_bar()
     spec = Spec(**json.loads((folder / SPEC).read_text()))
@@ -169,8 +169,15 @@ def main(folder: Path) -> None:
     write_json(folder / TRAINED, asdict(trained))
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Train the folder that the command line names; return the exit code."""
     try:
-        main(Path(sys.argv[1]))
+        train(Path(sys.argv[1]))
     except AglError as error:
-        sys.exit(f"error: {error}")  # the last line of its log
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the last line of its log
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

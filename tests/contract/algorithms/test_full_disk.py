@@ -26,7 +26,7 @@ from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import write_round
 from agl_otel.algorithms.sft.train import Row, Spec
-from agl_otel.algorithms.sft.train import main as train_round
+from agl_otel.algorithms.sft.train import train as train_round
 from agl_otel.errors import AglError
 from tests.contract.algorithms.test_bad_input import make_policy
 from tests.small_disk import fill, on_small_disk
