@@ -324,10 +324,11 @@ def _names_others(value: Any, ids: list[int]) -> bool:
     held = cast("Json", value) if isinstance(value, dict) else {}
     content: Any = held.get("content")
     names: Any = [item.get("token") for item in dicts(content)] if content else held.get("tokens")
-    return isinstance(names, list) and any(
-        isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}"
-        for name, token in zip(cast("list[Any]", names), ids, strict=False)
-    )
+    if isinstance(names, list):
+        for name, token in zip(cast("list[Any]", names), ids, strict=False):  # a loop: this runs for each chunk of a stream
+            if isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}":
+                return True
+    return False
 
 
 def dicts(value: Any) -> list[Json]:
