@@ -36,7 +36,7 @@ from agl_otel.types import AttemptedRollout, Span
 from agl_otel_hook import conventions
 from tests.contract.store.test_export import reward_of, span_of
 
-LATE_SECONDS = 5.0  # for the other rollouts of the step, which end at once
+LATE_SECONDS = 10.0  # for the other rollouts of the step, which end at once: on a busy machine within seconds
 GONE = "the queue has no resources grpo-1 version 2, which rollout ro-1 asks for"
 
 
@@ -330,17 +330,24 @@ async def test_rollouts_deleted_while_they_run_are_left_out(store: LightningStor
 async def test_late_rollouts_are_cancelled_at_the_end_of_their_step(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
 ) -> None:
+    claimed: list[str] = []
+
     def decide(rollout: AttemptedRollout) -> Did:
-        is_late = (rollout.metadata or {})["group"] == 2 and member(rollout) == 0
-        return Did(late=True) if is_late else by_place(rollout)
+        if (rollout.metadata or {})["group"] != 2 or member(rollout) != 0:
+            return by_place(rollout)
+        claimed.append(rollout.rollout_id)
+        return Did(late=True)
 
     reports = await trained(kind, store, folder, tmp_path / "run", decide, max_steps=2, step_timeout_seconds=LATE_SECONDS)
-    assert [report.refused["not_finished"] for report in reports] == [1, 1]
-    ids = [rollout_id for report in reports for rollout_id in report.rollout_ids]
-    found = [rollout for rollout in await store.query_rollouts(rollout_id_in=ids) if rollout.status != "succeeded"]
-    assert [(rollout.status, isinstance(rollout, AttemptedRollout)) for rollout in found] == [("cancelled", True)] * 2, "they ran"
-    late = [rollout.attempt.attempt_id for rollout in found if isinstance(rollout, AttemptedRollout)]
-    assert sorted(await store.queue.heartbeat("slow", attempt_ids=late)) == sorted(late), "their runner ends them"
+    unfinished: list[str] = []
+    for report in reports:
+        found = [each for each in await store.query_rollouts(rollout_id_in=report.rollout_ids) if each.status != "succeeded"]
+        assert {each.status for each in found} == {"cancelled"} and report.refused["not_finished"] == len(found)
+        unfinished += [each.rollout_id for each in found]
+    assert len(claimed) == 2 and set(claimed) <= set(unfinished), "others may be late, too, on a busy machine"
+    late = [each for each in await store.query_rollouts(rollout_id_in=claimed) if isinstance(each, AttemptedRollout)]
+    attempts = [each.attempt.attempt_id for each in late]
+    assert sorted(await store.queue.heartbeat("slow", attempt_ids=attempts)) == sorted(attempts) != [], "their runner ends them"
 
 
 @pytest.mark.parametrize("kind", SFT_LONG, indirect=True)
