@@ -26,7 +26,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.service.interpreter import tune_for_startup
 from agl_otel.service.prctl import die_with_parent, set_name
 from agl_otel.service.private import keep_private, make_folder, open_file, original_umask
-from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive, python_environment, spawn
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, end_of, is_alive, python_environment, spawn
 from agl_otel.settings import Settings
 
 MODULE: Final = "agl_otel.service.forkserver"
@@ -177,7 +177,7 @@ class ForkServer:
         self._close_requests()
         code = await ended()
         if self._forked is not None and not self._forked.done():
-            why = f"the process that forks the services ended with exit code {code}; see {self._log}"
+            why = f"the process that is to be forked ended with exit code {code}; its log is {self._log}. {end_of(self._log)}"
             self._forked.set_exception(UnavailableError(why))
         while forks:  # the kernel has sent them SIGTERM; nobody else reports their end
             for pid in [pid for pid in forks if not is_alive(pid)]:

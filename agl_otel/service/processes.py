@@ -172,13 +172,7 @@ class Process:
 
     def log_end(self) -> str:
         """Return the end of its log, without empty lines."""
-        if not self.log.exists():
-            return ""
-        with self.log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-        return "\n".join([line for line in text.splitlines() if line.strip()][-5:])
+        return end_of(self.log)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process if it is running."""
@@ -201,6 +195,17 @@ class Process:
         if self.running:
             signal_group(self.pid, signal.SIGKILL)
             await self.wait()
+
+
+def end_of(log: Path) -> str:
+    """Return the last lines of a log, without empty ones; an empty string if it does not exist."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return "\n".join([line for line in text.splitlines() if line.strip()][-5:])
 
 
 def kill_all() -> None:

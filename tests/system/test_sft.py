@@ -95,5 +95,5 @@ async def test_a_failing_training_process_is_an_error_with_its_last_output(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "no number")  # with which no Python starts
-    with pytest.raises(UnavailableError, match=r"(?s)training of round 1 ended with exit code 1; its log is .*PYTHONHASHSEED"):
+    with pytest.raises(UnavailableError, match=r"(?s)ended with exit code 1; its log is .*PYTHONHASHSEED"):
         await trained(server, tmp_path, prompts_per_step=8)

@@ -81,7 +81,7 @@ async def test_forks_end_with_their_killed_server_and_the_next_fork_starts_anoth
 
 async def test_a_module_that_cannot_be_imported_is_an_error_that_names_the_log(place: Path) -> None:
     server = server_of(place, "ends", "program", "no_such_module")
-    with pytest.raises(UnavailableError, match=r"ended with exit code 1; see .*forks\.log"):
+    with pytest.raises(UnavailableError, match=r"(?s)ended with exit code 1; its log is .*forks\.log\. .*no_such_module"):
         await server.fork("program", log=place / "log")
     assert "no_such_module" in (place / "forks.log").read_text()
     await server.close()
