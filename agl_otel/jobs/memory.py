@@ -23,6 +23,7 @@ OPTIMIZER_BYTES: Final[Mapping[str, float]] = {"adamw": 8.0, "adamw_8bit": 2 + 8
 VLLM: Final = "vLLM's share"
 HEAD, LAYER, END = "log-probs", "backward pass of a layer", "end of the backward pass"
 STEP, SAVE, SAMPLING = "optimizer's step", "checkpoint", "sampling"
+WORTH_SAYING: Final = 0.01  # of the peak
 PHASES: Final = (HEAD, LAYER, END, STEP, SAVE, SAMPLING)
 HELD: Final = ("weights", "gradients", "optimizer")
 """The parts without which nothing is trained, whatever the length of a row."""
@@ -125,9 +126,9 @@ def gigabytes(size: int) -> str:
 def lines_of(memory: Memory) -> list[str]:
     """Return the table of the estimate: the greatest phase and what is always held by part, the other phases in a line each.
 
-    Parts below a hundredth of the peak are left out.
+    Parts below WORTH_SAYING are left out.
     """
-    parts = [part for part in memory.parts if part.bytes * 100 >= memory.peak_bytes]
+    parts = [part for part in memory.parts if part.bytes >= WORTH_SAYING * memory.peak_bytes]
     shown = [part for part in parts if part.phase in (None, memory.phase)]
     width = max(len(part.name) for part in shown)
     found = [f"memory on {memory.device}, estimated, at its most ({memory.phase}):"]

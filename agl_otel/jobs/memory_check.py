@@ -18,6 +18,7 @@ from agl_otel.jobs.memory import (
     HELD,
     SAMPLING,
     VLLM,
+    WORTH_SAYING,
     Estimate,
     Findings,
     Memory,
@@ -31,7 +32,6 @@ from agl_otel.jobs.model_check import ModelFacts
 from agl_otel.jobs.served import SMALL_PARAMETERS, gpu_share, is_shared
 from agl_otel.jobs.vllm_options import max_model_len
 
-WORTH_SAYING: Final = 0.01  # of the peak
 USUAL_LEARNING_RATE: Final = 1e-4
 """Greater ones, with LoRA greater than ten times this, are far beyond the published ones of real models (docs/real-models.md)."""
 CGROUPS: Final = Path("/sys/fs/cgroup")

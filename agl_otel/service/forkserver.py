@@ -175,10 +175,11 @@ class ForkServer:
             self._forked.set_result(fork)
         transport.close()
         self._close_requests()
+        pending, self._forked = self._forked, None  # from here on a request is for the next server
         code = await ended()
-        if self._forked is not None and not self._forked.done():
+        if pending is not None and not pending.done():
             why = f"the process that is to be forked ended with exit code {code}; its log is {self._log}. {end_of(self._log)}"
-            self._forked.set_exception(UnavailableError(why))
+            pending.set_exception(UnavailableError(why))
         while forks:  # the kernel has sent them SIGTERM; nobody else reports their end
             for pid in [pid for pid in forks if not is_alive(pid)]:
                 forks.pop(pid).ended.set_result(-signal.SIGTERM)
