@@ -70,14 +70,23 @@ class Bodies:
     async def _come(self, request: web.Request, hold: Hold) -> bytes:
         parts: list[bytes] = []
         size = 0
+
+        def take(part: bytes) -> None:
+            nonlocal size
+            size += len(part)
+            if size > self._limit:
+                raise too_large(self._limit)
+            hold(len(part))
+            parts.append(part)
+
+        if request.content.is_eof():  # the usual case: all of it came with the head
+            if body := request.content.read_nowait():
+                take(body)
+            return body
         try:
             async with asyncio.timeout(self._seconds):
                 async for part in request.content.iter_any():
-                    size += len(part)
-                    if size > self._limit:
-                        raise too_large(self._limit)
-                    hold(len(part))
-                    parts.append(part)
+                    take(part)
         except TimeoutError:
             raise UnavailableError(f"the body did not come within {self._seconds:.0f} s ({size} bytes did): send less at once") from None
         return b"".join(parts)

@@ -411,10 +411,10 @@ def caller_of(baggage: Iterable[str]) -> str | None:
 
 def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
     """Return the client's retry count (0: the first try) and the request's fingerprint, which all its tries share."""
-    number = next((headers[name] for name in _RETRY_HEADERS if name in headers), "0")
+    number = next((whole_of(headers[name]) for name in _RETRY_HEADERS if name in headers), 0)
     idempotency = headers.get("idempotency-key")
     digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
-    return max(0, whole_of(number)), digest
+    return max(0, number), digest
 
 
 def _with_key(fields: Json, upstream: Upstream) -> Json:
@@ -436,8 +436,8 @@ def _place(upstream: Upstream, dialect: Dialect, body: Json, headers: CIMultiDic
 
 def _credentials(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[str, str]]:
     """The credentials among the headers of a call: keys, and headers added by its resource."""
-    names = {*_KEY_HEADERS, *(name.lower() for name in upstream.headers)}
-    return [(name.lower(), value) for name, value in headers.items() if name.lower() in names]
+    names = dict.fromkeys((*_KEY_HEADERS, *(name.lower() for name in upstream.headers)))
+    return [(name, value) for name in names for value in headers.getall(name, ())]
 
 
 def _has_disconnected(request: web.Request) -> bool:

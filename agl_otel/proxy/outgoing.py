@@ -56,15 +56,14 @@ async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: 
 
 async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     """Read the body. Raises RefusedAnswerError if it is longer than `most` bytes, aiohttp.ClientError, OSError."""
-    too_long = oversized(f"its answer is longer than {most >> 20} MiB")
-    if (response.content_length or 0) > most:
-        raise too_long
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        if len(body) + len(piece) > most:
-            raise too_long
-        body += piece
-    return bytes(body)
+    pieces: list[bytes] = []
+    size = 0
+    while (response.content_length or 0) <= most and size <= most and not response.content.at_eof():
+        pieces.append(await response.content.readany())
+        size += len(pieces[-1])
+    if max(size, response.content_length or 0) > most:
+        raise oversized(f"its answer is longer than {most >> 20} MiB")
+    return b"".join(pieces)
 
 
 def _redirect_message(url: str, status: int, location: str) -> str:

@@ -112,21 +112,28 @@ class Reply:
         """Return why a choice is not whole; None if all are."""
         if self.unreadable:
             return "upstream_unreadable"
-        reasons = [choice.finish_reason for choice in self.choices.values()] or [None]
-        return next((why for reason in reasons if (why := UNFINISHED.get(reason or "queued"))), None)
+        for choice in self.choices.values():
+            if (why := UNFINISHED.get(choice.finish_reason or "queued")) is not None:
+                return why
+        return None if self.choices else UNFINISHED["queued"]
 
     def choice(self, index: Any = 0) -> Choice:
         """Return the choice of that number; beyond MAX_CHOICES set an error and return one that is discarded."""
         number = integer(index) or 0
-        if number not in self.choices and len(self.choices) >= MAX_CHOICES:
-            self.error = self.error or f"the model server answered with more than {MAX_CHOICES} choices"
-            return Choice()
-        return self.choices.setdefault(number, Choice())
+        choice = self.choices.get(number)
+        if choice is None:
+            choice = Choice()
+            if len(self.choices) < MAX_CHOICES:
+                self.choices[number] = choice
+            else:
+                self.error = self.error or f"the model server answered with more than {MAX_CHOICES} choices"
+        return choice
 
     def head(self, payload: Json, usage_names: tuple[str, str]) -> None:
         """Take id, model, prompt token ids, usage and error, which all dialects share."""
-        self.id = self.id or string(payload.get("id"))
-        self.model = self.model or string(payload.get("model"))
+        if not self.id or not self.model:
+            self.id = self.id or string(payload.get("id"))
+            self.model = self.model or string(payload.get("model"))
         self.prompt(payload)
         usage = payload.get("usage")
         if isinstance(usage, dict):
@@ -141,15 +148,19 @@ class Reply:
     def prompt(self, part: Json) -> None:
         """Take the prompt's token ids, if `part` has them."""
         given = part.get("prompt_token_ids")
+        if not given:
+            return
         if self.prompt_token_ids is None:
             self.prompt_token_ids = self.ids(given) or None
-        elif given and given != self.prompt_token_ids:
+        elif given != self.prompt_token_ids:
             self.several_prompts = True
 
     def tokens(self, choice: Choice, part: Json) -> None:
         """Take token ids and log-probs of a choice, if `part` has them."""
         ids, given = self.ids(part.get("token_ids")), part.get("logprobs")
         logprobs = logprobs_of(given)
+        if not ids and not logprobs:
+            return
         self.sampled += max(len(ids), len(logprobs))
         if self.sampled > MAX_IDS:
             self.too_many_ids = True
@@ -229,8 +240,10 @@ def data_of(event: bytes) -> bytes:
 
 def with_payload(event: bytes, payload: Json) -> bytes:
     """Replace the payload of an event; its other lines are kept, in front."""
-    others = [line for line in event.splitlines() if line and not line.startswith(b"data:")]
-    return b"\n".join([*others, b"data: " + encoded(payload)]) + b"\n\n"
+    data = b"data: " + encoded(payload) + b"\n\n"
+    if event.startswith(b"data:") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return data  # the usual case: no other lines
+    return b"".join([line + b"\n" for line in event.splitlines() if line and not line.startswith(b"data:")]) + data
 
 
 def with_fields(raw: bytes, payload: Json, fields: Json) -> bytes:
@@ -251,7 +264,7 @@ def with_fields(raw: bytes, payload: Json, fields: Json) -> bytes:
             return json.dumps(payload | fields).encode()  # the name occurs twice, has escapes, or holds an object
         start, end = places[0].span(1)
         text = text[:start] + json.dumps(fields[name]).encode() + text[end:]
-    return text[:-1] + b"," + json.dumps(missing).encode()[1:] if missing else text
+    return text[:-1] + b"," + encoded(missing)[1:] if missing else text
 
 
 _IN_STRING: Final = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'  # possessive: backtracking state takes 120 bytes for each character
@@ -322,13 +335,16 @@ def logprobs_of(value: Any) -> list[float]:
 def _names_others(value: Any, ids: list[int]) -> bool:
     """Whether a choice's `logprobs` name other tokens than `ids`, as vLLM does by `return_tokens_as_token_ids`."""
     held = cast("Json", value) if isinstance(value, dict) else {}
-    content: Any = held.get("content")
-    names: Any = [item.get("token") for item in dicts(content)] if content else held.get("tokens")
-    if isinstance(names, list):
-        for name, token in zip(cast("list[Any]", names), ids, strict=False):  # a loop: this runs for each chunk of a stream
-            if isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}":
-                return True
-    return False
+    texts: Any = held.get("content") or held.get("tokens")
+    first: Any = cast("list[Any]", texts)[0] if isinstance(texts, list) else None
+    if not _is_named(first.get("token") if isinstance(first, dict) else first):
+        return False  # a server names all tokens by their ids, or none
+    names = [item.get("token") for item in dicts(texts)] or cast("list[Any]", texts)
+    return any(_is_named(name) and name != f"{_NAMED}{token}" for name, token in zip(names, ids, strict=False))
+
+
+def _is_named(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(_NAMED)
 
 
 def dicts(value: Any) -> list[Json]:

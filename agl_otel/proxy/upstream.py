@@ -68,9 +68,9 @@ class Upstream:
     @property
     def fields(self) -> Mapping[str, Any]:
         """Defaults for fields of the body that the agent did not set."""
-        more: Any = self.sampling.get(EXTRA_BODY)
-        if self.provider != "openai" or not {EXTRA_HEADERS, EXTRA_BODY} & self.sampling.keys():
+        if self.provider != "openai" or not (EXTRA_HEADERS in self.sampling or EXTRA_BODY in self.sampling):
             return self.sampling
+        more: Any = self.sampling.get(EXTRA_BODY)
         own = {name: value for name, value in self.sampling.items() if name not in (EXTRA_HEADERS, EXTRA_BODY)}
         return {**own, **more} if isinstance(more, Mapping) else own
 

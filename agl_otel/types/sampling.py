@@ -62,6 +62,8 @@ def own_constraints(asked: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[
     Left out are `temperature` and `top_p`, which a call's span has, and values that the resource (`told`) sets itself.
     """
     text: Any = asked.get("text")  # of the Responses API
-    fields = {**asked, "response_format": text["format"]} if isinstance(text, Mapping) and "format" in text else asked
+    fields = {**asked, "response_format": text["format"]} if isinstance(text, dict) and "format" in text else asked
+    if _NO_CONSTRAINT.keys().isdisjoint(fields):
+        return ()
     given = {name: fields[name] for name in _NO_CONSTRAINT if fields.get(name) is not None}
     return tuple(name for name, value in given.items() if value not in _NO_CONSTRAINT[name] and value != told.get(name))

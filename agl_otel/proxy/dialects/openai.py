@@ -11,21 +11,24 @@ from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, 
 
 TOKEN_IDS: Final = "return_token_ids"
 _USAGE: Final = ("prompt_tokens", "completion_tokens")
-_SAID: Final = (("text", "text"), ("content", "text"), ("refusal", "text"), ("reasoning_content", "reasoning"), ("reasoning", "reasoning"))
+_TEXT: Final = frozenset({"content", "refusal"})
+_REASONING: Final = frozenset({"reasoning_content", "reasoning"})
 
 
 def take(reply: Reply, payload: Json) -> None:
     """Add an answer, or a chunk of one, to the reply; its choices have `message`, `delta` or `text`."""
     reply.head(payload, _USAGE)
     items = dicts(payload.get("choices"))
-    reply.mixed_choices |= len(items) > 1 and len({integer(item.get("index")) or 0 for item in items}) < len(items)
+    if len(items) > 1:
+        reply.mixed_choices |= len({integer(item.get("index")) or 0 for item in items}) < len(items)
     for item in items:
         choice = reply.choice(item.get("index"))
         if choice.finish_reason and (item.get("token_ids") or (choice.token_ids and item.get("finish_reason"))):
             reply.mixed_choices = True  # the choice was finished: this is another one's
         reply.prompt(item)
         reply.tokens(choice, item)
-        choice.finish_reason = string(item.get("finish_reason")) or choice.finish_reason
+        if finish_reason := string(item.get("finish_reason")):
+            choice.finish_reason = finish_reason
         message = item.get("message") or item.get("delta")
         has_text = _take_content(choice, item, cast("Json", message) if isinstance(message, dict) else {})
         choice.text_without_ids |= has_text and bool(choice.token_ids) and not item.get("token_ids")
@@ -34,10 +37,12 @@ def take(reply: Reply, payload: Json) -> None:
 def _take_content(choice: Choice, item: Json, message: Json) -> bool:
     """Add what a choice has of text and tool calls; return whether it has any."""
     has_text = False
-    for name, kind in _SAID:
-        text = message.get(name) if name != "text" else item.get(name)
-        if isinstance(text, str):
-            (choice.text if kind == "text" else choice.reasoning).append(text)
+    if isinstance(text := item.get("text"), str):
+        choice.text.append(text)
+        has_text = bool(text)
+    for name, text in message.items():
+        if isinstance(text, str) and ((is_text := name in _TEXT) or name in _REASONING):
+            (choice.text if is_text else choice.reasoning).append(text)
             has_text |= bool(text)
     for place, piece in enumerate(dicts(message.get("tool_calls"))):
         has_text = True

@@ -149,7 +149,7 @@ def test_fields_are_set_and_the_rest_is_unchanged(
 def test_setting_fields_keeps_the_spelling_of_the_rest() -> None:
     raw = b' {"model" : "gpt\\"-4", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}]}\n'
     set_ = with_fields(raw, json.loads(raw), {"model": "own", "logprobs": True})
-    assert set_ == b'{"model" : "own", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}],"logprobs": true}'
+    assert set_ == b'{"model" : "own", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}],"logprobs":true}'
     assert with_fields(raw, json.loads(raw), {}) is raw
     escaped = b'{"tools":[{"model":"inner"}],"\\u006dodel":"outer"}'
     assert json.loads(with_fields(escaped, json.loads(escaped), {"model": "own"})) == {"tools": [{"model": "inner"}], "model": "own"}
