@@ -75,8 +75,9 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")(command)
 
 
-def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `main`. Ctrl+C or SIGTERM cancels it, so that it stops what it started; a second signal kills all child processes at once.
+def run_async(main: Callable[[], Coroutine[Any, Any, T]], *, killed: Callable[[], None] = lambda: None) -> T:
+    """Run `main`. Ctrl+C or SIGTERM cancels it, so that it stops what it started; a second signal kills all child processes at once,
+    calls `killed` and ends this process.
 
     Raises KeyboardInterrupt, with the message of main's CancelledError if it has one, after an interrupted run.
     """
@@ -97,6 +98,7 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         def end(_: signal.Signals) -> NoReturn:
             kill_all()
             kill_agents()
+            killed()
             os._exit(INTERRUPTED)
 
         on_stop_signals(interrupt, end)

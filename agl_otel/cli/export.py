@@ -18,7 +18,7 @@ from agl_otel.adapters.pins import Pin, differences
 from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollouts_of
-from agl_otel.cli.training_files import WRITERS, check_target, to_stdout
+from agl_otel.cli.training_files import WRITERS, check_target, to_stdout, write_rows
 from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import ConflictError, NotFoundError, UsageError, unwritable
 from agl_otel.queue.client import QueueClient
@@ -227,7 +227,7 @@ def _write_files(target: Path, rows: Sequence[Row], pin: Pin) -> Path:
     """Write the rows and the pin; return the pin's path. Raises UsageError."""
     pin_file = _pin_file(target)
     try:
-        WRITERS[target.suffix](target, rows)
+        write_rows(target, rows)
         pin_file.write_text(pin.dumps())
     except OSError as error:
         raise UsageError(unwritable(str(error.filename or target), error)) from error

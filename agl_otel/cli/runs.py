@@ -269,7 +269,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("response tokens", f"{totals['response_tokens']:,}" if totals["response_tokens"] else None),
         ("cost", None if cost is None else f"{cost:,.4g}"),
         ("began", clock(report.start_time)),
-        ("took", f"{report.seconds:,.0f} s"),
+        ("took from the first rollout", f"{report.seconds:,.0f} s"),
     ]
 
 

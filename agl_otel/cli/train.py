@@ -63,13 +63,17 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
         _check(job_file, settings, console, as_json=as_json)
         return
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).resolve()
-    try:
-        result = run_async(lambda: _train(job_file, settings, folder, console, force))
-    except KeyboardInterrupt:
+
+    def interrupted() -> None:
         where = ["--store", store] if store else ["--data-dir", str(data_dir)] if data_dir else []
         again = shlex.join([own_command(), "train", str(job_file), "--run-dir", str(folder), *where])
         if folder.exists():
             click.echo(f"to resume this run: {again}", err=True)
+
+    try:
+        result = run_async(lambda: _train(job_file, settings, folder, console, force), killed=interrupted)
+    except KeyboardInterrupt:
+        interrupted()
         raise
     if as_json:
         print_json(result)
@@ -181,6 +185,9 @@ async def _custom(job: Job, settings: Settings, folder: Path, console: Console, 
         result |= {"rollouts": len(ended), "succeeded": sum(each.status == "succeeded" for each in ended), "score": algorithm.scores()}
         for mode, score in algorithm.scored().items():
             console.print(f"score in mode {mode}: {score.described()}")
+        if ended and not result["succeeded"]:
+            where = f"`{own_command()} rollouts show {ended[-1].rollout_id}`"
+            console.print(f"none of {len(ended):,} rollouts succeeded: {where} shows why the last one failed", soft_wrap=True)
     return result | _kept(folder, console)
 
 

@@ -57,10 +57,30 @@ def check_target(target: Path, *others: Path, replace: bool) -> None:
         raise UsageError(f"{taken[0]} is there already: name another file or folder, or replace it with --force")
 
 
-def _folder(target: Path, rows: Sequence[Row]) -> None:
-    """Write the format of `Dataset.save_to_disk`. Raises UsageError if the folder holds anything else."""
+def write_rows(target: Path, rows: Sequence[Row]) -> None:
+    """Write rows in the format of the target's suffix, atomically. Raises UsageError if it is a folder that holds no data set, OSError."""
     check_target(target, replace=True)
-    shutil.rmtree(target, ignore_errors=True)
+    beside = target.with_name(f".{target.name}.new")
+    _remove(beside)  # of an export that was killed
+    try:
+        WRITERS[target.suffix](beside, rows)
+        if target.is_dir():
+            _remove(target)
+        beside.replace(target)
+    except BaseException:
+        _remove(beside)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _folder(target: Path, rows: Sequence[Row]) -> None:
+    """Write the format of `Dataset.save_to_disk`."""
     target.mkdir(parents=True)
     table = _table(rows)
     pyarrow: Any = importlib.import_module("pyarrow")
@@ -85,7 +105,7 @@ def to_stdout(rows: Sequence[Row]) -> None:
 
 
 WRITERS: Final[dict[str, Callable[[Path, Sequence[Row]], None]]] = {".jsonl": _jsonl, ".parquet": _parquet, "": _folder}
-"""{suffix of the file name: writer}; a name without a suffix is a folder."""
+"""{suffix of the file name: writer of a new file}; a name without a suffix is a folder."""
 
 
 def _table(rows: Sequence[Row]) -> Any:

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -209,10 +209,32 @@ def end_of(log: Path) -> str:
 
 
 def kill_all() -> None:
-    """Kill all running children with their process groups (on the second Ctrl+C)."""
-    for process in list(_live):
-        if process.running:
-            signal_group(process.pid, signal.SIGKILL)
+    """Kill all running children with their process groups and descendants (on the second Ctrl+C).
+
+    The agents of a runner lead groups of their own, and the SIGTERM that they get at its death may be ignored.
+    """
+    children = {process.pid for process in list(_live) if process.running}
+    below = _descendants(children)
+    for child in children:
+        signal_group(child, signal.SIGKILL)
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pids: Collection[int]) -> set[int]:
+    """Return the children of these processes, their children and so on; none if the system is not Linux."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            children.setdefault(int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found: set[int] = set()
+    waiting = [*pids]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found.update(below)
+        waiting += below
+    return found
 
 
 def is_alive(pid: int) -> bool:

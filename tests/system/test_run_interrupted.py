@@ -142,3 +142,40 @@ def test_the_next_runner_hands_in_the_ledger_of_a_killed_one(tmp_path: Path, sto
     with Command(*claims, "pass", log=tmp_path / "next.log", cwd=tmp_path):
         until(lambda: ledger() is not None, "the next runner hands it in")
     assert [process["begun"] for process in (ledger() or {})["processes"]] == [1]
+
+
+JOB = """
+[agent]
+command = ["{python}", "agent.py"]
+[data]
+train = "tasks.jsonl"
+[algorithm]
+name = "baseline"
+"""
+
+
+def job(folder: Path, agent: str) -> list[str]:
+    """Write a job of the baseline; return how to run it."""
+    (folder / "agent.py").write_text(agent)
+    (folder / "tasks.jsonl").write_text("1\n2\n")
+    (folder / "job.toml").write_text(JOB.format(python=sys.executable))
+    return ["train", "job.toml", "--run-dir", "a run", "--data-dir", "data"]
+
+
+def test_a_second_interrupt_of_training_still_says_how_to_resume_it(tmp_path: Path) -> None:
+    command = job(tmp_path, WAITS.format(IGNORES_SIGTERM))
+    with Command(*command, log=tmp_path / "train.log", cwd=tmp_path, env=environment()) as training:
+        until((tmp_path / "begun").exists, "the agent works")
+        training.process.send_signal(signal.SIGINT)
+        until(lambda: "once more to stop at once" in training.output, "it stops")
+        training.process.send_signal(signal.SIGINT)
+        assert training.wait(300) == 130
+    assert training.output.splitlines()[-1].endswith(f"train job.toml --run-dir '{tmp_path / 'a run'}' --data-dir data")
+    until(lambda: naming(tmp_path) == [], "everything has ended")
+
+
+def test_a_baseline_without_a_success_says_where_the_reason_is(tmp_path: Path) -> None:
+    done = run(*job(tmp_path, "raise SystemExit('no key was given')"), cwd=tmp_path, env=environment())
+    (said,) = re.findall(r"none of 2 rollouts succeeded: `\S+ rollouts show (ro-\S+)`", done.stdout)
+    shown = json.loads(run("rollouts", "show", said, "--json", "--data-dir", "data", cwd=tmp_path).stdout)
+    assert "no key was given" in json.dumps(shown["attempts"][-1])

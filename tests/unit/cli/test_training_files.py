@@ -1,0 +1,23 @@
+"""Files of training data are written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agl_otel.cli.training_files import WRITERS, write_rows
+
+WHOLE = [{"task": "a"}, {"task": "b"}]
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_an_export_that_fails_leaves_the_earlier_one_and_nothing_beside_it(tmp_path: Path, ending: str) -> None:
+    target = tmp_path / f"rows{ending}"
+    (tmp_path / f".rows{ending}.new").write_text("of an export that was killed")
+    write_rows(target, WHOLE)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises((TypeError, ValueError)):
+        write_rows(target, [*WHOLE, {"task": {1, 2}}])
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
