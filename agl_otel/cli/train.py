@@ -235,7 +235,7 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console, fo
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
     from agl_otel.algorithms.verl.algorithm import outcome
-    from agl_otel.algorithms.verl.report import ShownStep, is_step, validation_of
+    from agl_otel.algorithms.verl.figures import ShownStep, is_step, validation_of
     from agl_otel.jobs.verl import VerlRun
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")

@@ -14,8 +14,8 @@ from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
 from agl_otel.algorithms.run_folder import RUN_DIR, Fingerprint, run_folder_for
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import SettingsError, UsageError
+from agl_otel.jobs.algorithm_table import Need, options_of
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call

@@ -17,8 +17,8 @@ from agl_otel.algorithms.prompts.random_search import combinations
 from agl_otel.algorithms.prompts.search import BATCH_SECONDS, default_client, require_openai
 from agl_otel.algorithms.run_folder import Fingerprint
 from agl_otel.errors import SettingsError
+from agl_otel.jobs.algorithm_table import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, check_sinks, of_table, options_of, without
 from agl_otel.jobs.run import JobRun, unless_failed
 
 SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}

@@ -26,10 +26,10 @@ from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
+from agl_otel.jobs.algorithm_table import Need, of_table
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
-from agl_otel.jobs.options import Need, of_table
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
 from agl_otel.jobs.vllm_options import max_model_len
 from agl_otel.net.http_server import is_healthy

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
+from agl_otel.jobs.algorithm_table import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import learning_rate_warnings
-from agl_otel.jobs.options import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
 from agl_otel.jobs.served import ServedRun, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 
 notes = notes_of_policy

@@ -14,9 +14,9 @@ from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import get, has, translate
 from agl_otel.errors import SettingsError, UsageError
+from agl_otel.jobs.algorithm_table import Need, check_timeouts, of_table, options_of
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
-from agl_otel.jobs.options import Need, check_timeouts, of_table, options_of
 from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.jobs.served import check_policy, policy_made, prepare_policy
 from agl_otel.service.lock import FileLock

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agl_otel.errors import UnavailableError
+from agl_otel.service.forked import die_with_parent, set_name, start_session
 from agl_otel.service.interpreter import tune_for_startup
-from agl_otel.service.prctl import die_with_parent, set_name
 from agl_otel.service.private import keep_private, make_folder, open_file, original_umask
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, end_of, is_alive, python_environment, spawn
 from agl_otel.settings import Settings
@@ -258,12 +258,9 @@ def _run(request: Mapping[str, Any]) -> int:
     """Become the process that was asked for; return its exit code."""
     module, *arguments = request["command"]
     keep_private()
-    os.setsid()
     set_name(module.rpartition(".")[2])
-    with open_file(Path(request["log"]), "ab") as log, Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    with open_file(Path(request["log"]), "ab") as log:
+        start_session(log.fileno(), log.fileno())
     sys.argv[:] = [module, *arguments]
     return _program(module).main()
 

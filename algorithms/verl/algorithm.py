@@ -32,8 +32,8 @@ from agl_otel.algorithms.verl.bounds import check_values
 from agl_otel.algorithms.verl.checkpoints import last_step, note_checkpoint
 from agl_otel.algorithms.verl.compose import compose_config
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, OF_A_NEW_CLUSTER, environment, fixed, on_cpu, with_defaults
+from agl_otel.algorithms.verl.figures import line_of
 from agl_otel.algorithms.verl.keys import Tree, get, has, merged, translate
-from agl_otel.algorithms.verl.report import line_of
 from agl_otel.algorithms.verl.samples import Rules
 from agl_otel.algorithms.verl.singletons import needs_more_rollouts
 from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, sink_step

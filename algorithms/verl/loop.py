@@ -13,8 +13,8 @@ from typing import Any, Final
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register  # pyright: ignore[reportMissingImports]
 
-from agl_otel.algorithms.verl.rollouts import RolloutRequest, Rollouts
 from agl_otel.algorithms.verl.samples import Counts, Sample
+from agl_otel.algorithms.verl.sessions import RolloutRequest, Rollouts
 from agl_otel.algorithms.verl.spec import SECTION, Spec
 from agl_otel.algorithms.verl.tally import find_tally
 from agl_otel.store import Store

@@ -28,10 +28,10 @@ from agl_otel.algorithms.report import (
 )
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.validation import figures_of
+from agl_otel.algorithms.verl.figures import Update, as_metrics, not_finite_in, stack_figures, step_figures
 from agl_otel.algorithms.verl.order import in_order
 from agl_otel.algorithms.verl.publish import Publisher, sampling_by_mode
 from agl_otel.algorithms.verl.ratios import compared
-from agl_otel.algorithms.verl.report import Update, as_metrics, not_finite_in, stack_figures, step_figures
 from agl_otel.algorithms.verl.samples import Counts, all_refused, own_temperature_warning
 from agl_otel.algorithms.verl.singletons import compares_groups, groups_of, singleton_keys
 from agl_otel.algorithms.verl.spec import SECTION, Spec, training_step

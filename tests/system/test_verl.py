@@ -329,7 +329,7 @@ NOT_RECORDED = {
     *("step", "weights_version", "next_version", "attempts", "refused", "breaks", "kl", "started_at", "ended_at", "digest", "rollout_ids"),
     *("read_seconds", "resampled", "carried", "oldest"),
 }
-"""Fields of GRPO's report that are the step's own, that may be empty, or that verl has not (tests/unit/algorithms/test_verl_report.py)."""
+"""Fields of GRPO's report that are the step's own, that may be empty, or that verl has not (tests/unit/algorithms/test_verl_figures.py)."""
 
 
 def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, str]) -> str:

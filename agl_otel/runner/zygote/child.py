@@ -21,19 +21,18 @@ from typing import Any, NoReturn
 
 from agl_otel.runner.zygote import learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
+from agl_otel.service.forked import start_session
 from agl_otel_hook import records
 
 
 def take_over(stdout: int, stderr: int) -> None:
     """Start a new session with the given output streams, no input and default signal handlers."""
-    os.setsid()
+    start_session(stdout, stderr)
+    os.close(stdout)
+    os.close(stderr)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(source, target)
-        os.close(source)
 
 
 def reseed() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from agl_otel.runner.zygote import child, learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
-from agl_otel.service.prctl import die_with_parent
+from agl_otel.service.forked import die_with_parent
 
 GRACE_SECONDS: Final = 5.0
 LEARNING_RUNS: Final = 3  # number of forks that report what they loaded

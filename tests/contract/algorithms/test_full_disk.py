@@ -23,7 +23,7 @@ from agl_otel.algorithms.grpo.progress import TAKEN
 from agl_otel.algorithms.grpo.push import Pushes
 from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.model_files import keep_small_files
-from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.run_folder import RunFolder, file_digest
 from agl_otel.algorithms.sft.algorithm import write_round
 from agl_otel.algorithms.sft.train import Row, Spec
 from agl_otel.algorithms.sft.train import train as train_round
@@ -55,8 +55,9 @@ def test_a_full_disk_is_named_with_what_could_not_be_written_and_leaves_nothing_
     disk = tmp_path / "disk"
     command = [*on_small_disk(disk, "48m"), sys.executable, "-m", "tests.contract.algorithms.test_full_disk", str(disk)]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, list[dict[str, Any]]] = json.loads(ended.stdout.splitlines()[-1])
+    found, of_round = json.loads(ended.stdout.splitlines()[-1])
     assert found.keys() == NAMES.keys()
+    assert of_round[0] == of_round[1], "a round that is trained again after a full disk has the weights of one that had room"
     for what, tries in found.items():
         for tried in tries:
             assert tried["said"] is None or tried["said"].startswith(NAMES[what].format(disk=disk)), (what, tried)
@@ -74,8 +75,7 @@ def written(disk: Path) -> dict[str, Callable[[], object]]:
     keep_small_files(folder, run.folder)
     kept.save(state := State(run.run_id, 2, run.run_id, 2, {}, 0), model, _optimizer(model))
     rows = [Row(input_ids=[9] * 50, labels=[9] * 50) for _ in range(2000)]
-    of_round: dict[str, Any] = {"learning_rate": 1e-3, "epochs": 1, "batch_rows": 9, "max_grad_norm": 1.0, "seed": 0, "device": "cpu"}
-    spec = Spec(model_dir=str(folder), weights=str(folder), out=str(disk / "sft" / "weights" / "1"), threads=1, **of_round)
+    spec = round_of(folder, disk / "sft")
     write_round(disk / "round", spec, rows[:1])
     (disk / "other").mkdir()
     first = State(run.run_id, 1, run.run_id, 1, {}, 0)
@@ -91,6 +91,19 @@ def written(disk: Path) -> dict[str, Callable[[], object]]:
         "a round's weights": lambda: train_round(disk / "round"),
         "export": lambda: export_model(disk / "run", disk / "out", step=2),
     }
+
+
+def round_of(policy: Path, run: Path) -> Spec:
+    """Return what trains the first round of a run."""
+    options: dict[str, Any] = {"learning_rate": 1e-3, "epochs": 1, "batch_rows": 9, "max_grad_norm": 1.0, "seed": 0, "device": "cpu"}
+    return Spec(model_dir=str(policy), weights=str(policy), out=str(run / "weights" / "1"), threads=1, **options)
+
+
+def weights_with_room(disk: Path) -> list[str]:
+    """Train the round that failed on a full disk elsewhere; return the digests of both rounds' weights."""
+    write_round(disk / "another round", round_of(disk / "model", disk / "another"), [Row(input_ids=[9] * 50, labels=[9] * 50)])
+    train_round(disk / "another round")
+    return [file_digest(disk / run / "weights" / "1" / "model.safetensors") for run in ("sft", "another")]
 
 
 def _optimizer(model: Any) -> Any:
@@ -117,7 +130,7 @@ def main(disk: Path) -> None:
             left = sorted(str(path) for path in {*disk.rglob("*")} - before if path.is_file() and path.suffix != ".jsonl")
             found.setdefault(what, []).append({"said": said, "left": left if said else []})
         write()
-    print(json.dumps(found))  # for the test
+    print(json.dumps([found, weights_with_room(disk)]))  # for the test
 
 
 if __name__ == "__main__":

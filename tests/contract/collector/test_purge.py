@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.verl.rollouts import RolloutRequest
+from agl_otel.algorithms.verl.sessions import RolloutRequest
 from agl_otel.collector import orphans
 from agl_otel.collector.deletion import Deletion
 from agl_otel.queue.client import QueueClient

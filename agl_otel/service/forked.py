@@ -1,4 +1,4 @@
-"""Properties of this process that only Linux has (prctl(2))."""
+"""What a fork does first: its own session and streams, and its death with its parent and its name (prctl(2), Linux only)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from typing import Final
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _libc: Final = ctypes.CDLL(None)
+
+
+def start_session(stdout: int, stderr: int) -> None:
+    """Start a new session with these descriptors as output streams and no input."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
 
 
 def die_with_parent(parent: int) -> None:

@@ -15,7 +15,7 @@ from agl_otel.adapters.losses import recorded_losses
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.validation import figures_of
-from agl_otel.algorithms.verl.report import (
+from agl_otel.algorithms.verl.figures import (
     ShownStep,
     Update,
     as_metrics,

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from agl_otel.algorithms.verl.rollouts import RolloutRequest, RolloutResult, Rollouts
 from agl_otel.algorithms.verl.samples import Counts, Rules
+from agl_otel.algorithms.verl.sessions import RolloutRequest, RolloutResult, Rollouts
 from agl_otel.algorithms.verl.spec import Spec
 from agl_otel.store import LightningStore
 from agl_otel.types import LLM, RolloutMode
