@@ -6,6 +6,7 @@ messages are lists of structures, and other nested values (tools, metadata) are 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import json
@@ -60,6 +61,8 @@ def check_target(target: Path, *others: Path, replace: bool) -> None:
 def write_rows(target: Path, rows: Sequence[Row]) -> None:
     """Write rows in the format of the target's suffix, atomically. Raises UsageError if it is a folder that holds no data set, OSError."""
     check_target(target, replace=True)
+    if target.suffix and target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     beside = target.with_name(f".{target.name}.new")
     _remove(beside)  # of an export that was killed
     try:

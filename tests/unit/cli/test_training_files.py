@@ -21,3 +21,12 @@ def test_an_export_that_fails_leaves_the_earlier_one_and_nothing_beside_it(tmp_p
         write_rows(target, [*WHOLE, {"task": {1, 2}}])
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    target = tmp_path / "rows.jsonl"
+    target.mkdir()
+    (target / "own.txt").write_text("the user's")
+    with pytest.raises(IsADirectoryError):
+        write_rows(target, WHOLE)
+    assert [path.name for path in tmp_path.rglob("*")] == ["rows.jsonl", "own.txt"]
