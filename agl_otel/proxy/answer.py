@@ -77,8 +77,8 @@ async def pass_on(
     call.status = response.status
     call.first_byte = time.time_ns()
     call.model_version = response.headers.get(conventions.HEADER_MODEL_VERSION, call.model_version)
-    if conventions.HEADER_VOCABULARY in response.headers:
-        call.vocabulary = max(0, whole_of(response.headers[conventions.HEADER_VOCABULARY])) or None
+    vocabulary = response.headers.get(conventions.HEADER_VOCABULARY)
+    call.vocabulary = max(0, whole_of(vocabulary)) or None if vocabulary else None
     if response.content_type == "text/event-stream":
         return await _stream(request, response, added, call, client_seconds, most, write_down, translated)
     body = await whole(response, most) if body is None else body

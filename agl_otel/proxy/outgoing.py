@@ -57,11 +57,11 @@ async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: 
 async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     """Read the body. Raises RefusedAnswerError if it is longer than `most` bytes, aiohttp.ClientError, OSError."""
     pieces: list[bytes] = []
-    size = 0
-    while (response.content_length or 0) <= most and size <= most and not response.content.at_eof():
+    size, announced = 0, response.content_length or 0
+    while max(size, announced) <= most and not response.content.at_eof():
         pieces.append(await response.content.readany())
         size += len(pieces[-1])
-    if max(size, response.content_length or 0) > most:
+    if max(size, announced) > most:
         raise oversized(f"its answer is longer than {most >> 20} MiB")
     return b"".join(pieces)
 

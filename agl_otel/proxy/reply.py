@@ -335,16 +335,13 @@ def logprobs_of(value: Any) -> list[float]:
 def _names_others(value: Any, ids: list[int]) -> bool:
     """Whether a choice's `logprobs` name other tokens than `ids`, as vLLM does by `return_tokens_as_token_ids`."""
     held = cast("Json", value) if isinstance(value, dict) else {}
-    texts: Any = held.get("content") or held.get("tokens")
-    first: Any = cast("list[Any]", texts)[0] if isinstance(texts, list) else None
-    if not _is_named(first.get("token") if isinstance(first, dict) else first):
-        return False  # a server names all tokens by their ids, or none
-    names = [item.get("token") for item in dicts(texts)] or cast("list[Any]", texts)
-    return any(_is_named(name) and name != f"{_NAMED}{token}" for name, token in zip(names, ids, strict=False))
-
-
-def _is_named(name: Any) -> bool:
-    return isinstance(name, str) and name.startswith(_NAMED)
+    content: Any = held.get("content")
+    names: Any = [item.get("token") for item in dicts(content)] if content else held.get("tokens")
+    if isinstance(names, list):
+        for name, token in zip(cast("list[Any]", names), ids, strict=False):  # a loop: this runs for each chunk of a stream
+            if isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}":
+                return True
+    return False
 
 
 def dicts(value: Any) -> list[Json]:

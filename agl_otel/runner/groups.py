@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
-from agl_otel.service.processes import environment_of, signal_group
+from agl_otel.service.processes import environment_of, signal_group, stats
 from agl_otel.service.retry import Backoff
 from agl_otel_hook import conventions
 
@@ -87,12 +87,7 @@ def is_alive(group: int) -> bool:
     """Return whether a process of the group runs. Zombies do not count: without a reaper for orphans they never disappear."""
     if not signal_group(group, 0):
         return False
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, member_of = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            if member_of == str(group) and state not in "ZX":
-                return True
-    return False
+    return any(member_of == group and state not in "ZX" for _, state, _, member_of in stats())
 
 
 async def _wait_until_gone(group: int, seconds: float) -> bool:

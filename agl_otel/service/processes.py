@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -225,9 +225,8 @@ def kill_all() -> None:
 def _descendants(pids: Collection[int]) -> set[int]:
     """Return the children of these processes, their children and so on; none if the system is not Linux."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            children.setdefault(int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    for pid, _, parent, _ in stats():
+        children.setdefault(parent, []).append(pid)
     found: set[int] = set()
     waiting = [*pids]
     while waiting:
@@ -235,6 +234,14 @@ def _descendants(pids: Collection[int]) -> set[int]:
         found.update(below)
         waiting += below
     return found
+
+
+def stats() -> Generator[tuple[int, str, int, int]]:
+    """Yield (pid, state, parent, process group) of all processes; none if the system is not Linux."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, parent, group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            yield int(stat.parent.name), state, int(parent), int(group)
 
 
 def is_alive(pid: int) -> bool:
