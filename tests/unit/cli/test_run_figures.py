@@ -53,7 +53,7 @@ def test_a_validation_rollout_without_reward_counts_as_0_as_in_a_jobs_score() ->
 def test_a_best_validation_that_is_not_above_the_score_before_the_training_says_so() -> None:
     """An export takes the weights of the best validation, which may be worse than the model that the run began with."""
 
-    def described(*scores: float) -> str:
+    def described(*scores: float) -> str | None:
         return report(points=[point(number, "val", score) for number, score in enumerate(scores)]).best_described()
 
     assert described(0.25, 0.5, 0.125) == "0.500 after step 1"
