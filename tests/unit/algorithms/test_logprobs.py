@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     JambaConfig,
@@ -18,6 +20,12 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -26,6 +34,7 @@ from agl_otel.algorithms.grpo.logprobs import Scorer, _attend_by_row, _Layout  #
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations
+from agl_otel.errors import UsageError
 
 pytestmark = pytest.mark.full
 SIZES: dict[str, Any] = {
@@ -106,6 +115,47 @@ def test_a_head_that_is_not_linear_is_scored_from_its_logits() -> None:
     assert scorer.whole_logits
     ids, trained, temperature = some_rows(4, 211)
     assert torch.allclose(scored(scorer, ids, trained, temperature), whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
+
+
+def dropping(name: str) -> Any:
+    """Make a model that has noise of its own in training mode: of hidden states, whole layers, attention, or a router."""
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"vocab_size": 211, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    match name:
+        case "opt":
+            return OPTForCausalLM(OPTConfig(**heads, ffn_dim=64, word_embed_proj_dim=32, dropout=0.5, layerdrop=0.5)).eval()
+        case "falcon":
+            return FalconForCausalLM(FalconConfig(**heads, hidden_dropout=0.5, attention_dropout=0.5)).eval()
+        case _:
+            return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.5)).eval()
+
+
+INSIDE = {"opt": "layers.0.self_attn", "falcon": "h.0.self_attention", "mixtral": "layers.0.self_attn"}
+"""A module of a layer, whose passes are counted."""
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_checkpointed_activations_are_those_of_the_model_that_samples(name: str) -> None:
+    """They are computed twice, and neither time with the dropout or the noise of training mode."""
+    ids, lengths, trained, temperature = ragged(3)
+    model, plain, passes = dropping(name), dropping(name), list[int]()
+    checkpoint_activations(model)
+    scorer = Scorer(model)
+    model.get_decoder().get_submodule(INSIDE[name]).register_forward_pre_hook(lambda *_: passes.append(1))
+    found, expected = scorer(ids, lengths, trained, temperature), row_by_row(plain, ids, lengths, trained, temperature)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+    once = len(passes)
+    for logprobs in (found, expected):
+        logprobs.sum().backward()
+    assert len(passes) == 2 * once
+    for (weight, one), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), weight
+        assert one.grad is None or torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-5), weight
+
+
+def test_a_model_without_layers_to_compute_again_is_refused() -> None:
+    with pytest.raises(UsageError, match="gradient_checkpointing = true: a OpenAIGPTLMHeadModel has no layers"):
+        checkpoint_activations(OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=211, n_embd=32, n_layer=1, n_head=2)))
 
 
 def ragged(seed: int, vocabulary: int = 211) -> tuple[torch.Tensor, list[int], torch.Tensor, torch.Tensor]:
