@@ -138,7 +138,7 @@ class Scorer:
 
     @torch.no_grad()
     def _has_linear_head(self) -> bool:
-        if not isinstance(self._head, torch.nn.Linear):
+        if not isinstance(self._head, torch.nn.Linear) or self._decoder is self._causal:  # which gives no hidden states
             return False
         ids = torch.arange(_PROBED_IDS, device=self._model.device)[None]
         with self._autocast():

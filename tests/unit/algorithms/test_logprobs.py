@@ -16,6 +16,8 @@ from transformers import (
     Gemma2ForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -154,8 +156,19 @@ def test_checkpointed_activations_are_those_of_the_model_that_samples(name: str)
 
 
 def test_a_model_without_layers_to_compute_again_is_refused() -> None:
-    with pytest.raises(UsageError, match="gradient_checkpointing = true: a OpenAIGPTLMHeadModel has no layers"):
+    with pytest.raises(UsageError, match="gradient_checkpointing = true: OpenAIGPTLMHeadModel has no layers"):
         checkpoint_activations(OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=211, n_embd=32, n_layer=1, n_head=2)))
+
+
+def test_a_model_that_is_its_own_decoder_is_scored_from_its_logits() -> None:
+    """Llama 4's get_decoder gives the whole model, which has no hidden states among its outputs."""
+    torch.manual_seed(0)
+    model = Llama4ForCausalLM(Llama4TextConfig(**SIZES, num_local_experts=2, intermediate_size_mlp=64)).eval()
+    scorer = Scorer(model)
+    assert scorer.whole_logits
+    ids, lengths, trained, temperature = ragged(4)
+    expected = row_by_row(model, ids, lengths, trained, temperature)
+    assert torch.allclose(scorer(ids, lengths, trained, temperature), expected, rtol=0, atol=1e-5)
 
 
 def ragged(seed: int, vocabulary: int = 211) -> tuple[torch.Tensor, list[int], torch.Tensor, torch.Tensor]:
