@@ -30,7 +30,7 @@ from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
 
 _NAMES: Final[dict[torch.dtype, str]] = {getattr(torch, name): short for short, name in DTYPES.items()}
-NOT_CHECKPOINTED: Final = "gradient_checkpointing = true: a {} has no layers that transformers computes again; leave it out"
+NOT_CHECKPOINTED: Final = "gradient_checkpointing = true: {} has no layers that transformers computes again; leave it out"
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 
 
