@@ -28,6 +28,8 @@ from transformers import (
     OpenAIGPTLMHeadModel,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -169,6 +171,23 @@ def test_a_model_that_is_its_own_decoder_is_scored_from_its_logits() -> None:
     ids, lengths, trained, temperature = ragged(4)
     expected = row_by_row(model, ids, lengths, trained, temperature)
     assert torch.allclose(scorer(ids, lengths, trained, temperature), expected, rtol=0, atol=1e-5)
+
+
+def test_rows_on_both_sides_of_the_original_length_are_turned_by_their_own_factors() -> None:
+    """Phi 3 and 4 mini have longrope: a pass that holds a long row would turn the short ones by the long factors, too."""
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 8}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    model: Any = Phi3ForCausalLM(
+        Phi3Config(**sizes, rope_scaling=rope, original_max_position_embeddings=8, max_position_embeddings=64, pad_token_id=0)
+    ).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    inputs = ragged(5)
+    expected = row_by_row(model, *inputs)
+    for pack in (True, False):
+        assert torch.allclose(Scorer(model, pack=pack)(*inputs), expected, rtol=0, atol=1e-4)
 
 
 def ragged(seed: int, vocabulary: int = 211) -> tuple[torch.Tensor, list[int], torch.Tensor, torch.Tensor]:
