@@ -179,9 +179,8 @@ def test_rows_on_both_sides_of_the_original_length_are_turned_by_their_own_facto
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 8}
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
     sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
-    model: Any = Phi3ForCausalLM(
-        Phi3Config(**sizes, rope_scaling=rope, original_max_position_embeddings=8, max_position_embeddings=64, pad_token_id=0)
-    ).eval()
+    sizes |= {"rope_scaling": rope, "original_max_position_embeddings": 8, "max_position_embeddings": 64, "pad_token_id": 0}
+    model: Any = Phi3ForCausalLM(Phi3Config(**sizes)).eval()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.2)
     inputs = ragged(5)
