@@ -32,11 +32,14 @@ class FileLock:
         self._handle = handle
 
     @classmethod
-    def take(cls, path: Path) -> FileLock:
-        """Lock a file, creating it if missing. Raises BlockingIOError if another process holds the lock, or another OSError."""
+    def take(cls, path: Path, *, shared: bool = False) -> FileLock:
+        """Lock a file, creating it if missing; a `shared` lock excludes only those that are not.
+
+        Raises BlockingIOError if another process holds the lock, or another OSError.
+        """
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
             raise

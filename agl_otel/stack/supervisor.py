@@ -17,6 +17,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 STACK_FILE: Final = "stack.json"
 LOCK_FILE: Final = "stack.lock"
+USERS_FILE: Final = "stack.users"
+"""Locked, shared, by each process that uses a stack which another one runs on the data directory."""
 LAYOUT_VERSION: Final = 1
 """Version of the data directory's layout; a higher one was written by a newer release."""
 START_TIMEOUT_SECONDS: Final = 60.0
@@ -393,22 +396,69 @@ def running_address(settings: Settings) -> str:
 @contextlib.asynccontextmanager
 async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
     """Provide a store for commands that need a stack: the one of the settings, else the one running on the data directory, else one
-    started there temporarily (`only` these services), on free ports.
+    started there temporarily (`only` these services), on free ports, which ends when no command uses it any more.
 
     Yields the store and a future that fails when the supervision of a stack started here fails.
     """
     from agl_otel.store import Store  # imports numpy, which the supervisor alone does not need
 
     token = settings.token.get_secret_value()
-    if address := running_address(settings):
-        async with await Store.connect(address, token=token) as store:
-            never = asyncio.get_running_loop().create_future()
-            yield store, never
-            never.cancel()
-        return
+    async with using_stack(settings) as address:
+        if address:
+            async with await Store.connect(address, token=token) as store:
+                never = asyncio.get_running_loop().create_future()
+                yield store, never
+                never.cancel()
+            return
     quiet = settings.model_copy(update={port: 0 for service in SERVICES for port in service.ports})
-    async with Stack(quiet, only=only) as stack, await Store.connect(stack.address, token=token) as store:
-        yield store, stack.failed
+    with contextlib.ExitStack() as until_ended:
+        async with Stack(quiet, only=only) as stack:
+            try:
+                async with await Store.connect(stack.address, token=token) as store:
+                    yield store, stack.failed
+            finally:
+                until_ended.enter_context(await last_user(stack.data_dir))
+
+
+@contextlib.asynccontextmanager
+async def using_stack(settings: Settings) -> AsyncGenerator[str]:
+    """Yield `running_address`; a stack that another command has started on the data directory does not end before the block does.
+
+    Waits for the end of one that is about to end.
+    """
+    while address := running_address(settings):
+        if settings.store:
+            break
+        try:
+            user = FileLock.take(settings.data_dir / USERS_FILE, shared=True)
+        except BlockingIOError:
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+            continue
+        except OSError:  # a full disk, or a file system without locks
+            break
+        with user:
+            if running_address(settings) == address:
+                yield address
+                return
+    yield address
+
+
+async def last_user(data_dir: Path) -> AbstractContextManager[object]:
+    """Wait until no other command uses the stack that this one has started on `data_dir`.
+
+    None begins to (`using_stack`) before what is returned is closed.
+    """
+    told = False
+    while True:
+        try:
+            return FileLock.take(data_dir / USERS_FILE)
+        except BlockingIOError:
+            if not told:
+                LOG.warning("another command uses the stack on %s: this one waits for its end, and then stops the stack", data_dir)
+            told = True
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+        except OSError:  # a full disk, or a file system without locks
+            return contextlib.nullcontext()
 
 
 def must_have_data(settings: Settings) -> None:

@@ -1,0 +1,49 @@
+"""A temporary stack of the data directory ends with the last command that uses it. Real stacks, of the queue alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from agl_otel.settings import Settings
+from agl_otel.stack.supervisor import running_address, stack_for
+
+
+async def test_the_command_that_started_the_stack_ends_after_the_one_that_joined_it(tmp_path: Path) -> None:
+    settings = Settings.private(data_dir=tmp_path)
+    first_may_end, first_waits = asyncio.Event(), asyncio.Event()
+
+    class Waits(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "another command uses the stack" in record.getMessage():
+                first_waits.set()
+
+    logging.getLogger("agl_otel").addHandler(handler := Waits())
+    started = asyncio.Event()
+
+    async def first() -> None:
+        async with stack_for(settings, only=("queue",)):
+            started.set()
+            await first_may_end.wait()
+            raise RuntimeError("the first command fails")
+
+    running = asyncio.create_task(first())
+    try:
+        await started.wait()
+        address = running_address(settings)
+        async with stack_for(settings, only=("queue",)) as (store, _):
+            assert store.description.queue == address
+            first_may_end.set()
+            await asyncio.wait({running, asyncio.ensure_future(first_waits.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            assert not running.done()
+            assert (await store.queue.describe()).queue == address, "the stack serves the command that joined it"
+        with pytest.raises(RuntimeError, match="the first command fails"):
+            await running
+    finally:
+        logging.getLogger("agl_otel").removeHandler(handler)
+    assert running_address(settings) == ""
+    async with stack_for(settings, only=("queue",)) as (store, _):
+        assert (await store.queue.describe()).queue == running_address(settings) != address
