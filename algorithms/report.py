@@ -106,6 +106,7 @@ class TrainingReport:
         clock: Clock,
         *,
         temperature: float | None,
+        earlier: Sequence[TrainingReport],
         asked: bool = True,
         **more: Any,
     ) -> Self:
@@ -120,13 +121,14 @@ class TrainingReport:
             trained_on: the part of `batch` that was trained on.
             clock: with laps "rollout", "read" and "update".
             temperature: that agents were asked to use; None: not set. Calls with another one are logged as a warning.
+            earlier: the reports of the run's earlier steps, which may have told what such calls are.
             asked: whether the step enqueued its rollouts; of others, those without a reward are left out of `reward_mean`.
             **more: tokens, loss, and the algorithm's own fields.
         """
         rollout_ids = [rollout_id for group in groups for rollout_id in group]
         score = step_score(traces, rollout_ids, asked=asked)
         rows = trained_on.rows.values.astype(np.int64)
-        other, several = _count_unusual(traces, rows, step, temperature)
+        other, several = _count_unusual(traces, rows, step, temperature, told=any(report.own_sampling for report in earlier))
         report = cls(
             step=step,
             weights_version=versions[0],
@@ -311,24 +313,33 @@ def _fields_of_time(clock: Clock) -> dict[str, Any]:
     }
 
 
-def _count_unusual(traces: Traces, rows: NDArray[np.int64], step: int, temperature: float | None) -> tuple[int, int]:
-    """Count the trained calls that were sampled at another temperature, and those with several choices; log a warning of each."""
+def _count_unusual(traces: Traces, rows: NDArray[np.int64], step: int, temperature: float | None, *, told: bool) -> tuple[int, int]:
+    """Count the trained calls that were sampled at another temperature, and those with several choices; log a warning of each.
+
+    `told`: see own_sampling_warning.
+    """
     other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
     if other:
-        _log.warning("%s", own_sampling_warning(step, other, len(rows)))
+        _log.warning("%s", own_sampling_warning(step, other, len(rows), told=told))
     several = int(traces.calls.several_choices[rows].sum())
     if several:
         _log.warning("step %d: %s", step, several_choices_warning(several, len(rows)))
     return other, several
 
 
-def own_sampling_warning(step: int, other: int, calls: int) -> str:
-    """Return the warning for a step in which `other` of the `calls` trained on were sampled with other parameters than the run's."""
+def own_sampling_warning(step: int, other: int, calls: int, *, told: bool = False) -> str:
+    """Return the warning for a step in which `other` of the `calls` trained on were sampled with other parameters than the run's.
+
+    `told`: an earlier step of the run had such calls, so that the count alone is said.
+    """
+    counted = f"step {step}: {other} of {calls} model calls read for training ({100 * other / calls:.0f} %) were sampled with settings "
+    if told:
+        return f"{counted}of the agent's own"
     return (
-        f"step {step}: {other} of {calls} model calls read for training ({100 * other / calls:.0f} %) were sampled at a temperature or "
-        "top_p of their agent's own, or constrained by it (a grammar, a forced tool call, top_k, logit_bias, …), so they are samples of "
-        "another distribution than the run asks for (GRPO scores each at its call's temperature; for the others nothing can be done): "
-        "remove these from the agent's requests, or set the same temperature in the run's options (`agl-otel traces show` names the calls)"
+        f"{counted}of the agent's own: another temperature or top_p than the run's, or a constraint (a grammar, a forced tool call, top_k, "
+        "logit_bias, …). GRPO scores each call at the temperature that sampled it, so an agent may use several; what top_p and constraints "
+        "change cannot be corrected. Leave them out of the agent's requests; `agl-otel traces show` names the calls. Later steps say only "
+        "how many they are"
     )
 
 

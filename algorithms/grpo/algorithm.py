@@ -491,6 +491,7 @@ class GRPO(Algorithm):
             self._trained_on(read)[0],
             read.clock,
             temperature=self.sampling.temperature,
+            earlier=self.reports,
             asked=self.rollouts.offline_mode is None,
             tokens=update.tokens,
             loss=update.loss,

@@ -331,6 +331,7 @@ class SFT(Algorithm):
         return RoundReport.of(
             self._number, versions, self._groups(ids), traces, batch, chosen, clock,
             temperature=self.temperature if self.offline_mode is None else None,
+            earlier=self.reports,
             asked=self.offline_mode is None,
             kept=len(set(chosen.rollout_id)),
             kept_reward_mean=mean_reward(chosen),

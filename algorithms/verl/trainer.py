@@ -64,6 +64,7 @@ class InstrumentedTrainer(_Trainer):
         self._figures: dict[str, float] = {}
         self._ratios: tuple[float, float] | None = None
         self._not_finite: list[str] = []
+        self._told_own_sampling = False
         """Of the last steps in a row that were not finite: what was not."""
         self._run_log = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
         super().__init__(config)
@@ -165,7 +166,8 @@ class InstrumentedTrainer(_Trainer):
         if refused := counts.refused["own_temperature"]:
             _log.warning("%s", own_temperature_warning(step, refused, counts.calls, self.config.actor_rollout_ref.rollout.temperature))
         if counts.own_sampling:
-            _log.warning("%s", own_sampling_warning(step, counts.own_sampling, counts.sampled_calls))
+            told, self._told_own_sampling = self._told_own_sampling, True
+            _log.warning("%s", own_sampling_warning(step, counts.own_sampling, counts.sampled_calls, told=told))
         if counts.several_choices:
             _log.warning("step %d: %s", step, several_choices_warning(counts.several_choices, counts.sampled_calls))
         if without > MANY_WITHOUT_SAMPLE * counts.rollouts:

@@ -373,16 +373,17 @@ async def test_a_step_warns_of_calls_with_the_agents_own_sampling(server: Server
     async with aiohttp.ClientSession() as session:
         store = CallingStore(session, target=1, own_temperature=0.5)
         grpo = GRPO.from_options(
-            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=1, prompts_per_step=4
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=4
         )
-        (report,) = await grpo.train(store, tiny.TRAIN_NUMBERS)
-    sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-32:])
+        report, later = await grpo.train(store, tiny.TRAIN_NUMBERS)
+    sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-64:-32])
     assert sampled == {0.5: report.own_sampling, 1.0: 32 - report.own_sampling}, "as the model server tells"
     assert 0 < report.own_sampling < 32 == report.calls_trained
     assert store.figures[0]["own_sampling_share"] == report.own_sampling / 32
     assert report.max_ratio_error < 1e-4, "each call is scored at its own temperature"
-    (warning,) = [record.message for record in caplog.records if "of their agent's own" in record.message]
-    assert warning.startswith(f"step 1: {report.own_sampling} of 32 model calls read for training")
+    first, second = [record.message for record in caplog.records if "of the agent's own" in record.message]
+    assert first.startswith(f"step 1: {report.own_sampling} of 32 model calls read for training") and first.endswith("how many they are")
+    assert second.startswith(f"step 2: {later.own_sampling} of 32 model calls read for training") and second.endswith("of the agent's own")
 
 
 async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Server, tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ async def test_every_sampling_parameter_is_published_and_a_call_with_others_is_w
     published = [each["main_llm"].sampling_parameters for each in stores[0].published]  # type: ignore[union-attr]  # SFT publishes an LLM
     assert published == [{**NEUTRAL, "temperature": 1.0, "max_tokens": 64}] * 2, "for the first weights, and for those of the round"
     assert 0 < report.own_sampling < 16 == report.calls_trained
-    (warning,) = [record.message for record in caplog.records if "of their agent's own" in record.message]
+    (warning,) = [record.message for record in caplog.records if "of the agent's own" in record.message]
     share = f"{100 * report.own_sampling / 16:.0f} %"
-    assert warning.startswith(f"step 1: {report.own_sampling} of 16 model calls read for training ({share}) were sampled at")
+    assert warning.startswith(f"step 1: {report.own_sampling} of 16 model calls read for training ({share}) were sampled with settings")
 
 
 async def test_sft_learns_nothing_from_shuffled_rewards(server: Server, tmp_path: Path) -> None:
