@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
@@ -27,6 +27,7 @@ from agl_otel.algorithms.options import problems, shown
 from agl_otel.errors import SettingsError
 
 _TRAINED: Final = frozenset({"F64", "F32", "F16", "BF16"})  # dtypes of safetensors
+_WEIGHT_MAP: Final = TypeAdapter(dict[str, str])
 PROBE: Final = "hello"
 REPLY: Final = "yes"
 """The user's and the assistant's message of the conversation that the chat template must render."""
@@ -220,7 +221,7 @@ def _stored_tensors(folder: Path) -> dict[str, _Tensor]:
         files = [WEIGHTS_FILE]
     elif index.exists():
         try:
-            wanted = dict(json.loads(index.read_text())["weight_map"])
+            wanted = _WEIGHT_MAP.validate_python(json.loads(index.read_text())["weight_map"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _wrong(index, f"it is no index of weights ({_first_line(error)})", "copy it again") from error
         files = sorted(set(wanted.values()))

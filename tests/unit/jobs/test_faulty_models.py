@@ -106,6 +106,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: split(folder, "model-00002-of-00002.safetensors"),
         r"model-00002-of-00002\.safetensors: it is missing; copy it",
     ),
+    "an index of numbers": (
+        lambda folder: (
+            (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+            and (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": 3}}')
+        ),
+        r"model\.safetensors\.index\.json: it is no index of weights .*copy it again",
+    ),
     "a lost tensor": (split, r"it lacks 1 tensors of model\.safetensors\.index\.json, first x\.weight; copy the file again"),
     "no tokenizer": (
         lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "tokenizer_config.json")],
