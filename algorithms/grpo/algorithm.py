@@ -499,6 +499,7 @@ class GRPO(Algorithm):
             worst_ratio_error=update.worst_ratio_error,
             not_finite=update.not_finite,
             kl=update.kl if self.objective.kl else None,
+            learning_rate=update.learning_rate,
             zero_variance_groups=read.zero_variance_groups,
             singleton_groups=read.singleton_groups,
             resampled=read.resampled,

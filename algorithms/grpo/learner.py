@@ -57,6 +57,8 @@ class Update:
     """Optimizer steps."""
     not_finite: str = ""
     """What was not a finite number, so that further optimizer steps were not made; empty where all was finite."""
+    learning_rate: float | None = None
+    """Of the optimizer steps; None where none was made."""
 
 
 NO_UPDATE: Final = Update(0.0, 0.0, 0.0, 0)
@@ -205,7 +207,8 @@ class Learner:
         greatest = max(
             (max_ratio_error(each.initial, each.rows.behaviour_logprobs) for each in parts if each.initial is not None), default=0.0
         )
-        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, wrong)
+        rate = self.optimizer.param_groups[0]["lr"] if made else None
+        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, wrong, rate)
 
     def _split(self, count: int) -> list[NDArray[np.int64]]:
         """Return the row numbers of each minibatch."""

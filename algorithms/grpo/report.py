@@ -34,6 +34,8 @@ class StepReport(TrainingReport):
     """What was not a finite number, so that the weights were not updated further; empty where all was finite."""
     kl: float | None = None
     """Mean KL term over the tokens trained on, before the last update (objective.kl_terms); None without a KL penalty."""
+    learning_rate: float | None = None
+    """Of the step's optimizer steps; None where none was made."""
 
     @property
     def figures(self) -> dict[str, float]:
