@@ -42,7 +42,7 @@ class Update:
     """The results of one step's updates."""
 
     loss: float
-    """Of the last update."""
+    """Of the last minibatch of the last pass, before its optimizer step."""
     gradient_norm: float
     """Before clipping, of the first optimizer step; 0 where none was made."""
     max_ratio_error: float
@@ -50,7 +50,7 @@ class Update:
     tokens: int
     """Model-written tokens trained on."""
     kl: float = 0.0
-    """Mean over those tokens of the KL term, before the last update; 0 without one."""
+    """Mean over those tokens of the KL term, in the last pass; 0 without one."""
     worst_ratio_error: float = 0.0
     """On the first update, over the tokens of trajectories that the current weights sampled: objective.worst_ratio_error."""
     made: int = 0
