@@ -158,7 +158,8 @@ async def test_the_rates_of_steps_are_those_of_the_schedule_also_after_a_resume(
     options, shares = RATES[schedule]
     folder, rate = make_policy(tmp_path / "policy", seed=1), 1e-6  # so small that no step clips all ratios of the next
     given: dict[str, Any] = {"learning_rate": rate, "max_steps": 4, "keep_checkpoints": 9, **options}
-    for often in ({"checkpoint_every_steps": 1}, {}):
+    every: tuple[dict[str, Any], ...] = ({"checkpoint_every_steps": 1}, {})
+    for often in every:
         await trained(KINDS[0], store, folder, tmp_path / "run", by_place, **given, **often)
         assert [line["learning_rate"] for line in steps_of(tmp_path / "run")] == pytest.approx([rate * share for share in shares])
         for place in checkpoints_of(tmp_path / "run")[2:] if often else ():  # as after a kill, when these were not written yet
