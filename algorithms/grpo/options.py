@@ -128,7 +128,8 @@ class Updates:
     """How the weights are updated, apart from the loss."""
 
     updates_per_step: Annotated[int, Field(ge=1, le=1000, description="a step without an update trains nothing")] = 3
-    """Optimizer steps on each batch (mu in algorithm 1 of DeepSeekMath): rollouts cost more than updates."""
+    """Passes over each batch (mu in algorithm 1 of DeepSeekMath), with an optimizer step for each of its `minibatches`: rollouts cost more
+    than updates."""
     minibatches: Annotated[
         int, Field(ge=1, le=1000, description="each is an optimizer step on its part of the batch, and a part has at least one sample")
     ] = 1
