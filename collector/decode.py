@@ -1,38 +1,29 @@
 """OTLP protobuf → rows of otel_traces and otel_logs, exact for every value (values.py says how).
 
-This is the general path, which handles everything; plain spans take the fast path (raw.py), which makes the same rows. Token ids and
-log-probs of a model call go directly into their columns if they fit exactly; their long text is then left out of the map (AttrTypes:
-`column`).
+This is the specification of the rows, which the compiled core (native/) is held to, and what makes them where it is not installed. Token
+ids and log-probs of a model call go directly into their columns if they fit exactly; their long text is then left out of the map
+(AttrTypes: `column`).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel.collector.identify import Identity
-from agl_otel.collector.values import REPEATED, Value, double_array, encode, int_array, to_map
+from agl_otel.collector.values import REPEATED, TOKEN_COLUMNS, encode, logprobs, to_map, token_ids
 from agl_otel_hook import conventions
 
 SPAN_KINDS: Final = ("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer")
 STATUS_CODES: Final = ("Unset", "Ok", "Error")
 SERVICE_NAME: Final = "service.name"
 
-LOGPROBS: Final = "ResponseLogprobs"
-TOKEN_COLUMNS: Final[dict[str, tuple[str, Callable[[Value], NDArray[Any] | None]]]] = {
-    conventions.LLM_PROMPT_TOKEN_IDS: ("PromptTokenIds", int_array),
-    conventions.LLM_RESPONSE_TOKEN_IDS: ("ResponseTokenIds", int_array),
-    conventions.LLM_RESPONSE_LOGPROBS: (LOGPROBS, double_array),
-}
 TRACE_COLUMNS: Final = (
     "Timestamp", "TraceId", "SpanId", "ParentSpanId", "TraceState", "SpanName", "SpanKind", "ServiceName", "ResourceAttributes",
     "ScopeName", "ScopeVersion", "SpanAttributes", "Duration", "StatusCode", "StatusMessage", "Events.Timestamp", "Events.Name",
@@ -62,16 +53,14 @@ def span_rows(
     """Return the rows (JSON texts) of the accepted spans, or of those whose BatchPos is in `only`.
 
     `identities` has one entry per span of the request; `numbers` yields the sequence number of each accepted span in turn;
-    `first` is the BatchPos of the first accepted span. `counts`: see values.to_map; repeated keys of resources are left to the caller
-    that makes the other rows, if there are any.
+    `first` is the BatchPos of the first accepted span. `counts`: see values.to_map.
     """
     rows: list[str] = []
-    resources: Counter[str] = Counter()
     index = 0
     position = first
     for resource_spans in ExportTraceServiceRequest.FromString(raw).resource_spans:
         resource_types: dict[str, str] = {}
-        resource = to_map(resource_spans.resource.attributes, resource_types, "resource:", counts=resources)
+        resource = to_map(resource_spans.resource.attributes, resource_types, "resource:", counts=counts)
         for scope_spans in resource_spans.scope_spans:
             scope = scope_spans.scope
             shared = {
@@ -94,8 +83,6 @@ def span_rows(
                     row["BatchPos"] = position
                     rows.append(_dumps(row))
                 position += 1
-    if counts is not None and len(rows) == position - first:
-        counts.update(resources)
     return rows
 
 
@@ -131,42 +118,37 @@ def _span(span: Span, types: dict[str, str], counts: Counter[str] | None) -> dic
 def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (token columns, attribute texts). A list that does not fit its column exactly stays in the map; its column gets what fits."""
     columns: dict[str, Any] = {}
-    rest: list[KeyValue] = []
+    moved: set[str] = set()
     for attribute in span.attributes:
-        target = TOKEN_COLUMNS.get(attribute.key)
-        if target is None:
-            rest.append(attribute)
+        column = TOKEN_COLUMNS.get(attribute.key)
+        if column is None or column in columns:
             continue
-        name, read = target
-        if name in columns:
-            if counts is not None:
-                counts[REPEATED] += 1
-            continue  # the first of repeated keys counts
-        numbers = read(attribute.value)
-        if numbers is None:
-            rest.append(attribute)
-            columns[name] = nearest(attribute.value) if name == LOGPROBS else []
+        if attribute.key == conventions.LLM_RESPONSE_LOGPROBS:
+            columns[column], fits = logprobs(attribute.value)
         else:
-            columns[name] = numbers.tolist()
-            types[attribute.key] = "column"
-    return columns, to_map(rest, types, counts=counts)
-
-
-def nearest(value: Value) -> list[float]:
-    """Round log-probs that float32 cannot hold exactly; return none at all if one is not finite (ClickHouse would read 0.0)."""
-    numbers = [item.double_value for item in value.array_value.values if item.WhichOneof("value") == "double_value"]
-    with np.errstate(over="ignore"):
-        small = np.asarray(numbers, dtype=np.float64).astype(np.float32)
-    return small.tolist() if len(numbers) == len(value.array_value.values) and bool(np.all(np.isfinite(small))) else []
+            ids = token_ids(attribute.value)
+            columns[column], fits = ids or [], ids is not None
+        if fits:
+            moved.add(attribute.key)
+    return columns, to_map(span.attributes, types, counts=counts, columns=moved)
 
 
 def log_rows(
-    raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: int, counts: Counter[str] | None = None
+    raw: bytes,
+    identities: Sequence[Identity],
+    numbers: Iterator[int],
+    *,
+    received_ms: int,
+    batch: int,
+    first: int,
+    only: Container[int] | None = None,
+    counts: Counter[str] | None = None,
 ) -> list[str]:
-    """Return the rows (JSON texts) of the accepted log records; see span_rows."""
+    """Return the rows (JSON texts) of the accepted log records; see `span_rows`."""
     counts = Counter() if counts is None else counts
     rows: list[str] = []
     index = 0
+    position = first - 1
     for resource_logs in ExportLogsServiceRequest.FromString(raw).resource_logs:
         resource_types: dict[str, str] = {}
         resource = to_map(resource_logs.resource.attributes, resource_types, "resource:", counts=counts)
@@ -187,6 +169,10 @@ def log_rows(
                 identity = identities[index]
                 index += 1
                 if identity.reason:
+                    continue
+                number = next(numbers)
+                position += 1
+                if only is not None and position not in only:
                     continue
                 types = dict(scope_types)
                 body, body_type = encode(record.body, record.body.WhichOneof("value"), counts)
@@ -209,12 +195,35 @@ def log_rows(
                             "AttrTypes": types,
                             "RolloutId": identity.rollout_id,
                             "AttemptId": identity.attempt_id,
-                            "SequenceId": identity.sequence or 0,
-                            "BatchPos": first + len(rows),
+                            "SequenceId": number,
+                            "BatchPos": position,
                         }
                     )
                 )
     return rows
+
+
+class JsonRows:
+    """Rows of one table as JSON (core.Rows)."""
+
+    format_name = "JSONEachRow"
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = columns
+        self.rows: list[str] = []
+        self.counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def repeated(self) -> int:
+        """The number of repeated attribute keys, which were dropped."""
+        return self.counts[REPEATED]
+
+    def take(self) -> Iterable[bytes]:
+        """Return the rows."""
+        return ["\n".join(self.rows).encode()]
 
 
 def _nanoseconds(stamp: int) -> str | int:

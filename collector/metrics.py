@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -22,7 +22,10 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     SummaryDataPoint,
 )
 
-from agl_otel.collector.identify import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP, TRAINING, Identity, bound_identity, named_by
+from agl_otel.collector.decode import JsonRows
+from agl_otel.collector.identify import TRAINING, Identity, bound_identity, named_by
+from agl_otel.collector.journal import Request
+from agl_otel.collector.scan import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP
 from agl_otel.collector.values import to_map
 from agl_otel.net.auth import Sender
 from agl_otel.traces.engine import DATABASE
@@ -159,6 +162,21 @@ def metric_rows(
                 for row in _metric(metric, kind, taken, counts):
                     own.append(_dumps(shared | row | {"BatchPos": first.get(kind, 0) + len(own)}))
     return rows
+
+
+class MetricRows(JsonRows):
+    """Rows of one kind of data point."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(COLUMNS[kind])
+        self._kind = kind
+
+    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: Container[int] | None) -> None:
+        """Add the rows of a request; data points have no sequence numbers."""
+        del numbers
+        where: dict[str, Any] = {"received_ms": request.received_ms, "batch": batch, "first": {self._kind: first}, "counts": self.counts}
+        found = metric_rows(request.raw, request.identities, **where).get(self._kind, [])
+        self.rows += [row for position, row in enumerate(found, first) if only is None or position in only]
 
 
 def _metric(metric: Metric, kind: str, taken: Iterator[Identity], counts: Counter[str] | None) -> Iterator[dict[str, Any]]:

@@ -20,10 +20,9 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
-from uuid import uuid4
 
 import chdb
 
@@ -32,7 +31,7 @@ from agl_otel.service.disk import try_disk
 from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
 from agl_otel.traces.detached_parts import DamagedPart, examine
-from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, parameter
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, insert_into, map_literal, parameter
 
 # Limits of one read, set before readonly, so that no query can change them.
 READ_LIMITS: Final = {
@@ -209,33 +208,20 @@ class ChdbEngine:
         """Delete matching rows. Deleted rows are invisible to queries when this returns."""
         self.command(f"DELETE FROM {DATABASE}.{table} WHERE {condition}", params)
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
-        self._insert(f"INSERT INTO {table} ({', '.join(columns)})", {"insert_deduplication_token": token}, "JSONEachRow", rows)
-
-    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
-        """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
-        settings = {
-            "format_schema": f"{schema}:Request",  # by file name: a text would be cached in the current directory
-            "input_format_protobuf_oneof_presence": 1,
-            "insert_deduplication_token": token,
-        }
-        self._insert(f"INSERT INTO {table}", settings, "Protobuf", data)
-
-    def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert blocks of the Native format, which name their columns; on disk when this returns."""
-        token = str(uuid4())  # unique: blocks are never resent, and chunks of equal content must all be stored
-        self._insert(f"INSERT INTO {table}", {"insert_deduplication_token": token}, "Native", blocks)
-
-    def _insert(self, sql: str, settings: Mapping[str, str | int], format_name: str, data: bytes) -> None:
-        given = ", ".join(f"{name} = {_quoted(str(value))}" for name, value in {**INSERT_SETTINGS, **settings}.items())
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Iterable[bytes], *, format_name: str = "JSONEachRow", token: str = ""
+    ) -> None:
+        """Insert the pieces of `rows`; on disk when this returns (the tables' fsync settings)."""
+        settings = {**INSERT_SETTINGS, "insert_deduplication_token": token}
+        given = ", ".join(f"{name} = {_quoted(str(value))}" for name, value in settings.items())
         with self._write_lock, self._writing():
             try:
-                inserter = self._writer.send_insert(f"{sql} SETTINGS {given}", format_name)
+                inserter = self._writer.send_insert(f"{insert_into(table, columns)} SETTINGS {given}", format_name)
                 try:
-                    inserter.append(data)
+                    for piece in rows:
+                        inserter.append(piece)
                     inserter.finish()
-                except RuntimeError:
+                except BaseException:
                     inserter.cancel()  # else the connection would stay in the middle of this insert
                     raise
             except RuntimeError as error:

@@ -1,0 +1,191 @@
+"""The compiled core reads every request and builds every row as its specification in Python does, value for value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from agl_otel.collector.core import Core, Kind, PythonCore, core
+from agl_otel.collector.identify import Identity
+from agl_otel.collector.journal import Request
+from agl_otel.collector.scan import AHEAD_NANO
+from agl_otel.errors import DataError
+from agl_otel.traces.schema import derived_columns
+from tests.cores import needs_compiled_core
+from tests.native_block import read_block
+from tests.otlp_requests import NOW, log_requests, mutate, trace_requests
+
+COMPILED = core()
+pytestmark = needs_compiled_core
+VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "values" / "values.json"
+WHOLE = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example], deadline=None)
+DERIVED = derived_columns()
+LISTS = (
+    *("PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs", "Events.Timestamp", "Events.Name", "Events.Attributes"),
+    *("Links.TraceId", "Links.SpanId", "Links.TraceState", "Links.Attributes"),
+)
+"""Columns that JSON leaves out where they are empty."""
+
+
+def read(used: Core, kind: Kind, raw: bytes) -> Any:
+    """What is read of a request, or the kind of the error."""
+    try:
+        scan, _ = used.scan(kind, raw, latest=NOW + AHEAD_NANO, max_attributes=3)
+    except (DecodeError, DataError) as error:
+        return type(error)
+    return list(map(list, scan))
+
+
+def rows(used: Core, kind: Kind, raw: bytes, identities: Sequence[Identity], only: frozenset[int] | None = None) -> tuple[list[Any], int]:
+    """The rows of a request, and the number of repeated keys."""
+    made = used.rows(kind)
+    numbers = [7 + number for number in range(sum(not each.reason for each in identities))]
+    made.add(Request(kind, NOW // 10**6, list(identities), raw), numbers, batch=99, first=5, only=only)
+    count, repeated = len(made), made.repeated
+    data = b"".join(made.take())
+    found = read_block(data) if made.format_name == "Native" else [as_block(json.loads(line)) for line in data.splitlines()]
+    assert len(found) == count
+    return [sorted(row.items()) for row in found], repeated
+
+
+def as_block(row: dict[str, Any]) -> dict[str, Any]:
+    """Convert a row of JSON to the form of `read_block`."""
+    row = ({name: [] for name in LISTS} if "SpanName" in row else {}) | {name: as_value(name, value) for name, value in row.items()}
+    if "SpanName" in row:
+        kept = [(key, text) for key, text in row["SpanAttributes"] if key in DERIVED["facts"] or key.startswith(DERIVED["fact_prefix"])]
+        messages = dict(row["SpanAttributes"]).get(DERIVED["messages"], "")
+        row |= {"Facts": kept, "HasMedia": any(mark in messages for mark in DERIVED["media"])}
+    return row
+
+
+def as_value(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, list):
+        return [as_value(name.removeprefix("Events.").removeprefix("Links."), item) for item in value]
+    if name in ("Timestamp", "ReceivedAt"):
+        whole, _, fraction = str(value).partition(".")
+        return int(whole + fraction)
+    return value
+
+
+def compare(kind: Kind, raw: bytes, refused: frozenset[int] = frozenset()) -> None:
+    """Hold the compiled core to the specification."""
+    expected = read(PythonCore(), kind, raw)
+    assert read(COMPILED, kind, raw) == expected
+    if isinstance(expected, type):
+        return
+    defects = {index for index, _ in expected[6]}
+    identities = [Identity(f"ro-{n // 2}", "at", None, "why" if n in refused | defects else "") for n in range(sum(expected[3]))]
+    assert rows(COMPILED, kind, raw, identities) == rows(PythonCore(), kind, raw, identities)
+    some = frozenset({5, 7})
+    assert rows(COMPILED, kind, raw, identities, some)[0] == rows(PythonCore(), kind, raw, identities, some)[0]
+
+
+@WHOLE
+@given(trace_requests(), st.frozensets(st.integers(0, 5), max_size=2))
+def test_spans(request: ExportTraceServiceRequest, refused: frozenset[int]) -> None:
+    compare("traces", request.SerializeToString(), refused)
+
+
+@WHOLE
+@given(log_requests(), st.frozensets(st.integers(0, 5), max_size=2))
+def test_log_records(request: Any, refused: frozenset[int]) -> None:
+    compare("logs", request.SerializeToString(), refused)
+
+
+@WHOLE
+@given(trace_requests() | log_requests(), st.randoms(use_true_random=False))
+def test_damaged_requests_and_those_of_other_encoders(request: Any, random: Random) -> None:
+    for _ in range(10):
+        compare("traces" if isinstance(request, ExportTraceServiceRequest) else "logs", mutate(request.SerializeToString(), random))
+
+
+def one_span(**values: Any) -> ExportTraceServiceRequest:
+    span = Span(trace_id=bytes(15) + b"1", span_id=bytes(7) + b"1", start_time_unix_nano=NOW, end_time_unix_nano=NOW, **values)
+    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])])
+
+
+def list_of(texts: list[str]) -> AnyValue:
+    return AnyValue(array_value=ArrayValue(values=[AnyValue(string_value=text) for text in texts]))
+
+
+def test_every_character_of_a_list_is_escaped_alike() -> None:
+    texts = [chr(code) for code in (*range(0x250), *range(0x2000, 0x2070), 0xFEFF, 0xFFFD, 0xFFFF, 0x10FFFF)]
+    compare("traces", one_span(attributes=[KeyValue(key="k", value=list_of(texts))]).SerializeToString())
+
+
+@pytest.mark.parametrize("vector", json.loads(VECTORS.read_text())["vectors"], ids=lambda vector: vector["name"])
+def test_the_golden_vectors(vector: dict[str, Any]) -> None:
+    value = json_format.ParseDict(vector["value"], AnyValue())
+    raw = one_span(attributes=[KeyValue(key="k", value=value)]).SerializeToString()
+    (row,), _ = rows(COMPILED, "traces", raw, [Identity("ro", "at")])
+    types = dict(dict(row)["AttrTypes"])
+    assert (dict(dict(row)["SpanAttributes"])["k"], types.get("k", "")) == (vector["text"], vector["type"])
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_double_has_the_same_text(number: float) -> None:
+    compare("traces", one_span(attributes=[KeyValue(key="k", value=AnyValue(double_value=number))]).SerializeToString())
+
+
+@pytest.mark.parametrize("depth", [90, 93, 94, 95, 96, 97, 98, 100, 101, 200, 5000])
+@pytest.mark.parametrize("kind", ["array", "kvlist", "group"])
+def test_values_are_nested_equally_deep(depth: int, kind: str) -> None:
+    value = b"\x0a\x01x"
+    for _ in range(depth):
+        if kind == "group":
+            value = b"\x0b" + value + b"\x0c"
+        elif kind == "array":
+            value = enclosed(b"\x2a", enclosed(b"\x0a", value))
+        else:
+            value = enclosed(b"\x32", enclosed(b"\x0a", enclosed(b"\x12", value)))
+    span = enclosed(b"\x4a", b"\x0a\x01k" + enclosed(b"\x12", value))
+    compare("traces", enclosed(b"\x0a", enclosed(b"\x12", enclosed(b"\x12", span))))
+
+
+def enclosed(tag: bytes, content: bytes) -> bytes:
+    size, length = b"", len(content)
+    while length >= 0x80:
+        size, length = size + bytes([length & 0x7F | 0x80]), length >> 7
+    return tag + size + bytes([length]) + content
+
+
+def test_a_request_that_cannot_be_read_adds_nothing() -> None:
+    made = COMPILED.rows("traces")
+    good = Request("traces", 1, [Identity("ro", "at")], one_span(name="a").SerializeToString())
+    two = one_span(name="b")
+    two.resource_spans[0].scope_spans[0].spans.append(two.resource_spans[0].scope_spans[0].spans[0])
+    made.add(good, [1], batch=1, first=0, only=None)
+    for raw, identities in (
+        (two.SerializeToString()[:-3], good.identities * 2),
+        (two.SerializeToString(), good.identities),
+        (good.raw, []),
+    ):
+        with pytest.raises(ValueError, match=r"cut off|more or fewer"):
+            made.add(Request("traces", 1, identities, raw), [1] * len(identities), batch=1, first=1, only=None)
+    made.add(good, [2], batch=1, first=1, only=None)
+    assert [(row["SpanName"], row["SequenceId"]) for row in read_block(b"".join(made.take()))] == [("a", 1), ("a", 2)]
+
+
+def test_large_blocks_are_handed_over_in_pieces() -> None:
+    made = COMPILED.rows("traces")
+    raw = one_span(name="n" * 300_000, attributes=[KeyValue(key="k", value=AnyValue(string_value="v" * 700_000))]).SerializeToString()
+    for first in range(5):
+        made.add(Request("traces", 1, [Identity("ro", "at")], raw), [1], batch=1, first=first, only=None)
+    pieces = list(made.take())
+    assert len(pieces) > 4
+    assert max(map(len, pieces)) <= 1 << 20
+    assert [len(row["SpanName"]) for row in read_block(b"".join(pieces))] == [300_000] * 5
