@@ -29,7 +29,7 @@ from agl_otel.collector.scan import (
     scan_spans,
 )
 from agl_otel.collector.values import TOKEN_COLUMNS
-from agl_otel.errors import DataError
+from agl_otel.errors import DataError, SettingsError
 from agl_otel.traces.schema import DERIVED, derived_columns
 from agl_otel_hook import conventions
 
@@ -214,6 +214,16 @@ class CompiledRows:
         return self._rows.take()
 
 
-def core(*, compiled: bool = True) -> Core:
-    """Return the compiled core if it is installed and `compiled`, else the one in Python."""
-    return CompiledCore(_native) if compiled and _native is not None else PythonCore()
+def core(choice: Literal["auto", "compiled", "python"] = "auto") -> Core:
+    """Return the compiled core or the one in Python; `auto`: the compiled one if it is installed.
+
+    Raises SettingsError if it must be compiled and is not installed.
+    """
+    if choice == "python" or (choice == "auto" and _native is None):
+        return PythonCore()
+    if _native is None:
+        raise SettingsError(
+            "AGL_CORE=compiled, and the compiled core is not installed: take a wheel for this platform, in a checkout `make core` (needs "
+            "Rust's cargo), or AGL_CORE=auto"
+        )
+    return CompiledCore(_native)

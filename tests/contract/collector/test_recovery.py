@@ -32,12 +32,13 @@ KILLED_BY_POISON = """
 import os, signal, sys
 from agl_otel.collector.__main__ import main
 from agl_otel.traces.chdb import ChdbEngine
-insert = ChdbEngine._insert
-def killed(self, sql, settings, format_name, data):
-    if b"poison" in data:
+insert = ChdbEngine.insert
+def killed(self, table, columns, rows, **options):
+    rows = list(rows)
+    if b"poison" in b"".join(rows):
         os.kill(os.getpid(), signal.SIGKILL)
-    insert(self, sql, settings, format_name, data)
-ChdbEngine._insert = killed
+    insert(self, table, columns, rows, **options)
+ChdbEngine.insert = killed
 sys.exit(main())
 """
 
@@ -131,7 +132,7 @@ def test_an_insert_that_fails_without_dying_counts_no_death(engine: ChdbEngine, 
         raise ClickHouseError("Code: 210. DB::Exception: away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_insert", away)
+        patch.setattr(engine, "insert", away)
         for apart in (False, True):
             if apart:
                 died(tmp_path)

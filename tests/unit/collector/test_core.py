@@ -21,7 +21,7 @@ from agl_otel.collector.core import Core, Kind, PythonCore, core
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.journal import Request
 from agl_otel.collector.scan import AHEAD_NANO
-from agl_otel.errors import DataError
+from agl_otel.errors import DataError, SettingsError
 from agl_otel.traces.schema import derived_columns
 from tests.cores import needs_compiled_core
 from tests.native_block import read_block
@@ -189,3 +189,12 @@ def test_large_blocks_are_handed_over_in_pieces() -> None:
     assert len(pieces) > 4
     assert max(map(len, pieces)) <= 1 << 20
     assert [len(row["SpanName"]) for row in read_block(b"".join(pieces))] == [300_000] * 5
+
+
+def test_a_core_that_must_be_compiled_is_missed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert core("compiled").name == "compiled"
+    assert core("python").name == "python"
+    monkeypatch.setattr("agl_otel.collector.core._native", None)
+    assert core().name == "python"
+    with pytest.raises(SettingsError, match="make core"):
+        core("compiled")
