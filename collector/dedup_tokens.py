@@ -15,24 +15,22 @@ from uuid import uuid4
 
 
 class DedupTokens:
-    """The tokens of the current batch; a writer inserts one batch after the other."""
+    """The tokens of a collector's inserts."""
 
     def __init__(self) -> None:
         self._process = uuid4().hex[:12]
-        self._batch_id = 0
-        self._skipped: Counter[str] = Counter()
+        self._skipped: Counter[tuple[int, str]] = Counter()
 
-    def begin(self, batch_id: int) -> None:
-        """Start a try of this batch, the first or another."""
-        if batch_id != self._batch_id:
-            self._batch_id = batch_id
-            self._skipped.clear()
-
-    def token(self, part: str) -> str:
+    def token(self, batch_id: int, part: str) -> str:
         """Return the token for an insert of this part of the batch."""
-        again = self._skipped[part]
-        return f"{self._batch_id}-{part}" + (f"-{self._process}-{again}" if again else "")
+        again = self._skipped[batch_id, part]
+        return f"{batch_id}-{part}" + (f"-{self._process}-{again}" if again else "")
 
-    def skipped(self, part: str) -> None:
+    def skipped(self, batch_id: int, part: str) -> None:
         """Note that an insert of `part` reported success but its rows are missing."""
-        self._skipped[part] += 1
+        self._skipped[batch_id, part] += 1
+
+    def forget(self, batch_id: int) -> None:
+        """Forget a batch that is stored."""
+        for each in [each for each in self._skipped if each[0] == batch_id]:
+            del self._skipped[each]

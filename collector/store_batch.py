@@ -1,4 +1,4 @@
-"""Inserts one batch into ClickHouse exactly once: ask what is stored under its id, insert what is missing. Runs in the writer's thread.
+"""Inserts one batch into ClickHouse exactly once: ask what is stored under its id, insert what is missing. Runs in the writer's threads.
 
 A batch is rebuilt from its requests alone, so that its rows are the same before and after a crash. Only errors about the data make it split
 the batch in half, until the request that causes them is alone and becomes a dead letter with the reason. The caller retries after any other
@@ -8,6 +8,7 @@ error.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -29,8 +30,6 @@ from agl_otel.traces.sql import REFILLS, named_query
 
 TABLES: Final = {"traces": f"{DATABASE}.otel_traces", "logs": f"{DATABASE}.otel_logs", **METRIC_TABLES}
 """{kind of row: table}."""
-RECEIVED: Final = "ReceivedAt BETWEEN fromUnixTimestamp64Milli({first:Int64}) AND fromUnixTimestamp64Milli({last:Int64})"
-"""When the requests of a batch were received: this lets ClickHouse skip other parts by their metadata, without opening them."""
 PIECE_BYTES: Final = 8 << 20  # of rows, when a start has died on the batch
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -76,10 +75,25 @@ def _pieces(part: _Part) -> list[range]:
     return [part.positions[start : start + each] for start in range(0, len(part.positions), each)]
 
 
-def _received(members: Sequence[Member]) -> dict[str, object]:
-    """Return the parameters of RECEIVED."""
+class _Place(NamedTuple):
+    """Where the rows of a batch are."""
+
+    batch_id: int
+    received: tuple[int, int]
+    """The first and the last time of receipt (Unix milliseconds): it lets ClickHouse skip other parts by their metadata."""
+
+    def rows(self, kind: str, positions: range) -> str:
+        """Format FROM and WHERE for the rows at these positions."""
+        first, last = (f"fromUnixTimestamp64Milli({stamp})" for stamp in self.received)
+        return (
+            f"{TABLES[kind]} WHERE BatchId = {self.batch_id} AND ReceivedAt BETWEEN {first} AND {last} "
+            f"AND BatchPos BETWEEN {positions.start} AND {positions.stop - 1}"
+        )
+
+
+def _place(batch: Batch, members: Sequence[Member]) -> _Place:
     received = [request.received_ms for _, request in members]
-    return {"first": min(received), "last": max(received)}
+    return _Place(batch.batch_id, (min(received), max(received)))
 
 
 class BatchStore:
@@ -90,7 +104,7 @@ class BatchStore:
         self._core = used_core or core()
         self._refused_dir = refused_dir
         self._tries = DedupTokens()
-        self._received: dict[str, object] = {}  # of the current batch
+        self._counting = threading.Lock()
         self.counts: Counter[str] = Counter()
         """Counts: rows; refused (dead letters); recovered (rows that were missing of a batch in doubt); repeated_keys (repeated attribute
         keys, dropped).
@@ -101,13 +115,13 @@ class BatchStore:
 
         Raises ClickHouseError or UnavailableError; the caller tries again.
         """
-        self._tries.begin(batch.batch_id)
-        self._received = _received(members)
+        place = _place(batch, members)
         parts = _parts(batch, members)
         for kind, own in parts.items():
-            _again_in_doubt(lambda kind=kind, own=own: self._insert(batch, kind, own, in_doubt=in_doubt), in_doubt)
+            _again_in_doubt(lambda kind=kind, own=own: self._insert(place, kind, own, in_doubt=in_doubt), in_doubt)
         if in_doubt and "traces" in parts:
             self.refill(batch)
+        self._tries.forget(batch.batch_id)
         faults.failpoint("inserted")
 
     def store_alone(self, batch: Batch, members: Sequence[Member], position: int) -> None:
@@ -116,8 +130,7 @@ class BatchStore:
         The pieces have their own tokens, so an insert of the whole batch that is still running on a server would store their rows a second
         time.
         """
-        self._tries.begin(batch.batch_id)
-        self._received = _received(members)
+        place = _place(batch, members)
         for kind, parts in _parts(batch, members).items():
             for part in parts:
                 if part.member[0] == position:
@@ -125,7 +138,7 @@ class BatchStore:
                         token = f"{kind}-{position}-from-{piece.start}"
                         _again_in_doubt(
                             lambda kind=kind, part=part, piece=piece, token=token: self._insert(
-                                batch, kind, [part], in_doubt=True, token=token, only=piece
+                                place, kind, [part], in_doubt=True, token=token, only=piece
                             ),
                             in_doubt=True,
                         )
@@ -140,18 +153,20 @@ class BatchStore:
         return find_stored(self._engine, members)
 
     def _insert(
-        self, batch: Batch, kind: str, parts: Sequence[_Part], *, in_doubt: bool, token: str = "", only: range | None = None
+        self, place: _Place, kind: str, parts: Sequence[_Part], *, in_doubt: bool, token: str = "", only: range | None = None
     ) -> None:
         """Insert parts that follow each other, of them the positions in `only`, as one insert with this token."""
         wanted = only or range(parts[0].positions.start, parts[-1].positions.stop)
-        stored = self._stored(batch, kind, wanted) if in_doubt else frozenset[int]()
-        rows = self._build(batch, kind, parts, wanted, stored)
+        stored = self._stored(place, kind, wanted) if in_doubt else frozenset[int]()
+        rows = self._build(place.batch_id, kind, parts, wanted, stored)
         count, repeated = len(rows), rows.repeated
         if not count:
             return
         token = token or f"{kind}-{parts[0].member[0]}-{parts[-1].member[0]}"
         try:
-            self._engine.insert(TABLES[kind], rows.columns, rows.take(), format_name=rows.format_name, token=self._tries.token(token))
+            self._engine.insert(
+                TABLES[kind], rows.columns, rows.take(), format_name=rows.format_name, token=self._tries.token(place.batch_id, token)
+            )
         except ClickHouseError as error:
             if not error.is_data_error:
                 raise
@@ -159,18 +174,19 @@ class BatchStore:
                 self.refuse(parts[0].member, str(error))
                 return
             half = len(parts) // 2
-            self._insert(batch, kind, parts[:half], in_doubt=True)
-            self._insert(batch, kind, parts[half:], in_doubt=True)
+            self._insert(place, kind, parts[:half], in_doubt=True)
+            self._insert(place, kind, parts[half:], in_doubt=True)
             return
-        (kept,) = self._engine.select(f"SELECT uniqExact(BatchPos) FROM {self._where(batch, kind, wanted)}", self._received)[0]
+        (kept,) = self._engine.select(f"SELECT uniqExact(BatchPos) FROM {place.rows(kind, wanted)}")[0]
         if (lost := count + len(stored) - int(str(kept))) > 0:
-            self._tries.skipped(token)
-            raise _NotKeptError(batch, lost)
-        self.counts["rows"] += count
-        self.counts["recovered"] += count if in_doubt else 0
-        self.counts[REPEATED] += 0 if in_doubt else repeated
+            self._tries.skipped(place.batch_id, token)
+            raise _NotKeptError(place.batch_id, lost)
+        with self._counting:
+            self.counts["rows"] += count
+            self.counts["recovered"] += count if in_doubt else 0
+            self.counts[REPEATED] += 0 if in_doubt else repeated
 
-    def _build(self, batch: Batch, kind: str, parts: Sequence[_Part], wanted: range, stored: frozenset[int]) -> Rows:
+    def _build(self, batch_id: int, kind: str, parts: Sequence[_Part], wanted: range, stored: frozenset[int]) -> Rows:
         """Build the rows at the positions `wanted` that are not `stored`."""
         rows = self._core.rows(kind) if kind in ("traces", "logs") else MetricRows(kind)
         for part in parts:
@@ -178,18 +194,14 @@ class BatchStore:
             if only is not None and not only:
                 continue
             try:
-                rows.add(part.member[1], part.numbers, batch=batch.batch_id, first=part.positions.start, only=only)
+                rows.add(part.member[1], part.numbers, batch=batch_id, first=part.positions.start, only=only)
             except Exception as error:  # noqa: BLE001 - the boundary: one request that cannot be decoded must not block all others
                 self.refuse(part.member, str(error))
         return rows
 
-    def _stored(self, batch: Batch, kind: str, wanted: range) -> frozenset[int]:
-        found = self._engine.select(f"SELECT DISTINCT BatchPos FROM {self._where(batch, kind, wanted)}", self._received)
+    def _stored(self, place: _Place, kind: str, wanted: range) -> frozenset[int]:
+        found = self._engine.select(f"SELECT DISTINCT BatchPos FROM {place.rows(kind, wanted)}")
         return frozenset(int(str(row[0])) for row in found)
-
-    def _where(self, batch: Batch, kind: str, wanted: range) -> str:
-        """Format FROM and WHERE for the rows of a batch at these positions."""
-        return f"{TABLES[kind]} WHERE BatchId = {batch.batch_id} AND {RECEIVED} AND BatchPos BETWEEN {wanted.start} AND {wanted.stop - 1}"
 
     def forget_dead_letters(self, log: Path, rollout_ids: Collection[str]) -> int:
         """Delete dead letters that may contain data of these rollouts, and damaged pieces of the log in the folder `log`."""
@@ -203,7 +215,8 @@ class BatchStore:
         """Write a request to a dead letter, to be examined by a person; its rows are not stored."""
         position, request = member
         kept = dead_letters.write(self._refused_dir, position, request, reason)
-        self.counts["refused"] += 1
+        with self._counting:
+            self.counts["refused"] += 1
         _logger.error("a request of %d rows cannot be stored; it is a dead letter now, %s: %s", request.rows, kept, reason)
 
     def dead_letters(self) -> dead_letters.DeadLetters:
@@ -214,9 +227,9 @@ class BatchStore:
 class _NotKeptError(ClickHouseError):
     """An insert reported success but stored fewer rows. chdb does so if it cannot write the part, for example on a full disk."""
 
-    def __init__(self, batch: Batch, rows: int) -> None:
+    def __init__(self, batch_id: int, rows: int) -> None:
         super().__init__(
-            f"ClickHouse took batch {batch.batch_id}, but {rows} of its rows are not there: if its disk is full, make room "
+            f"ClickHouse took batch {batch_id}, but {rows} of its rows are not there: if its disk is full, make room "
             "(`agl-otel disk` shows what of a data directory is large)"
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -60,9 +61,9 @@ def asked_before(store: BatchStore, first: frozenset[int]) -> None:
     answers = iter([first])
     real = store._stored  # pyright: ignore[reportPrivateUsage] - the only place between asking and inserting
 
-    def stored(batch: Batch, kind: str, wanted: range) -> frozenset[int]:
+    def stored(place: Any, kind: str, wanted: range) -> frozenset[int]:
         found = next(answers, None)
-        return real(batch, kind, wanted) if found is None else found
+        return real(place, kind, wanted) if found is None else found
 
     store._stored = stored  # pyright: ignore[reportPrivateUsage] - as above
 
