@@ -285,11 +285,13 @@ MaxSteps = Annotated[int, Field(ge=1, le=10_000_000, description="a run does at 
 ProbeTolerance = Annotated[float, Field(ge=1e-5, lt=1, description=_RATIO_BOUNDS)]
 PromptsPerStep = Annotated[int, Field(ge=1, le=100_000, description="a step trains on the rollouts of at least one task")]
 RatioErrorLimit = Annotated[float, Field(ge=1e-5, lt=1, description=_RATIO_BOUNDS)]
+MOST_TEMPERATURE: Final = 5
+"""Above it replies are noise."""
 SamplingTemperature = Annotated[
     float,
     Field(
         ge=LEAST_TEMPERATURE,
-        le=5,
+        le=MOST_TEMPERATURE,
         description="replies at 0 (greedy) are all equal, so that groups teach nothing, vLLM has "
         f"{LEAST_TEMPERATURE:g} for less, and above 5 they are noise",
     ),
@@ -307,7 +309,7 @@ Temperature = Annotated[
     float,
     AfterValidator(ZeroOr(LEAST_TEMPERATURE)),
     Field(
-        le=5,
+        le=MOST_TEMPERATURE,
         description=f"logits are divided by it: 0 is greedy, vLLM has {LEAST_TEMPERATURE:g} for less, and above 5 the replies are noise",
     ),
 ]

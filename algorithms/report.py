@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from agl_otel.adapters.losses import lost
 from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_warning
 from agl_otel.adapters.trajectories import TrajectoryBatch, final_reward
+from agl_otel.algorithms.utils import count_failures, summarise
 from agl_otel.types import AttemptedRollout
 from agl_otel.types.columns import Traces
 from agl_otel.types.scores import Score
@@ -144,7 +145,8 @@ class TrainingReport:
             **more,
         )
         if report.rollouts_without_sample > MANY_WITHOUT_SAMPLE * report.rollouts:
-            _log.warning("%s", without_sample_warning(step, report.rollouts, report.rollouts_without_sample, report.losses))
+            failures = count_failures(traces.rollouts)
+            _log.warning("%s", without_sample_warning(step, report.rollouts, report.rollouts_without_sample, report.losses, failures))
         return report
 
     @property
@@ -215,11 +217,15 @@ def step_score(traces: Traces, rollout_ids: Collection[str], *, asked: bool = Tr
     return Score.of(found if asked else [value for value in found if value is not None])
 
 
-def without_sample_warning(step: int, rollouts: int, without: int, losses: str) -> str:
-    """Return the warning for a step in which many of the `rollouts` gave no sample; `losses`: what the step lost, in words."""
+def without_sample_warning(step: int, rollouts: int, without: int, losses: str, failures: Counter[str]) -> str:
+    """Return the warning for a step in which many of the `rollouts` gave no sample.
+
+    `losses`: what the step lost, in words; `failures`: {error: number} of the rollouts that did not succeed.
+    """
     return (
         f"step {step}: {100 * without / rollouts:.0f} % of the rollouts gave no sample, so that only survivors are trained on ({losses}): "
         "`agl-otel doctor` and the pages of these rollouts say why"
+        + (f"; of those that did not succeed: {summarise(failures)}" if failures else "")
     )
 
 

@@ -64,9 +64,14 @@ class ScoredWeights:
     weights: str | None
     """Where they are kept, relative to the run's folder; None: unknown, or not kept."""
 
-    def described(self) -> str:
-        """Return score, step and weights."""
-        return f"{self.score:.3f} after step {self.step}" + (f" ({self.weights})" if self.weights else "")
+    def described(self, before: float | None = None) -> str:
+        """Return score, step and weights, and that the score is not above the one `before` the training, if it is not."""
+        gained = before is None or self.score > before
+        return (
+            f"{self.score:.3f} after step {self.step}"
+            + (f" ({self.weights})" if self.weights else "")
+            + ("" if gained else f"; not above the {before:.3f} before the training")
+        )
 
 
 def validations(folder: Path) -> list[Validation]:

@@ -5,6 +5,7 @@ tests/system/test_trainer_memory.py has a few of these settings.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ SETTINGS: Final = (
 
 async def main() -> None:
     """Compare each setting."""
+    argparse.ArgumentParser(prog="python -m bench.trainer_memory", description=__doc__).parse_args()
     for setting in SETTINGS:
         with tempfile.TemporaryDirectory() as place:
             estimate, found = setting.compared(Path(place))

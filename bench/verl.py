@@ -29,14 +29,10 @@ from bench.harness import below, cpu_seconds
 from tests.environments import over_ours
 
 ROOT = Path(__file__).parents[1]
-PARTS: Final = {
-    "queue": "agl_otel.queue",
-    "proxy": "agl_otel.proxy",
-    "collector": "agl_otel.collector",
-    "loop": "ray::AgentLoopWorker",
-    "runners": "agl_otel.runner",
-}
-"""{part: text in its command line}; all other processes are verl's, Ray's and the model server's."""
+SERVICES: Final = ("queue", "proxy", "collector")
+"""Parts that stack.json names with their pids: as forks of one process, all services of a stack have its command line."""
+PARTS: Final = {"services": "agl_otel.service.forkserver", "loop": "ray::AgentLoopWorker", "runners": "agl_otel.runner"}
+"""{part: text in its command line}; "services" are the others of a stack; all other processes are verl's, Ray's and the model server's."""
 OWN: Final = ("queue", "proxy", "collector", "loop")
 BAR: Final = 0.05
 CONTROL_RISE: Final = 0.15  # largest random rise of a mean over 64 tasks
@@ -156,7 +152,7 @@ def train(python: Path, place: Path, job: Path, kill_at: int) -> tuple[Any, Cpu]
     with subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE) as process:
         while process.poll() is None:
             if (done := steps_done(place)) > before:
-                known.setdefault(done, spent_below(process.pid))
+                known.setdefault(done, spent_below(process.pid, place / "data" / "stack.json"))
             time.sleep(0.2)
         told = process.stdout.read() if process.stdout is not None else b""
     if process.returncode:
@@ -167,13 +163,15 @@ def train(python: Path, place: Path, job: Path, kill_at: int) -> tuple[Any, Cpu]
     return json.loads(told), {part: (known[end][part] - known[start][part]) / (end - start) for part in known[end]}
 
 
-def spent_below(pid: int) -> Cpu:
-    """Return the CPU seconds of a process and its descendants by part."""
-    spent: Cpu = defaultdict(float, dict.fromkeys((*PARTS, "rest"), 0.0))
+def spent_below(pid: int, stack: Path) -> Cpu:
+    """Return the CPU seconds of a process and its descendants by part; `stack`: the stack.json of the services among them."""
+    services = {service["pid"]: name for name, service in stack_of(stack).items() if name in SERVICES}
+    spent: Cpu = defaultdict(float, dict.fromkeys((*SERVICES, *PARTS, "rest"), 0.0))
     for each in (pid, *below(pid)):
         try:
             command = Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            spent[next((part for part, name in PARTS.items() if name in command), "rest")] += cpu_seconds(each)
+            part = services.get(each) or next((part for part, name in PARTS.items() if name in command), "rest")
+            spent[part] += cpu_seconds(each)
         except OSError:  # the process has ended
             continue
     return dict(spent)
@@ -181,8 +179,13 @@ def spent_below(pid: int) -> Cpu:
 
 def running(stack: Path) -> bool:
     """Return whether a service of the killed stack is still running."""
+    return any(Path(f"/proc/{service['pid']}").exists() for service in stack_of(stack).values())
+
+
+def stack_of(stack: Path) -> dict[str, dict[str, Any]]:
+    """Return {service: {pid, address}} of a stack.json; empty where there is none."""
     services = json.loads(stack.read_text()) if stack.exists() else {}
-    return any(Path(f"/proc/{service['pid']}").exists() for service in services.values() if isinstance(service, dict) and "pid" in service)
+    return {name: service for name, service in services.items() if isinstance(service, dict) and "pid" in service}
 
 
 def steps_done(place: Path) -> int:

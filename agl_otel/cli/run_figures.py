@@ -89,6 +89,13 @@ class RunReport:
         step = max((step for step in scores if step > 0), key=lambda step: (scores[step], -step), default=None)
         return None if step is None else ScoredWeights(step, scores[step], None)
 
+    def best_described(self) -> str | None:
+        """Return the best validation in words, with the score before the training where it is not above that; None if there is none."""
+        if (best := self.best_validation()) is None:
+            return None
+        recorded = {each.step: each.score for each in self.validations} or self.series().get("val_reward", {})
+        return best.described(recorded.get(0))
+
     def lost(self) -> str:
         """Return what all steps lost, in words."""
         refused: Counter[str] = Counter()

@@ -261,7 +261,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
         ("validated without reward", _of_validated(totals["validated_without_reward"], totals["validated"])),
-        ("best validation", best.described() if (best := report.best_validation()) else None),
+        ("best validation", report.best_described()),
         ("lost in training", report.lost() or None),
         ("cut, and trained on", cut_replies(totals[CUT]) or None),
         ("other code", "; ".join(f"{name} after {done} steps" for done, name in report.other_code().items()) or None),

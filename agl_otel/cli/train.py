@@ -138,9 +138,9 @@ async def _scored_after(run: ServedRun, report: Any, before: Evaluation, console
     steps = len(report.steps)
     async with _counted(run, "after", steps):
         after = await run.validate_after(steps)
-    console.print(f"score after: {after.scored.described()}  ({steps} steps: {report.stopped_because})")
+    console.print(f"score after: {after.scored.described()}  ({steps} step{'' if steps == 1 else 's'}: {report.stopped_because})")
     if (best := run.best) is not None:
-        console.print(f"best score: {best.scored_weights.described()}", soft_wrap=True)
+        console.print(f"best score: {best.scored_weights.described(before.score)}", soft_wrap=True)
     return {
         "score_before": before.score,
         "score_after": after.score,

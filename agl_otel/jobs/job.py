@@ -78,6 +78,9 @@ class AgentSpec(_Strict):
             raise ValueError("give `function` or `command`")
         if self.command and not self.command[0].strip():
             raise ValueError('command[0] = "": it must be non-empty, because it is the program; give the program')
+        for place, word in enumerate(self.command or ()):
+            if "\0" in word:
+                raise ValueError(f"command[{place}] = {shown(word)}: it must have no NUL, which ends a program's arguments; leave it out")
         if (rollouts := self.runners * self.concurrency) > MAX_CONCURRENT:
             raise ValueError(
                 f"runners = {self.runners} and concurrency = {self.concurrency} make {rollouts} rollouts at a time: they must be at most "

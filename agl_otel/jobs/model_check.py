@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.lora import is_target, linear_layers
+from agl_otel.algorithms.grpo.policy import checkpointed_layers
 from agl_otel.algorithms.model_files import DTYPES, INDEX_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.options import problems, shown
 from agl_otel.errors import SettingsError
@@ -67,6 +68,8 @@ class ModelFacts:
     """{name: a linear layer}, without the head."""
     whole_logits: bool
     """Whether logits are more than a linear head of the last hidden states (logprobs.Scorer)."""
+    checkpoints: bool = True
+    """Whether its layers' activations can be computed again (policy.checkpoint_activations)."""
     warnings: tuple[str, ...] = ()
     """What can be trained, but probably should not be."""
 
@@ -170,6 +173,7 @@ def _facts(model: Any, stored: Mapping[str, _Tensor]) -> ModelFacts:
         head_size=int(_of(config, "head_dim") or hidden // heads),
         intermediate=_intermediate(config),
         linear={name: Linear(inputs + outputs, inputs * outputs) for name, inputs, outputs in linear_layers(model)},
+        checkpoints=bool(checkpointed_layers(model)),
         whole_logits=any(_of(config, name) not in (None, 0, 1) for name in _LOGIT_OPTIONS),
     )
 

@@ -6,6 +6,7 @@ The stack is not started here (but by `agl-otel up`, or by the command).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, RolloutMode
 from agl_otel.types.scores import Score
 
+_log: Final = logging.getLogger(__name__)
 NOTICE_SECONDS: Final = 5.0  # within which the end of a process is detected, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
 T = TypeVar("T")
@@ -187,6 +189,11 @@ class JobRun:
         if all(value is None for value in values):
             raise AgentError(
                 f"none of the {len(values)} {mode} rollouts has a reward: {failure_summary(finished) or 'agents and graders gave none'}"
+            )
+        if failures := failure_summary(finished):
+            missing = values.count(None)
+            _log.warning(
+                "%s", f"{missing} of {len(values)} {mode} rollouts got no reward, which counts as 0; of those that failed: {failures}"
             )
         verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
         return Evaluation([r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from agl_otel.algorithms.grpo.groups import cancel_all
 from agl_otel.algorithms.grpo.lora import ALL_LINEAR, check_targets
 from agl_otel.algorithms.grpo.options import Sampling
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.policy import NOT_CHECKPOINTED, WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
@@ -195,6 +195,8 @@ def check_policy(job: Job) -> ModelFacts:
             f"[algorithm] lora_rank = {rank}: it must be at most {facts.hidden}, because that is the hidden size of {name}; "
             "give such a value (8 to 64 are usual), or leave it out"
         )
+    if given.get("gradient_checkpointing") and not facts.checkpoints:
+        raise SettingsError(f"[algorithm] {NOT_CHECKPOINTED.format(name)}")
     if rank:
         with of_table("algorithm"):
             check_targets(given.get("lora_targets", ALL_LINEAR), facts.linear, name)

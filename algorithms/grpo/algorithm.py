@@ -368,7 +368,7 @@ class GRPO(Algorithm):
     async def _learn(self, read: _StepData) -> Update:
         """Update the weights; NO_UPDATE where the rewards are equal within each group and no KL term pulls the weights back."""
         batch, advantages = self._trained_on(read)
-        if not advantages.any() and not self.objective.kl:  # spares the passes of which no gradient comes
+        if not advantages.any() and not self.objective.needs_no_advantages:  # spares the passes of which no gradient comes
             _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
             return NO_UPDATE
         temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
@@ -499,6 +499,7 @@ class GRPO(Algorithm):
             worst_ratio_error=update.worst_ratio_error,
             not_finite=update.not_finite,
             kl=update.kl if self.objective.kl else None,
+            learning_rate=update.learning_rate,
             zero_variance_groups=read.zero_variance_groups,
             singleton_groups=read.singleton_groups,
             resampled=read.resampled,

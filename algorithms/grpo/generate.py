@@ -73,19 +73,23 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
     active, fixed = list(rows), rows[0].seeded
     fillers = [Row(rows[0].prompt, Sampling(1, 0.0), random.Random(0)) for _ in range(SHAPE_ROWS - len(rows))] if fixed else []
     inputs, cache = torch.tensor([row.prompt for row in [*rows, *fillers]], device=model.device), None
+    caches = True  # a model that has no cache reads the whole row for each token
     while any(row.finish_reason is None for row in rows):
-        output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
+        given: dict[str, Any] = {"past_key_values": cache, "use_cache": True} if caches else {"use_cache": False}
+        output = model(input_ids=inputs, logits_to_keep=1, **given)
+        cache = getattr(output, "past_key_values", None)
+        caches = cache is not None
         drawn, logprobs, distribution = _draw(output.logits[:, -1].float(), [*active, *fillers])
         got = _append(active, drawn.tolist(), logprobs.tolist(), distribution, stop_ids)
         if on_tokens is not None:
             on_tokens(got)
         keep = [place for place, row in enumerate(active) if fixed or row.finish_reason is None]
         if len(keep) < len(active) and keep:
-            cache.batch_select_indices(torch.tensor(keep, device=model.device))
-            drawn = drawn[keep]
+            if cache is not None:
+                cache.batch_select_indices(torch.tensor(keep, device=model.device))
+            drawn, inputs = drawn[keep], inputs[keep]
         active = [active[place] for place in keep]
-        inputs = drawn[:, None]
+        inputs = drawn[:, None] if caches else torch.cat([inputs, drawn[:, None]], dim=1)
 
 
 def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distribution: Tensor, stop_ids: frozenset[int]) -> list[Row]:

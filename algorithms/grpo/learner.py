@@ -42,7 +42,7 @@ class Update:
     """The results of one step's updates."""
 
     loss: float
-    """Of the last update."""
+    """Of the last minibatch of the last pass, before its optimizer step."""
     gradient_norm: float
     """Before clipping, of the first optimizer step; 0 where none was made."""
     max_ratio_error: float
@@ -50,13 +50,15 @@ class Update:
     tokens: int
     """Model-written tokens trained on."""
     kl: float = 0.0
-    """Mean over those tokens of the KL term, before the last update; 0 without one."""
+    """Mean over those tokens of the KL term, in the last pass; 0 without one."""
     worst_ratio_error: float = 0.0
     """On the first update, over the tokens of trajectories that the current weights sampled: objective.worst_ratio_error."""
     made: int = 0
     """Optimizer steps."""
     not_finite: str = ""
     """What was not a finite number, so that further optimizer steps were not made; empty where all was finite."""
+    learning_rate: float | None = None
+    """Of the optimizer steps; None where none was made."""
 
 
 NO_UPDATE: Final = Update(0.0, 0.0, 0.0, 0)
@@ -205,7 +207,8 @@ class Learner:
         greatest = max(
             (max_ratio_error(each.initial, each.rows.behaviour_logprobs) for each in parts if each.initial is not None), default=0.0
         )
-        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, wrong)
+        rate = self.optimizer.param_groups[0]["lr"] if made else None
+        return Update(loss, first_norm, greatest, tokens, kl / max(1, tokens), worst, made, wrong, rate)
 
     def _split(self, count: int) -> list[NDArray[np.int64]]:
         """Return the row numbers of each minibatch."""

@@ -62,6 +62,7 @@ class Scorer:
         self._chunk_logits = chunk_logits
         self._causal = model.get_base_model() if has_lora(model) else model
         self._decoder, self._head = self._causal.get_decoder(), self._causal.get_output_embeddings()
+        self._short = _short_rows(self._causal.config)
         self.whole_logits = not self._has_linear_head()
         """Whether log-probs are computed from the logits of all positions, which takes memory."""
         self.packs = False
@@ -93,7 +94,21 @@ class Scorer:
         return found
 
     def _predicting(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Compute what each token's successor is predicted from, [tokens, …]: logits, or the hidden states that the head is applied to."""
+        """Compute what each token's successor is predicted from, [tokens, …]: logits, or the hidden states that the head is applied to.
+
+        A model of longrope turns all rows of a pass by the longest, so short and long rows have passes of their own.
+        """
+        if self._short is None or not min(lengths) <= self._short < max(lengths):
+            return self._of_pass(token_ids, lengths)
+        rows, found = token_ids.split(tuple(lengths)), dict[int, Tensor]()
+        for are_long in (False, True):
+            places = [place for place, length in enumerate(lengths) if (length > self._short) is are_long]
+            own = [lengths[place] for place in places]
+            found |= zip(places, self._of_pass(torch.cat([rows[place] for place in places]), own).split(own), strict=True)
+        return torch.cat([found[place] for place in range(len(lengths))])
+
+    def _of_pass(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Compute `_predicting` in one pass."""
 
         def take(**inputs: Any) -> Tensor:
             return self._model(**inputs).logits if self.whole_logits else self._decoder(**inputs).last_hidden_state
@@ -138,12 +153,20 @@ class Scorer:
 
     @torch.no_grad()
     def _has_linear_head(self) -> bool:
-        if not isinstance(self._head, torch.nn.Linear):
+        if not isinstance(self._head, torch.nn.Linear) or self._decoder is self._causal:  # which gives no hidden states
             return False
         ids = torch.arange(_PROBED_IDS, device=self._model.device)[None]
         with self._autocast():
             hidden = self._decoder(input_ids=ids, use_cache=False).last_hidden_state
             return torch.equal(self._head(hidden), self._model(input_ids=ids, use_cache=False).logits)
+
+
+def _short_rows(config: Any) -> int | None:
+    """Return up to which length a row has the short factors of longrope (arXiv:2402.13753); None for other models."""
+    given: Any = getattr(config, "rope_parameters", None) or {}
+    if given.get("rope_type") != "longrope":
+        return None
+    return given.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
 
 
 @dataclass(frozen=True)

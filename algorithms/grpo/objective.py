@@ -88,6 +88,11 @@ class Objective:
                 "in whose place weight_cap puts CISPO; leave out one of both"
             )
 
+    @property
+    def needs_no_advantages(self) -> bool:
+        """Whether the loss has a gradient also where all advantages are 0; a term that is not multiplied by them belongs here."""
+        return self.kl > 0
+
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, epsilon: float = STD_EPSILON, scaled: bool = True) -> Tensor:
     """Compute each reward's advantage in its group: (r - mean) / (std + epsilon), with the unbiased std (n - 1).

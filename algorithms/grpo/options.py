@@ -43,7 +43,7 @@ from agl_otel.types import RolloutConfig, RolloutMode
 
 def _needs_gpu(attention: str) -> bool:
     """Whether an implementation of attention computes no gradients on the CPU; of a name that transformers does not know, not."""
-    return attention.removeprefix("paged|").startswith(("flex_attention", "flash_attention"))
+    return attention.startswith(("flex_attention", "flash_attention"))
 
 
 def _ends(targets: Sequence[str] | str) -> Sequence[str] | str:
@@ -128,7 +128,8 @@ class Updates:
     """How the weights are updated, apart from the loss."""
 
     updates_per_step: Annotated[int, Field(ge=1, le=1000, description="a step without an update trains nothing")] = 3
-    """Optimizer steps on each batch (mu in algorithm 1 of DeepSeekMath): rollouts cost more than updates."""
+    """Passes over each batch (mu in algorithm 1 of DeepSeekMath), with an optimizer step for each of its `minibatches`: rollouts cost more
+    than updates."""
     minibatches: Annotated[
         int, Field(ge=1, le=1000, description="each is an optimizer step on its part of the batch, and a part has at least one sample")
     ] = 1
@@ -186,6 +187,11 @@ class Updates:
                 "lora_alpha and lora_targets are of an adapter, and without lora_rank there is none: give it, or leave them out"
             )
         require_optimizer(self.optimizer, self.device)
+        if self.attention is not None and self.attention.startswith("paged|"):
+            raise UsageError(
+                f'attention = "{self.attention}": it must not be paged, because that is for servers, which compute no gradients; give '
+                f'"{self.attention.removeprefix("paged|")}", or leave it out'
+            )
         if self.device.startswith("cpu") and self.attention is not None and _needs_gpu(self.attention):
             raise UsageError(
                 f'attention = "{self.attention}": it must be one of {", ".join(ON_CPU)} with device = "{self.device}", because it has no '

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,9 @@ import aiohttp
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from agl_otel.algorithms.grpo.lora import has_lora, merged, with_saved_adapter
@@ -29,6 +30,7 @@ from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.text import error_text
 
 _NAMES: Final[dict[torch.dtype, str]] = {getattr(torch, name): short for short, name in DTYPES.items()}
+NOT_CHECKPOINTED: Final = "gradient_checkpointing = true: {} has no layers that transformers computes again; leave it out"
 PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 
 
@@ -121,19 +123,19 @@ def _first_not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str | None
 def checkpoint_activations(model: Any) -> None:
     """Keep each layer's input only, and compute its activations again in the backward pass (arXiv:1604.06174). Gradients are the same.
 
-    Layers do so in training mode only, so dropout, which no policy is trained with, is set to 0.
+    The model stays in evaluation mode: in training mode, which transformers' own way needs, models also drop units and whole layers, and
+    add noise to a router, which no policy is sampled with. Raises UsageError for a model that has no such layers.
     """
-    with warnings.catch_warnings():  # the name is deprecated in transformers 5.23, and [train] allows older ones, which lack the new name
-        warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    dropouts: list[Any] = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
-    for module in dropouts:
-        module.p = 0.0
-    attentions: list[Any] = [module for module in model.modules() if hasattr(module, "attention_dropout")]
-    for module in attentions:
-        module.attention_dropout = 0.0
-    model.config.use_cache = False
-    model.train()
+    if not (layers := checkpointed_layers(model)):
+        raise UsageError(NOT_CHECKPOINTED.format(type(model).__name__))
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    model.config.use_cache = False  # which a layer would extend a second time
+
+
+def checkpointed_layers(model: Any) -> list[Any]:
+    """Return the layers of a model whose activations can be computed again."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def release_memory() -> None:

@@ -1,7 +1,8 @@
 """The report of a GRPO step.
 
-A new field needs a default, because a resumed run reads the reports of its earlier steps. A metric passes Update (learner.py), this class,
-its `figures`, and `_report` (algorithm.py).
+A new field needs a default, because a resumed run reads the reports of its earlier steps. A metric of the update passes Update
+(learner.py), `_report` (algorithm.py) and this class, whose fields metrics.jsonl and the metric sinks have; the stack's metrics, which are
+for alarms, have `figures`. verl's steps have the same names (algorithms/verl/figures.py), or are listed in its test as without them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class StepReport(TrainingReport):
     """What was not a finite number, so that the weights were not updated further; empty where all was finite."""
     kl: float | None = None
     """Mean KL term over the tokens trained on, before the last update (objective.kl_terms); None without a KL penalty."""
+    learning_rate: float | None = None
+    """Of the step's optimizer steps; None where none was made."""
 
     @property
     def figures(self) -> dict[str, float]:

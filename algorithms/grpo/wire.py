@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from agl_otel.algorithms.grpo.generate import Row, Sampling
 from agl_otel.algorithms.grpo.tools import for_template, read_calls
+from agl_otel.algorithms.options import MOST_TEMPERATURE
 from agl_otel.errors import UsageError
 
 MAX_CHOICES: Final = 128
@@ -81,7 +82,7 @@ def parse(body: Any) -> ChatRequest:
         messages=messages,
         model=_take(fields, "model", str, ""),
         n=_number(fields, "n", 1, 1, MAX_CHOICES, int),
-        temperature=_number(fields, "temperature", 1.0, 0, 2, float),
+        temperature=_number(fields, "temperature", 1.0, 0, MOST_TEMPERATURE, float),
         top_p=_number(fields, "top_p", 1.0, 1e-6, 1, float),
         max_tokens=next((value for value in max_tokens if value is not None), None),
         seed=_number(fields, "seed", None, -(1 << 63), 1 << 63, int),

@@ -169,7 +169,8 @@ class InstrumentedTrainer(_Trainer):
         if counts.several_choices:
             _log.warning("step %d: %s", step, several_choices_warning(counts.several_choices, counts.sampled_calls))
         if without > MANY_WITHOUT_SAMPLE * counts.rollouts:
-            _log.warning("%s", without_sample_warning(step, counts.rollouts, without, lost(self._figures, counts.refused)))
+            losses = lost(self._figures, counts.refused)
+            _log.warning("%s", without_sample_warning(step, counts.rollouts, without, losses, counts.failures))
 
     def _check_finite(self) -> None:
         """Raise DataError where the last NOT_FINITE_STEPS steps were not finite."""

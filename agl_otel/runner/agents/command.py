@@ -234,7 +234,7 @@ def _resolved(command: list[str], env: Mapping[str, str], cwd: Path | None) -> l
     program = command[0]
     if "/" in program:
         path = (cwd or Path()).absolute() / program
-        found = str(path) if os.access(path, os.X_OK) else None
+        found = str(path) if path.is_file() and os.access(path, os.X_OK) else None
     else:
         found = shutil.which(program, path=env.get("PATH"))
     if found is None and program in ("python", "python3"):

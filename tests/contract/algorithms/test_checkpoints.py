@@ -140,6 +140,33 @@ async def test_a_schedule_that_decays_is_resumed_with_its_own_length_only(store:
         await trained(KINDS[0], store, folder, tmp_path / "run", by_place, max_steps=2, **decay)
 
 
+RATES: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "constant": ({}, [1, 1, 1, 1]),
+    "constant after a warm-up": ({"warmup_steps": 3}, [1 / 3, 2 / 3, 1, 1]),
+    "linear": ({"learning_rate_schedule": "linear"}, [1, 3 / 4, 1 / 2, 1 / 4]),
+    "linear after a warm-up": ({"learning_rate_schedule": "linear", "warmup_steps": 2}, [1 / 2, 1, 1, 1 / 2]),
+    "cosine": ({"learning_rate_schedule": "cosine"}, [1, (2 + 2**0.5) / 4, 1 / 2, (2 - 2**0.5) / 4]),
+    "cosine after a warm-up": ({"learning_rate_schedule": "cosine", "warmup_steps": 1}, [1, 1, 3 / 4, 1 / 4]),
+}
+"""{schedule: (options, shares of the learning rate in steps 1 to 4 of 4, by hand)}; cos(pi/4) = sqrt(2)/2, cos(pi/3) = 1/2."""
+
+
+@pytest.mark.parametrize("schedule", [pytest.param(name, marks=() if "cosine after" in name else pytest.mark.full) for name in RATES])
+async def test_the_rates_of_steps_are_those_of_the_schedule_also_after_a_resume(
+    store: LightningStore, tmp_path: Path, schedule: str
+) -> None:
+    options, shares = RATES[schedule]
+    folder, rate = make_policy(tmp_path / "policy", seed=1), 1e-6  # so small that no step clips all ratios of the next
+    given: dict[str, Any] = {"learning_rate": rate, "max_steps": 4, "keep_checkpoints": 9, **options}
+    every: tuple[dict[str, Any], ...] = ({"checkpoint_every_steps": 1}, {})
+    for often in every:
+        await trained(KINDS[0], store, folder, tmp_path / "run", by_place, **given, **often)
+        assert [line["learning_rate"] for line in steps_of(tmp_path / "run")] == pytest.approx([rate * share for share in shares])
+        for place in checkpoints_of(tmp_path / "run")[2:] if often else ():  # as after a kill, when these were not written yet
+            place.rename(tmp_path / place.name)
+    assert [place.name for place in checkpoints_of(tmp_path / "run")] == [f"step-{step:06d}" for step in (1, 2, 4)]
+
+
 @pytest.mark.parametrize("changed", ["chat_template.jinja", "tokenizer.json", "model.safetensors"])
 def test_a_models_fingerprint_is_of_all_that_a_run_reads(tmp_path: Path, changed: str) -> None:
     folder = make_policy(tmp_path / "policy", seed=1)

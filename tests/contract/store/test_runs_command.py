@@ -14,6 +14,7 @@ from agl_otel.cli import main
 from agl_otel.cli.runs import read_run
 from agl_otel.jobs.job import AgentSpec, DataSpec, Job
 from agl_otel.jobs.run import JobRun
+from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore
 from agl_otel.types import TrainingStep
 from agl_otel_hook import conventions
@@ -126,8 +127,8 @@ async def test_prompts_are_counted_whole_and_each_call_once(store: LightningStor
     assert figures.prompt_tokens == totals["prompt_tokens"]
 
 
-async def scored(store: LightningStore, tasks: int, **named: Any) -> list[str]:
-    """Evaluate a job's agent on so many tasks, with rewards; the ids of the rollouts."""
+async def scored(store: LightningStore, tasks: int, *, error: str | None = None, **named: Any) -> list[str]:
+    """Evaluate a job's agent on so many tasks, with rewards; the ids of the rollouts. With an `error` the first one fails."""
     job = Job(agent=AgentSpec(function="agent.py:agent"), data=DataSpec(train="tasks.jsonl"))
     evaluation = asyncio.create_task(JobRun(job, store, Path()).evaluate(range(tasks), **named))
     claimed: list[str] = []
@@ -138,10 +139,24 @@ async def scored(store: LightningStore, tasks: int, **named: Any) -> list[str]:
             continue
         ids = (begun.rollout_id, begun.attempt.attempt_id)
         await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, 1.0)])
-        await store.update_attempt(*ids, status="succeeded")
+        failed = error is not None and not claimed
+        outcome: dict[str, Any] = {"status": "failed", "error": error} if failed else {"status": "succeeded"}
+        await store.queue.update_attempts([AttemptUpdate(rollout_id=ids[0], attempt_id=ids[1], **outcome)])
         claimed.append(begun.rollout_id)
     assert sorted((await evaluation).rollout_ids) == sorted(claimed)
     return claimed
+
+
+async def test_a_score_that_counts_failed_rollouts_as_0_quotes_their_errors(
+    store: LightningStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a chat template refuses a role that the agent sends for some tasks only: the run goes on, and must say why."""
+    run_id = f"grpo-{uuid.uuid4().hex[:8]}"
+    await scored(store, 2, run_id=run_id, name="before")
+    assert "counts as 0" not in caplog.text
+    await scored(store, 3, run_id=run_id, name="after", error="answer raised BadRequestError: Unexpected role: developer")
+    words = "of those that failed: 1 × answer raised BadRequestError: Unexpected role: developer"
+    assert f"1 of 3 val rollouts got no reward, which counts as 0; {words}" in caplog.text
 
 
 async def test_scores_before_the_first_step_are_listed_under_their_run(cli: Cli, store: LightningStore) -> None:

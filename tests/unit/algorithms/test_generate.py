@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from agl_otel.algorithms.grpo.generate import SHAPE_ROWS, Row, Sampling, by_prompt_length, generate
 from agl_otel.algorithms.grpo.policy import Policy
@@ -29,6 +31,24 @@ def test_logprobs_equal_those_of_a_forward_pass(policy: Policy) -> None:
     for done in rows:
         wanted = plain_logprobs(policy, done).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
         assert done.logprobs == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt", "mamba"])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_model_without_a_cache_of_keys_reads_the_whole_row_for_each_token(name: str, seeded: bool) -> None:
+    torch.manual_seed(0)
+    model: Any
+    if name == "gpt":
+        model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=104, n_embd=32, n_layer=2, n_head=2, initializer_range=0.5)).eval()
+    else:
+        model = MambaForCausalLM(MambaConfig(vocab_size=104, hidden_size=32, state_size=4, num_hidden_layers=2)).eval()
+    rows = [row(seed, max_tokens=2 + 2 * seed) for seed in range(3)]  # they end one after the other
+    for each in rows:
+        each.seeded = seeded
+    generate(model, rows, frozenset())
+    for done in rows:
+        wanted = plain_logprobs(Policy(model, None, frozenset(), 512), done).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
+        assert (len(done.tokens), done.logprobs) == (done.sampling.max_tokens, pytest.approx(wanted.tolist(), abs=1e-5))
 
 
 def test_logprobs_are_of_the_sampled_distribution(policy: Policy) -> None:

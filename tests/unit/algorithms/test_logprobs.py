@@ -10,14 +10,26 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -26,6 +38,7 @@ from agl_otel.algorithms.grpo.logprobs import Scorer, _attend_by_row, _Layout  #
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations
+from agl_otel.errors import UsageError
 
 pytestmark = pytest.mark.full
 SIZES: dict[str, Any] = {
@@ -106,6 +119,74 @@ def test_a_head_that_is_not_linear_is_scored_from_its_logits() -> None:
     assert scorer.whole_logits
     ids, trained, temperature = some_rows(4, 211)
     assert torch.allclose(scored(scorer, ids, trained, temperature), whole(model, ids, trained, temperature), rtol=0, atol=1e-6)
+
+
+def dropping(name: str) -> Any:
+    """Make a model that has noise of its own in training mode: of hidden states, whole layers, attention, or a router."""
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"vocab_size": 211, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    match name:
+        case "opt":
+            return OPTForCausalLM(OPTConfig(**heads, ffn_dim=64, word_embed_proj_dim=32, dropout=0.5, layerdrop=0.5)).eval()
+        case "falcon":
+            return FalconForCausalLM(FalconConfig(**heads, hidden_dropout=0.5, attention_dropout=0.5)).eval()
+        case _:
+            return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.5)).eval()
+
+
+INSIDE = {"opt": "layers.0.self_attn", "falcon": "h.0.self_attention", "mixtral": "layers.0.self_attn"}
+"""A module of a layer, whose passes are counted."""
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_checkpointed_activations_are_those_of_the_model_that_samples(name: str) -> None:
+    """They are computed twice, and neither time with the dropout or the noise of training mode."""
+    ids, lengths, trained, temperature = ragged(3)
+    model, plain, passes = dropping(name), dropping(name), list[int]()
+    checkpoint_activations(model)
+    scorer = Scorer(model)
+    model.get_decoder().get_submodule(INSIDE[name]).register_forward_pre_hook(lambda *_: passes.append(1))
+    found, expected = scorer(ids, lengths, trained, temperature), row_by_row(plain, ids, lengths, trained, temperature)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+    once = len(passes)
+    for logprobs in (found, expected):
+        logprobs.sum().backward()
+    assert len(passes) == 2 * once
+    for (weight, one), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), weight
+        assert one.grad is None or torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-5), weight
+
+
+def test_a_model_without_layers_to_compute_again_is_refused() -> None:
+    with pytest.raises(UsageError, match="gradient_checkpointing = true: OpenAIGPTLMHeadModel has no layers"):
+        checkpoint_activations(OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=211, n_embd=32, n_layer=1, n_head=2)))
+
+
+def test_a_model_that_is_its_own_decoder_is_scored_from_its_logits() -> None:
+    """Llama 4's get_decoder gives the whole model, which has no hidden states among its outputs."""
+    torch.manual_seed(0)
+    model = Llama4ForCausalLM(Llama4TextConfig(**SIZES, num_local_experts=2, intermediate_size_mlp=64)).eval()
+    scorer = Scorer(model)
+    assert scorer.whole_logits
+    ids, lengths, trained, temperature = ragged(4)
+    expected = row_by_row(model, ids, lengths, trained, temperature)
+    assert torch.allclose(scorer(ids, lengths, trained, temperature), expected, rtol=0, atol=1e-5)
+
+
+def test_rows_on_both_sides_of_the_original_length_are_turned_by_their_own_factors() -> None:
+    """Phi 3 and 4 mini have longrope: a pass that holds a long row would turn the short ones by the long factors, too."""
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 8}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    sizes |= {"rope_scaling": rope, "original_max_position_embeddings": 8, "max_position_embeddings": 64, "pad_token_id": 0}
+    model: Any = Phi3ForCausalLM(Phi3Config(**sizes)).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    inputs = ragged(5)
+    expected = row_by_row(model, *inputs)
+    for pack in (True, False):
+        assert torch.allclose(Scorer(model, pack=pack)(*inputs), expected, rtol=0, atol=1e-4)
 
 
 def ragged(seed: int, vocabulary: int = 211) -> tuple[torch.Tensor, list[int], torch.Tensor, torch.Tensor]:

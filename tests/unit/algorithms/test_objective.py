@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -92,25 +92,25 @@ def test_cispo_of_a_worked_example_bounds_weights_and_leaves_every_token_its_gra
     assert new.grad.tolist() == pytest.approx([-0.3, 0.6, -0.1, 0.3, -0.4], rel=1e-12)
 
 
-_BY_ROWS = st.builds(
-    Objective,
-    weight_cap=st.sampled_from([1.05, 5.0]),
-    average=st.sampled_from(["token", "rollout"]),
-    importance_cap=st.sampled_from([None, 0.9]),
-    kl=st.sampled_from([0.0, 0.1]),
-) | st.builds(
-    Objective,
-    clip=st.sampled_from([0.05, 0.2]),
-    clip_high=st.sampled_from([None, 0.28]),
-    dual_clip=st.sampled_from([None, 1.5, 3.0]),
-    sequence_ratio=st.booleans(),
-    average=st.sampled_from(["token", "sequence", "rollout"]),
-    importance_cap=st.sampled_from([None, 0.9, 2.0]),
-    kl=st.sampled_from([0.0, 0.1]),
-)
+_OF_BOTH: dict[str, Any] = {"importance_cap": st.sampled_from([None, 0.9, 2.0]), "kl": st.sampled_from([0.0, 0.1])}
+_OF_CISPO: dict[str, Any] = {"weight_cap": st.sampled_from([1.05, 5.0]), "average": st.sampled_from(["token", "rollout"])}
+_OF_SURROGATE: dict[str, Any] = {
+    "clip": st.sampled_from([0.05, 0.2]),
+    "clip_high": st.sampled_from([None, 0.28]),
+    "dual_clip": st.sampled_from([None, 1.5, 3.0]),
+    "sequence_ratio": st.booleans(),
+    "average": st.sampled_from(["token", "sequence", "rollout"]),
+}
+_BY_ROWS = st.builds(Objective, **_OF_CISPO, **_OF_BOTH) | st.builds(Objective, **_OF_SURROGATE, **_OF_BOTH)
 OPTIONS = _BY_ROWS | _BY_ROWS.map(lambda options: replace(options, average="constant", constant_tokens=7))
 # lengths of the trajectories of each rollout: empty ones and single tokens among them
 LENGTHS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=4).filter(lambda rows: any(map(sum, rows)))
+
+
+def test_every_option_of_the_loss_is_compared_with_the_reference() -> None:
+    """All but scale_advantages, which is of the advantages that the loss is given."""
+    compared = {*_OF_BOTH, *_OF_CISPO, *_OF_SURROGATE, "constant_tokens"}
+    assert {each.name for each in fields(Objective)} - compared == {"scale_advantages"}
 
 
 @given(options=OPTIONS, lengths=LENGTHS, seed=st.integers(0, 2**32 - 1))

@@ -41,6 +41,7 @@ NOT_OF_VERL = {
     *("weights_version", "next_version", "rollout_ids", "attempts", "started_at", "ended_at", "digest"),  # the recorded step has them
     *("resampled", "carried", "oldest"),  # options of GRPO's
     "read_seconds",  # rollouts are read while others run
+    "learning_rate",  # verl's actor/lr is that of the next step
 }
 """Fields of StepReport that a step of verl does not have."""
 

@@ -12,6 +12,7 @@ from agl_otel.algorithms.grpo.generate import Row, Sampling
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.algorithms.grpo.tools import read_calls
 from agl_otel.algorithms.grpo.wire import Reply, parse
+from agl_otel.algorithms.options import MOST_TEMPERATURE
 from agl_otel.errors import UsageError
 from agl_otel.types.sampling import all_parameters
 
@@ -28,7 +29,9 @@ def test_defaults_are_those_of_openai() -> None:
 def test_all_sampling_fields_are_sent_by_algorithms() -> None:
     numbers = {name for name, values in wire.NEUTRAL.items() if any(isinstance(value, int) for value in values)}
     assert numbers | {"temperature", "top_p", "max_tokens"} == set(all_parameters(1.0, 64))
-    assert parse({"messages": MESSAGES, **all_parameters(0.5, 64)}).sampling(100) == Sampling(64, temperature=0.5)
+    for temperature in (0.5, MOST_TEMPERATURE):
+        request = parse({"messages": MESSAGES, **all_parameters(temperature, 64)})
+        assert request.sampling(100) == Sampling(64, temperature=temperature)
 
 
 def test_the_newer_token_limit_takes_precedence_and_is_bounded() -> None:
@@ -48,7 +51,7 @@ def test_text_parts_are_joined() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, r"messages\[0\]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
-        ({"temperature": 3}, "temperature"),
+        ({"temperature": 5.1}, "temperature must be a number from 0 to 5"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": 0}, "n must be"),
         ({"n": 1.5}, "n must be"),

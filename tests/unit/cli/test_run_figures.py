@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agl_otel.algorithms.validation import Validation
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.errors import UsageError
 from agl_otel.jobs.run import Evaluation
@@ -47,6 +48,20 @@ def test_a_validation_rollout_without_reward_counts_as_0_as_in_a_jobs_score() ->
     assert Evaluation(["ro"] * 128, [1.0] * 41 + [0.0] * 59 + [None] * 28, Counter(), 0, 0.0).scored.described() == (
         "0.320 on 128 tasks (28 without a reward count as 0)"
     )
+
+
+def test_a_best_validation_that_is_not_above_the_score_before_the_training_says_so() -> None:
+    """An export takes the weights of the best validation, which may be worse than the model that the run began with."""
+
+    def described(*scores: float) -> str | None:
+        return report(points=[point(number, "val", score) for number, score in enumerate(scores)]).best_described()
+
+    assert described(0.25, 0.5, 0.125) == "0.500 after step 1"
+    assert described(0.25, 0.0, 0.125) == "0.125 after step 2; not above the 0.250 before the training"
+    assert described(0.25, 0.25) == "0.250 after step 1; not above the 0.250 before the training"
+    kept = [Validation(0, "before", 0.5, 2, 0, None), Validation(1, "step-000001", 0.25, 2, 0, "weights/1")]
+    assert report(validations=kept).best_described() == "0.250 after step 1 (weights/1); not above the 0.500 before the training"
+    assert report(validations=kept[1:]).best_described() == "0.250 after step 1 (weights/1)", "the score before is unknown"
 
 
 def test_only_finite_numbers_of_training_steps_become_metrics() -> None:

@@ -72,6 +72,8 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "agent", "command = []", r"command = \[\]: it must be non-empty"),
     ("grpo", "agent", 'command = [""]', r'command\[0\] = "": it must be non-empty.*give the program'),
     ("grpo", "agent", 'command = "python agent.py"', r'command = "python agent\.py": it must be a list'),
+    ("grpo", "agent", 'command = ["/"]', r"command: there is no program '/' that can be executed"),
+    ("grpo", "agent", 'command = ["python", "a\\u0000b"]', r"command\[1\] = .*it must have no NUL.*leave it out"),
     ("grpo", "agent", 'command = ["python", 3]', r"command = 3: it must be a text in quotes"),
     ("grpo", "agent", 'command = ["python", "away.py"]', r"command: there is no file .*away\.py"),
     (
@@ -351,6 +353,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
         'attention = "flex_attention"',
         r"attention = \"flex_attention\": it must be one of eager, sdpa with device = \"cpu\"",
     ),
+    ("grpo", "algorithm", 'attention = "paged|eager"', r"attention = \"paged\|eager\": it must not be paged.*give \"eager\""),
     # functions that cannot be called as a run calls them
     (
         "grpo",

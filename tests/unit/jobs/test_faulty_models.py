@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from agl_otel.jobs.check import check_job
 from agl_otel.jobs.model_check import Linear, ModelFacts, model_facts, tiny_facts
@@ -217,6 +218,16 @@ async def test_limits_are_those_of_the_jobs_model(tmp_path: Path) -> None:
     job.write_text(job.read_text().replace("[algorithm]", "[algorithm]\nmax_tokens = 50"))
     (problem,) = await problems_of(job)
     assert "max_tokens = 50: it must be less than 50, because the context of model holds" in problem
+
+
+async def test_activations_of_a_model_whose_layers_are_not_computed_again_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    config = OpenAIGPTConfig(vocab_size=104, n_embd=32, n_layer=1, n_head=2, architectures=["OpenAIGPTLMHeadModel"])
+    OpenAIGPTLMHeadModel(config).save_pretrained(tmp_path / "model")
+    job = write_job(tmp_path, "grpo", "policy", 'model = "model"')
+    job.write_text(job.read_text().replace("[algorithm]", "[algorithm]\ngradient_checkpointing = true"))
+    (problem,) = await problems_of(job)
+    assert problem == "[algorithm] gradient_checkpointing = true: model has no layers that transformers computes again; leave it out"
 
 
 def test_the_facts_of_a_model_are_read_from_its_files(tmp_path: Path) -> None:
