@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Sequence
-from itertools import groupby
 from typing import Any, Final, Literal, Protocol
 
 from google.protobuf.message import DecodeError
@@ -203,9 +202,7 @@ class CompiledRows:
 
     def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: Container[int] | None) -> None:
         """Add the rows of a request."""
-        runs = [
-            (sum(1 for _ in run), None if each.reason else (each.rollout_id, each.attempt_id)) for each, run in groupby(request.identities)
-        ]
+        runs = [(count, None if each.reason else (each.rollout_id, each.attempt_id)) for count, each in request.identities.runs]
         positions = None if only is None else {position for position in range(first, first + len(numbers)) if position in only}
         self._rows.add(request.raw, runs, numbers, received_ms=request.received_ms, batch=batch, first=first, only=positions)
 

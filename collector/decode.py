@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities
 from agl_otel.collector.values import REPEATED, TOKEN_COLUMNS, encode, logprobs, to_map, token_ids
 from agl_otel_hook import conventions
 
@@ -41,7 +41,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circu
 
 def span_rows(
     raw: bytes,
-    identities: Sequence[Identity],
+    identities: Identities,
     numbers: Iterator[int],
     *,
     received_ms: int,
@@ -56,7 +56,7 @@ def span_rows(
     `first` is the BatchPos of the first accepted span. `counts`: see values.to_map.
     """
     rows: list[str] = []
-    index = 0
+    each = iter(identities)
     position = first
     for resource_spans in ExportTraceServiceRequest.FromString(raw).resource_spans:
         resource_types: dict[str, str] = {}
@@ -72,8 +72,7 @@ def span_rows(
                 "BatchId": batch,
             }
             for span in scope_spans.spans:
-                identity = identities[index]
-                index += 1
+                identity = next(each)
                 if identity.reason:
                     continue
                 number = next(numbers)
@@ -135,7 +134,7 @@ def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None 
 
 def log_rows(
     raw: bytes,
-    identities: Sequence[Identity],
+    identities: Identities,
     numbers: Iterator[int],
     *,
     received_ms: int,
@@ -147,7 +146,7 @@ def log_rows(
     """Return the rows (JSON texts) of the accepted log records; see `span_rows`."""
     counts = Counter() if counts is None else counts
     rows: list[str] = []
-    index = 0
+    each = iter(identities)
     position = first - 1
     for resource_logs in ExportLogsServiceRequest.FromString(raw).resource_logs:
         resource_types: dict[str, str] = {}
@@ -166,8 +165,7 @@ def log_rows(
                 "BatchId": batch,
             }
             for record in scope_logs.log_records:
-                identity = identities[index]
-                index += 1
+                identity = next(each)
                 if identity.reason:
                     continue
                 number = next(numbers)

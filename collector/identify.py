@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.memory import Ids, Known, TraceMemory
 from agl_otel.collector.scan import ID_KEYS, Scan, id_attributes
 from agl_otel_hook import conventions
@@ -31,17 +32,6 @@ PROXY: Final = "only the proxy sends agentlightning.llm and its attributes: an a
 STEP: Final = "only trainers send agentlightning.train and its attributes: an agent's key does not"
 _OF_THE_STACK: Final = {conventions.SPAN_LLM: PROXY, conventions.TRAIN: STEP, conventions.REWARD_GIVEN: GIVEN}
 """{name, or prefix of dotted names, that only services of the stack may send: the reason for refusing it from others}."""
-
-
-class Identity(NamedTuple):
-    """The result of identification for one span or log record."""
-
-    rollout_id: str = ""
-    attempt_id: str = ""
-    sequence: int | None = None
-    """The explicit sequence number, if any."""
-    reason: str = ""
-    """Why it is refused; empty if it is accepted."""
 
 
 class _Level(NamedTuple):
@@ -60,40 +50,68 @@ MAX_REMEMBERED_BYTES: Final = 1024  # longer ids, which are invalid, are not cac
 
 def identify(
     scan: Scan, metadata: Mapping[str, str], known: Known | None, *, records: bool = False, levels: Counter[str] | None = None
-) -> list[Identity]:
-    """Return one Identity per item, in the order of the request; items with equal ids share the object. `metadata` has lower-case keys.
+) -> Identities:
+    """Return the identities of a request's items. `metadata` has lower-case keys.
 
     `levels` counts the sources of ids: span, resource, metadata, trace or parent. `known` None, for senders with a bound key: nothing is
     inherited by trace or parent. `bind` assigns items that name no rollout; their identities hold the attempt id that they name, if any.
     `records`: the items are log records, which inherit from their own span instead of a parent.
     """
     levels = Counter() if levels is None else levels
-    lowest = _metadata_level(metadata)
-    found: list[Identity | None] = []
+    found, unnamed = _named(scan, _metadata_level(metadata), levels)
+    if scan.defects or (unnamed and known is not None):
+        return _one_by_one(scan, found, unnamed, known, records=records, levels=levels)
+    return Identities((count, unnamed.get(number, identity)) for number, (count, identity) in enumerate(found))
+
+
+_UNNAMED: Final = Identity()
+
+
+def _named(scan: Scan, lowest: _Level, levels: Counter[str]) -> tuple[list[tuple[int, Identity]], dict[int, Identity]]:
+    """Apply rule 1. Returns (how many in a row, their identity), and {run: identity without a rollout id} of those whom no level names."""
+    found: list[tuple[int, Identity]] = []
     unnamed: dict[int, Identity] = {}
-    defects = dict(scan.defects)
-    runs = iter(scan.own)
+    defects = [index for index, _ in scan.defects]
+    runs, start = iter(scan.own), 0
     for ids, size in zip(scan.resources, scan.groups, strict=True):
-        resource, end = _level(ids), len(found) + size
-        while len(found) < end:
+        resource, end = _level(ids), start + size
+        while start < end:
             count, own_ids = next(runs)
             own = _level(own_ids)
             identity, level = _explicit(own, resource, lowest)
             if level:
-                levels[level] += count
+                levels[level] += count - sum(start <= index < start + count for index in defects)
             if identity is None:
-                unnamed.update(dict.fromkeys(range(len(found), len(found) + count), _unnamed(own, resource, lowest)))
-            for index in defects.keys() & range(len(found), len(found) + count) if defects else ():
-                levels[level] -= bool(level)
-                unnamed.pop(index, None)
-            found += [identity] * count
+                unnamed[len(found)] = _unnamed(own, resource, lowest)
+            found.append((count, identity or _UNNAMED))
+            start += count
+    return found, unnamed
+
+
+def _one_by_one(
+    scan: Scan,
+    runs: Sequence[tuple[int, Identity]],
+    unnamed_runs: Mapping[int, Identity],
+    known: Known | None,
+    *,
+    records: bool,
+    levels: Counter[str],
+) -> Identities:
+    """Refuse the items with a defect, and apply rule 2 to those whom no level names."""
+    found: list[Identity | None] = []
+    unnamed: dict[int, Identity] = {}
+    for number, (count, identity) in enumerate(runs):
+        if number in unnamed_runs:
+            unnamed.update(dict.fromkeys(range(len(found), len(found) + count), unnamed_runs[number]))
+        found += [None if number in unnamed_runs else identity] * count
     for index, reason in scan.defects:
         found[index] = Identity(reason=reason)
-    if not records:
-        return _inherit_spans(scan, found, unnamed, known, levels)
-    for index, identity in unnamed.items():
-        found[index] = _of_own_span(scan.trace_ids[index], scan.span_ids[index], identity, known, levels)
-    return [identity for identity in found if identity is not None]
+        unnamed.pop(index, None)
+    if records:
+        for index, identity in unnamed.items():
+            found[index] = _of_own_span(scan.trace_ids[index], scan.span_ids[index], identity, known, levels)
+        return Identities.of(identity for identity in found if identity is not None)
+    return Identities.of(_inherit_spans(scan, found, unnamed, known, levels))
 
 
 def _of_own_span(trace_id: bytes, span_id: bytes, unnamed: Identity, known: Known | None, levels: Counter[str]) -> Identity:
@@ -112,14 +130,11 @@ def named_by(resource: Iterable[KeyValue]) -> Identity:
     return _explicit(_NOTHING, level, _NOTHING)[0] or _unnamed(_NOTHING, level, _NOTHING)
 
 
-def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> list[Identity]:
+def bind(identities: Identities, bound: Ids, levels: Counter[str]) -> Identities:
     """Check named ids (nothing is inherited) against the attempt of the sender's key: refuse other attempts, assign the rest to it."""
-    made: dict[Identity, Identity] = {}  # the spans of a request share their identities
-    for identity in identities:
-        if identity not in made:
-            made[identity] = bound_identity(identity, bound)
-        levels["key"] += not identity.rollout_id and not made[identity].reason
-    return [made[identity] for identity in identities]
+    held = identities.map(lambda identity: bound_identity(identity, bound))
+    levels["key"] += identities.count(lambda each: not each.rollout_id and not bound_identity(each, bound).reason)
+    return held
 
 
 def bound_identity(identity: Identity, bound: Ids) -> Identity:
@@ -131,16 +146,16 @@ def bound_identity(identity: Identity, bound: Ids) -> Identity:
     return Identity(reason=KEY)
 
 
-def refuse_forged(identities: Sequence[Identity], raw: bytes) -> list[Identity]:
+def refuse_forged(identities: Identities, raw: bytes) -> Identities:
     """Refuse an agent's spans that carry what only services of the stack may send; `raw` is the request's bytes."""
     if not any(name.encode() in raw for name in _OF_THE_STACK):
-        return list(identities)
+        return identities
     request = ExportTraceServiceRequest.FromString(raw)
     spans = (span for group in request.resource_spans for scope in group.scope_spans for span in scope.spans)
-    return [
+    return Identities.of(
         Identity(reason=reason) if not identity.reason and (reason := _forged(span)) else identity
         for identity, span in zip(identities, spans, strict=True)
-    ]
+    )
 
 
 def _forged(span: Span) -> str:
@@ -149,17 +164,19 @@ def _forged(span: Span) -> str:
     return next((why for text in names for name, why in _OF_THE_STACK.items() if text == name or text.startswith(f"{name}.")), "")
 
 
-def learn(scan: Scan, identities: Sequence[Identity], memory: TraceMemory, *, now: float, by_key: bool = False) -> None:
+def learn(scan: Scan, identities: Identities, memory: TraceMemory, *, now: float, by_key: bool = False) -> None:
     """Remember the results of `identify` for later requests; `by_key`: the sender's key is bound to an attempt."""
-    start = 0
-    for (trace_id, identity), run in groupby(zip(scan.trace_ids, identities, strict=True)):
-        end = start + sum(1 for _ in run)
-        if identity.rollout_id and not identity.reason:
-            opening = [scan.span_ids[index] for index in scan.opening if start <= index < end]
-            memory.learn(
-                trace_id, scan.span_ids[start:end], (identity.rollout_id, identity.attempt_id), opens=opening, now=now, by_key=by_key
-            )
-        start = end
+    end = 0
+    for count, identity in identities.runs:
+        start, end = end, end + count
+        if not identity.rollout_id or identity.reason:
+            continue
+        for trace_id, run in groupby(scan.trace_ids[start:end]):
+            stop = start + sum(1 for _ in run)
+            opening = [scan.span_ids[index] for index in scan.opening if start <= index < stop]
+            ids = (identity.rollout_id, identity.attempt_id)
+            memory.learn(trace_id, scan.span_ids[start:stop], ids, opens=opening, now=now, by_key=by_key)
+            start = stop
 
 
 def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity | None, str]:

@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -24,7 +23,8 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.core import Core, core
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heartbeat import Heartbeats
-from agl_otel.collector.identify import Identity, bind, identify, learn, refuse_forged
+from agl_otel.collector.identify import bind, identify, learn, refuse_forged
+from agl_otel.collector.identities import Identities
 from agl_otel.collector.journal import REQUEST, RecoveryState, Request, Signal, pack_request
 from agl_otel.collector.memory import Ids, TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
@@ -151,9 +151,9 @@ class Intake:
         reasons = rejections(identities, unreadable)
         rejected, dropped = reasons.total(), 0
         if signal != "metrics":
-            self.counts["unidentified"] += sum(not i.rollout_id and not i.reason for i in identities)
+            self.counts["unidentified"] += identities.count(lambda each: not each.rollout_id and not each.reason)
             identities = apply_policy(identities, self._unidentified)
-            dropped = sum(identity.reason == DROPPED for identity in identities)
+            dropped = identities.count(lambda each: each.reason == DROPPED)
         kept = len(identities) + unreadable - rejected - dropped
         self._count(signal, raw, reasons, dropped, kept)
         message = reason_text(reasons)
@@ -195,7 +195,7 @@ class Intake:
 
     def _identify(
         self, signal: Signal, scan: Scan, raw: bytes, metadata: Mapping[str, str], sender: Sender
-    ) -> tuple[list[Identity], Counter[Ids]]:
+    ) -> tuple[Identities, Counter[Ids]]:
         """Return the identities, and the number of spans of each attempt (attempt spans and seals count 0)."""
         counts: Counter[Ids] = Counter()
         known = None if sender.bound else self.memory
@@ -208,10 +208,10 @@ class Intake:
             identities = refuse_forged(identities, raw)
         learn(scan, identities, self.memory, now=time.monotonic(), by_key=sender.bound is not None)
         start = 0
-        for identity, run in groupby(identities):
-            end = start + sum(1 for _ in run)
+        for count, identity in identities.runs:
+            end = start + count
             if identity.attempt_id and not identity.reason:
-                counts[identity.rollout_id, identity.attempt_id] += end - start - sum(start <= index < end for index in scan.silent)
+                counts[identity.rollout_id, identity.attempt_id] += count - sum(start <= index < end for index in scan.silent)
             start = end
         return identities, counts
 

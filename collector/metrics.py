@@ -23,7 +23,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 )
 
 from agl_otel.collector.decode import JsonRows
-from agl_otel.collector.identify import TRAINING, Identity, bound_identity, named_by
+from agl_otel.collector.identify import TRAINING, bound_identity, named_by
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Request
 from agl_otel.collector.scan import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP
 from agl_otel.collector.values import to_map
@@ -64,7 +65,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circu
 _TAKEN: Final = Identity()
 
 
-def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int) -> list[Identity]:
+def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int) -> Identities:
     """Return one Identity per data point, in the order of the request (an empty metric counts as one): accepted, or why not."""
     latest = now_unix_nano + AHEAD_NANO
     refused = Identity(reason=TIMESTAMP)
@@ -79,12 +80,10 @@ def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int)
                 not point.start_time_unix_nano or EARLIEST_UNIX_NANO <= point.start_time_unix_nano <= latest
             )
             found.append(_TAKEN if good else refused)
-    return found
+    return Identities.of(found)
 
 
-def hold_points(
-    request: ExportMetricsServiceRequest, raw: bytes, found: Sequence[Identity], sender: Sender
-) -> tuple[list[Identity], bytes]:
+def hold_points(request: ExportMetricsServiceRequest, raw: bytes, found: Identities, sender: Sender) -> tuple[Identities, bytes]:
     """Check an agent's points against its key; return the identities, and the request's bytes, with the key's ids in resources without ids.
 
     Figures of training are refused; if the key is bound to an attempt, so are points of resources that name another one.
@@ -107,7 +106,7 @@ def hold_points(
             del group.resource.attributes[:]
             group.resource.attributes.extend([*others, *_named(dict(zip((ROLLOUT_ID, ATTEMPT_ID), sender.bound, strict=True)))])
             changed = True
-    return held, request.SerializeToString() if changed else raw
+    return Identities.of(held), request.SerializeToString() if changed else raw
 
 
 def _named(attributes: Mapping[str, str]) -> list[KeyValue]:
@@ -125,7 +124,7 @@ def kinds_of(request: ExportMetricsServiceRequest) -> list[str | None]:
 
 def metric_rows(
     raw: bytes,
-    identities: Sequence[Identity],
+    identities: Identities,
     *,
     received_ms: int,
     batch: int,

@@ -50,7 +50,7 @@ def _numbers(request: Request, following: dict[str, int]) -> dict[str, Sequence[
     if request.signal == "traces":
         return {"traces": assign(request.identities, following)}
     if request.signal == "logs":
-        return {"logs": [each.sequence or 0 for each in request.identities if not each.reason]}
+        return {"logs": [number for count, each in request.identities.runs if not each.reason for number in [each.sequence or 0] * count]}
     kinds = kinds_of(ExportMetricsServiceRequest.FromString(request.raw))
     taken = (kind for kind, each in zip(kinds, request.identities, strict=True) if kind is not None and not each.reason)
     return {kind: [0] * count for kind, count in Counter(taken).items()}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from agl_otel.collector.core import Kind, PythonCore, core
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Batch, Request
 from agl_otel.collector.scan import AHEAD_NANO
 from agl_otel.collector.store_batch import BatchStore
@@ -46,7 +46,7 @@ def test_clickhouse_stores_the_same_rows_of_both_cores(stored_rows: ChdbEngine, 
         for used in (PythonCore(), core()):
             batch = next(batches)
             BatchStore(stored_rows, Path("unused"), used).store(
-                Batch(batch, 0, 0), [(0, Request(signal, NOW // 10**6, identities, raw))], in_doubt=False
+                Batch(batch, 0, 0), [(0, Request(signal, NOW // 10**6, Identities.of(identities), raw))], in_doubt=False
             )
             found = stored_rows.select(f"SELECT * EXCEPT (BatchId) FROM otel.otel_{signal} WHERE BatchId = {batch} ORDER BY BatchPos")
             seen.append(json.dumps(found))

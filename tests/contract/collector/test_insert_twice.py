@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from agl_otel.collector.core import Core
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Batch, Request, Signal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.traces.address import ServerAddress
@@ -70,7 +70,7 @@ def asked_before(store: BatchStore, first: frozenset[int]) -> None:
 
 def traces(rollout: str, *names: str, days_ago: int = 0) -> Request:
     raw = request_of([span(name) for name in names]).SerializeToString()
-    return Request("traces", int(time.time() * 1000) - days_ago * DAY_MS, [Identity(rollout, "at-1")] * len(names), raw)
+    return Request("traces", int(time.time() * 1000) - days_ago * DAY_MS, Identities.of([Identity(rollout, "at-1")] * len(names)), raw)
 
 
 def logs(rollout: str) -> Request:
@@ -89,7 +89,7 @@ def metrics(rollout: str) -> Request:
 
 
 def _other(signal: Signal, rollout: str, raw: bytes) -> Request:
-    return Request(signal, int(time.time() * 1000), [Identity(rollout, "at-1")], raw)
+    return Request(signal, int(time.time() * 1000), Identities.of([Identity(rollout, "at-1")]), raw)
 
 
 def rows(engine: Engine, batch: Batch) -> dict[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.collector.core import Core
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Batch, Request
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.values import REPEATED
@@ -66,7 +66,7 @@ def engine(tmp_path: Path) -> Iterator[ChdbEngine]:
 def member(position: int, *names: str, reason: str = "") -> tuple[int, Request]:
     raw = request_of([span(name) for name in names]).SerializeToString()
     identities = [Identity("ro-1", "at-1", None, reason if n == 0 else "") for n in range(len(names))]
-    return position, Request("traces", int(time.time() * 1000), identities, raw)
+    return position, Request("traces", int(time.time() * 1000), Identities.of(identities), raw)
 
 
 def stored(engine: ChdbEngine) -> list[list[object]]:
@@ -150,7 +150,7 @@ def test_only_the_request_with_bad_rows_becomes_a_dead_letter(engine: ChdbEngine
 def test_a_request_that_cannot_be_decoded_blocks_no_other(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
     store = BatchStore(engine, tmp_path / "refused", used_core)
     _, broken = member(1, "x")
-    damaged = Request("traces", broken.received_ms, [], broken.raw)  # its identities do not match its spans
+    damaged = Request("traces", broken.received_ms, Identities(), broken.raw)  # its identities do not match its spans
     store.store(Batch(77, 0, 2, {"ro-1": 1}), [member(0, "a"), (1, damaged), member(2, "b")], in_doubt=False)
     assert [name for name, _, _ in stored(engine)] == ["a", "b"]
     assert store.counts["refused"] == 1
@@ -170,7 +170,7 @@ def test_repeated_keys_are_counted(engine: ChdbEngine, tmp_path: Path, used_core
     group.resource.attributes.extend(attributes({"k": 2}))
     group.scope_spans[0].spans[0].attributes.extend([*attributes({"k": 2}), *attributes({"k": 3}), *attributes({"k": b""})])
     store = BatchStore(engine, tmp_path / "refused", used_core)
-    member = (0, Request("traces", int(time.time() * 1000), [Identity("ro", "at", 1)], request.SerializeToString()))
+    member = (0, Request("traces", int(time.time() * 1000), Identities.of([Identity("ro", "at", 1)]), request.SerializeToString()))
     for in_doubt in (False, True):
         store.store(Batch(77, 0, 0), [member], in_doubt=in_doubt)
         assert store.counts[REPEATED] == 3

@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from agl_otel.collector.core import Core, Kind, PythonCore, core
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Request
 from agl_otel.collector.scan import AHEAD_NANO
 from agl_otel.errors import DataError, SettingsError
@@ -52,7 +52,7 @@ def rows(used: Core, kind: Kind, raw: bytes, identities: Sequence[Identity], onl
     """The rows of a request, and the number of repeated keys."""
     made = used.rows(kind)
     numbers = [7 + number for number in range(sum(not each.reason for each in identities))]
-    made.add(Request(kind, NOW // 10**6, list(identities), raw), numbers, batch=99, first=5, only=only)
+    made.add(Request(kind, NOW // 10**6, Identities.of(list(identities)), raw), numbers, batch=99, first=5, only=only)
     count, repeated = len(made), made.repeated
     data = b"".join(made.take())
     found = read_block(data) if made.format_name == "Native" else [as_block(json.loads(line)) for line in data.splitlines()]
@@ -165,14 +165,14 @@ def enclosed(tag: bytes, content: bytes) -> bytes:
 
 def test_a_request_that_cannot_be_read_adds_nothing() -> None:
     made = COMPILED.rows("traces")
-    good = Request("traces", 1, [Identity("ro", "at")], one_span(name="a").SerializeToString())
+    good = Request("traces", 1, Identities.of([Identity("ro", "at")]), one_span(name="a").SerializeToString())
     two = one_span(name="b")
     two.resource_spans[0].scope_spans[0].spans.append(two.resource_spans[0].scope_spans[0].spans[0])
     made.add(good, [1], batch=1, first=0, only=None)
     for raw, identities in (
-        (two.SerializeToString()[:-3], good.identities * 2),
+        (two.SerializeToString()[:-3], Identities([(2, Identity("ro", "at"))])),
         (two.SerializeToString(), good.identities),
-        (good.raw, []),
+        (good.raw, Identities()),
     ):
         with pytest.raises(ValueError, match=r"cut off|more or fewer"):
             made.add(Request("traces", 1, identities, raw), [1] * len(identities), batch=1, first=1, only=None)
@@ -184,7 +184,7 @@ def test_large_blocks_are_handed_over_in_pieces() -> None:
     made = COMPILED.rows("traces")
     raw = one_span(name="n" * 300_000, attributes=[KeyValue(key="k", value=AnyValue(string_value="v" * 700_000))]).SerializeToString()
     for first in range(5):
-        made.add(Request("traces", 1, [Identity("ro", "at")], raw), [1], batch=1, first=first, only=None)
+        made.add(Request("traces", 1, Identities.of([Identity("ro", "at")]), raw), [1], batch=1, first=first, only=None)
     pieces = list(made.take())
     assert len(pieces) > 4
     assert max(map(len, pieces)) <= 1 << 20

@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from agl_otel.collector.decode import log_rows, span_rows
 from agl_otel.collector.expansion import MESSAGES, Parsed, check, size_of
 from agl_otel.collector.expansion import size as estimate
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Request, Signal
 from agl_otel.collector.merged import messages
 from agl_otel.collector.metrics import metric_rows
@@ -98,7 +98,7 @@ def test_no_resource_takes_more_of_a_row_than_estimated(attributes: dict[str, An
     identities = [Identity("ro-1", "at-1")] * 10
 
     def rows(request: ExportTraceServiceRequest) -> int:
-        made = span_rows(request.SerializeToString(), identities, iter(range(10)), received_ms=1, batch=1, first=0)
+        made = span_rows(request.SerializeToString(), Identities.of(identities), iter(range(10)), received_ms=1, batch=1, first=0)
         return sum(len(row.encode()) for row in made)
 
     assert rows(several) - rows(few) <= 2 * check(estimate(several, several.SerializeToString(), 0), 1 << 30)
@@ -107,13 +107,13 @@ def test_no_resource_takes_more_of_a_row_than_estimated(attributes: dict[str, An
 def test_the_size_of_a_logged_request_is_the_noted_one_or_is_computed() -> None:
     wide = spans(Resource(attributes=LONG), 100)
     identities = [Identity("ro-1", "at-1")] * 100
-    request = Request("traces", 1, identities, wide.SerializeToString())
+    request = Request("traces", 1, Identities.of(identities), wide.SerializeToString())
     assert size_of(request) == check(estimate(wide, wide.SerializeToString(), 0), 1 << 30)
-    assert size_of(Request("traces", 1, identities, b"", expanded=7)) == 7
+    assert size_of(Request("traces", 1, Identities.of(identities), b"", expanded=7)) == 7
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(), 9), points("d" * KIB, 9)
     for request, each in (
-        (Request("logs", 1, [Identity()] * 9, records.SerializeToString()), records),
-        (Request("metrics", 1, [Identity()] * 9, metric.SerializeToString()), metric),
+        (Request("logs", 1, Identities.of([Identity()] * 9), records.SerializeToString()), records),
+        (Request("metrics", 1, Identities.of([Identity()] * 9), metric.SerializeToString()), metric),
     ):
         assert size_of(request) == check(estimate(each, each.SerializeToString(), 0), 1 << 30)
 
@@ -129,11 +129,11 @@ def row_bytes(signal: Signal, raw: bytes, count: int) -> int:
     """Return the size in bytes of the JSON rows of a request with `count` items."""
     taken = [Identity("ro-1", "at-1")] * count
     if signal == "traces":
-        rows = list(span_rows(raw, taken, iter(range(count)), received_ms=1, batch=1, first=0))
+        rows = list(span_rows(raw, Identities.of(taken), iter(range(count)), received_ms=1, batch=1, first=0))
     elif signal == "logs":
-        rows = list(log_rows(raw, taken, iter(range(count)), received_ms=1, batch=1, first=0))
+        rows = list(log_rows(raw, Identities.of(taken), iter(range(count)), received_ms=1, batch=1, first=0))
     else:
-        rows = [row for rows in metric_rows(raw, taken, received_ms=1, batch=1, first={}).values() for row in rows]
+        rows = [row for rows in metric_rows(raw, Identities.of(taken), received_ms=1, batch=1, first={}).values() for row in rows]
     return sum(len(row.encode()) for row in rows)
 
 

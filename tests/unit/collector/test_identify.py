@@ -24,6 +24,7 @@ from agl_otel.collector.identify import (
     bind,
     learn,
 )
+from agl_otel.collector.identities import Identities
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points, metric_rows
 from agl_otel.collector.policy import DROPPED, apply_policy
@@ -69,7 +70,7 @@ def expected(entry: dict[str, Any]) -> Identity:
     return Identity(entry["rollout"], entry["attempt"], entry.get("sequence"))
 
 
-def run_step(step: dict[str, Any], memory: TraceMemory, now: int, used_core: Core) -> list[Identity]:
+def run_step(step: dict[str, Any], memory: TraceMemory, now: int, used_core: Core) -> Identities:
     known = None if "bound" in step else memory
     records = "resourceLogs" in step["request"]
     request = json_format.ParseDict(with_base64(step["request"]), (ExportLogsServiceRequest if records else ExportTraceServiceRequest)())
@@ -82,7 +83,7 @@ def run_step(step: dict[str, Any], memory: TraceMemory, now: int, used_core: Cor
     return found
 
 
-def bound(step: dict[str, Any], found: list[Identity]) -> list[Identity]:
+def bound(step: dict[str, Any], found: Identities) -> Identities:
     to = step.get("bound")
     return bind(found, (to["rollout"], to["attempt"]), Counter()) if to else found
 
@@ -92,7 +93,7 @@ def bound(step: dict[str, Any], found: list[Identity]) -> list[Identity]:
 def test_golden_vector(now: int, vector: dict[str, Any], used_core: Core) -> None:
     memory = TraceMemory()
     for step in vector["steps"]:
-        assert run_step(step, memory, now, used_core) == [expected(entry) for entry in step["expect"]]
+        assert list(run_step(step, memory, now, used_core)) == [expected(entry) for entry in step["expect"]]
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors("keys"))
@@ -100,7 +101,7 @@ def test_golden_vector(now: int, vector: dict[str, Any], used_core: Core) -> Non
 def test_golden_vector_of_a_key(now: int, vector: dict[str, Any], used_core: Core) -> None:
     memory = TraceMemory()
     for step in vector["steps"]:
-        assert run_step(step, memory, now, used_core) == [expected(entry) for entry in step["expect"]]
+        assert list(run_step(step, memory, now, used_core)) == [expected(entry) for entry in step["expect"]]
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors("metrics"))
