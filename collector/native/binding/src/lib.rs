@@ -69,6 +69,7 @@ impl Core {
     }
 
     /// Checks a request. Raises MalformedError, PanicError.
+    #[allow(clippy::too_many_arguments)]
     #[pyo3(signature = (signal, raw, *, earliest, latest, max_attributes, max_tokens))]
     fn scan(
         &self,
@@ -183,7 +184,8 @@ impl Rows {
         let names = &self.names;
         let block = self.block.as_mut().ok_or_else(|| PyValueError::new_err("the rows have been taken"))?;
         let added = guarded(py, || {
-            let runs: Vec<_> = runs.iter().map(|(count, ids)| (*count, ids.as_ref().map(|(one, two)| (one.as_str(), two.as_str())))).collect();
+            let runs: Vec<_> =
+                runs.iter().map(|(count, ids)| (*count, ids.as_ref().map(|(one, two)| (one.as_str(), two.as_str())))).collect();
             let takes = |position: u32| only.as_ref().is_none_or(|only| only.contains(&position));
             let given = Given { runs: &runs, numbers: &numbers, received_ms, batch, first, takes: &takes };
             match block {

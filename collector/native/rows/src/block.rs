@@ -87,7 +87,8 @@ impl Block {
     pub fn hex(&mut self, stream: usize, id: &[u8]) {
         let stream = &mut self.streams[stream];
         push_varint(2 * id.len() as u64, stream);
-        stream.extend(id.iter().flat_map(|byte| [b"0123456789abcdef"[usize::from(byte >> 4)], b"0123456789abcdef"[usize::from(byte & 15)]]));
+        stream
+            .extend(id.iter().flat_map(|byte| [b"0123456789abcdef"[usize::from(byte >> 4)], b"0123456789abcdef"[usize::from(byte & 15)]]));
     }
 
     /// Ends a list in the column of these offsets: it has `items` more than the ones before.

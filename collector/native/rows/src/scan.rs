@@ -1,6 +1,6 @@
 //! Checks a request at its receipt, and reads what identification needs of it.
 
-use crate::check::{Counts, EVENT, KEY_VALUE, LINK, RESOURCE, SCOPE, STATUS, ANY_VALUE, check, check_text};
+use crate::check::{ANY_VALUE, Counts, EVENT, KEY_VALUE, LINK, RESOURCE, SCOPE, STATUS, check, check_text};
 use crate::config::Names;
 use crate::value::{Pair, Value};
 use crate::wire::{Content, Malformed, fields, plain_numbers};

@@ -205,7 +205,8 @@ impl Traces {
 
     /// Adds the rows of a request, or nothing of it.
     pub fn add(&mut self, request: &[u8], given: &Given, names: &Names) -> Result<(), Refused> {
-        let reader = |block: &mut Block| Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request);
+        let reader =
+            |block: &mut Block| Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request);
         self.repeated += self.block.all_or_nothing(reader)?;
         Ok(())
     }

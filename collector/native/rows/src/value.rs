@@ -302,7 +302,13 @@ fn write_base64(bytes: &[u8], text: &mut Vec<u8>) {
 /// Writes the shortest text that parses back to `number`, with an exponent below 1e-6 and from 1e21 on, as Go's encoding/json does.
 pub fn write_double(number: f64, text: &mut Vec<u8>) {
     if !number.is_finite() {
-        let name: &[u8] = if number.is_nan() { b"NaN" } else if number > 0.0 { b"Infinity" } else { b"-Infinity" };
+        let name: &[u8] = if number.is_nan() {
+            b"NaN"
+        } else if number > 0.0 {
+            b"Infinity"
+        } else {
+            b"-Infinity"
+        };
         text.extend_from_slice(name);
         return;
     }
