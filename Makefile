@@ -34,7 +34,7 @@ core: ## build the collector's compiled core (needs Rust's cargo)
 test-core: ## test the compiled core's own parts
 	cargo test --quiet --manifest-path collector/native/Cargo.toml --package rows
 	cargo clippy --quiet --manifest-path collector/native/Cargo.toml -- --deny warnings
-	cargo fmt --manifest-path collector/native/Cargo.toml --check
+	cargo fmt --all --manifest-path collector/native/Cargo.toml --check
 
 .PHONY: help setup core test-core
 
@@ -74,6 +74,9 @@ proof: setup ## hold verdicts against what really happened, with kills everywher
 fuzz: setup ## throw hostile bytes at every port of a real stack (ARGS="--seconds 120 queue otlp-grpc otlp-http clickhouse proxy web jaeger")
 	$(RUN) python -m tests.fuzz $(ARGS)
 
+fuzz-core: setup ## hold the compiled core to its specification on damaged requests (ARGS="--seconds 600 --seed 7")
+	$(RUN) python -m tests.fuzz.core $(ARGS)
+
 matrix: setup ## play unmodified agents of many frameworks, write docs/frameworks.md (ARGS="langgraph smolagents": some)
 	$(RUN) python -m tests.matrix $(ARGS)
 
@@ -104,7 +107,7 @@ wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an en
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz matrix lint audit format web wheel
+.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz fuzz-core matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

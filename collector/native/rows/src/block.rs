@@ -159,3 +159,46 @@ pub fn message_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("a panic without a message").to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static COLUMNS: [Column; 2] = [column("a", "String", 1), column("b", "Array(UInt64)", 2)];
+
+    fn add(block: &mut Block, text: &[u8], numbers: &[u64]) {
+        block.string(0, text);
+        for number in numbers {
+            block.append(2, &number.to_le_bytes());
+        }
+        block.end_list(1, numbers.len() as u64);
+        block.rows += 1;
+    }
+
+    fn bytes(block: Block) -> Vec<u8> {
+        let mut pieces = block.into_pieces();
+        std::iter::from_fn(|| pieces.next_piece()).flatten().collect()
+    }
+
+    #[test]
+    fn what_fails_or_panics_adds_nothing() {
+        let mut block = Block::new(&COLUMNS);
+        add(&mut block, b"x", &[1]);
+        let refused = block.all_or_nothing(|block| {
+            add(block, b"half", &[2, 3]);
+            block.string(0, b"a row");
+            Err::<(), _>(Refused::Mismatch)
+        });
+        assert_eq!(refused, Err(Refused::Mismatch));
+        let panicked = block.all_or_nothing(|block| -> Result<(), Refused> {
+            block.string(0, b"a row");
+            panic!("a defect")
+        });
+        assert_eq!(panicked, Err(Refused::Panic("a defect".into())));
+        add(&mut block, b"y", &[4]);
+        let mut expected = Block::new(&COLUMNS);
+        add(&mut expected, b"x", &[1]);
+        add(&mut expected, b"y", &[4]);
+        assert_eq!(bytes(block), bytes(expected));
+    }
+}

@@ -312,29 +312,43 @@ pub fn write_double(number: f64, text: &mut Vec<u8>) {
         text.extend_from_slice(name);
         return;
     }
-    let shortest = format!("{number:e}");
-    let (mantissa, power) = shortest.split_once('e').unwrap_or((&shortest, "0"));
-    let power: i32 = power.parse().unwrap_or(0);
-    if number != 0.0 && !(-6..21).contains(&power) {
-        text.extend_from_slice(mantissa.as_bytes());
-        text.push(b'e');
-        text.extend_from_slice(if power < 0 { b"-" } else { b"+" });
+    // Where two texts are equally short and near, ryu takes the even one, like Go and Python; the standard library does not.
+    let mut buffer = ryu::Buffer::new();
+    let shortest = buffer.format_finite(number);
+    let unsigned = shortest.strip_prefix('-').unwrap_or(shortest);
+    if unsigned.len() < shortest.len() {
+        text.push(b'-');
+    }
+    let (mantissa, exponent) = unsigned.split_once('e').unwrap_or((unsigned, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let all = [whole, fraction].concat();
+    let digits = all.trim_start_matches('0');
+    let zeros = all.len() - digits.len();
+    let digits = digits.trim_end_matches('0').as_bytes();
+    if digits.is_empty() {
+        text.push(b'0');
+        return;
+    }
+    let power = exponent.parse::<i32>().unwrap_or(0) + whole.len() as i32 - zeros as i32 - 1;
+    if !(-6..21).contains(&power) {
+        text.push(digits[0]);
+        if digits.len() > 1 {
+            text.push(b'.');
+            text.extend_from_slice(&digits[1..]);
+        }
+        text.extend_from_slice(if power < 0 { b"e-" } else { b"e+" });
         text.extend_from_slice(power.unsigned_abs().to_string().as_bytes());
         return;
     }
-    if mantissa.starts_with('-') {
-        text.push(b'-');
-    }
-    let digits: Vec<u8> = mantissa.bytes().filter(u8::is_ascii_digit).collect();
     if power < 0 {
         text.extend_from_slice(b"0.");
         text.resize(text.len() + (-power - 1) as usize, b'0');
-        text.extend_from_slice(&digits);
+        text.extend_from_slice(digits);
         return;
     }
     let whole = power as usize + 1;
     if digits.len() <= whole {
-        text.extend_from_slice(&digits);
+        text.extend_from_slice(digits);
         text.resize(text.len() + whole - digits.len(), b'0');
     } else {
         text.extend_from_slice(&digits[..whole]);

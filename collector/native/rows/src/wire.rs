@@ -28,12 +28,19 @@ pub fn fields(message: &[u8], depth: u32) -> Fields<'_> {
 
 impl<'a> Fields<'a> {
     fn next_field(&mut self) -> Result<(u32, Content<'a>), Malformed> {
-        let tag = self.varint(5)?;
-        let tag = u32::try_from(tag).map_err(|_| Malformed)?;
+        let tag = self.tag()?;
         if tag >> 3 == 0 {
             return Err(Malformed);
         }
-        let content = match tag & 7 {
+        Ok((tag >> 3, self.content(tag)?))
+    }
+
+    fn tag(&mut self) -> Result<u32, Malformed> {
+        u32::try_from(self.varint(5)?).map_err(|_| Malformed)
+    }
+
+    fn content(&mut self, tag: u32) -> Result<Content<'a>, Malformed> {
+        Ok(match tag & 7 {
             0 => Content::Varint(self.varint(10)?),
             1 => Content::Fixed64(u64::from_le_bytes(self.take(8)?.try_into().map_err(|_| Malformed)?)),
             2 => {
@@ -49,8 +56,7 @@ impl<'a> Fields<'a> {
             }
             5 => Content::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().map_err(|_| Malformed)?)),
             _ => return Err(Malformed), // the end of a group that did not begin, or no wire type at all
-        };
-        Ok((tag >> 3, content))
+        })
     }
 
     fn varint(&mut self, most: usize) -> Result<u64, Malformed> {
@@ -71,23 +77,21 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
-    /// Skips the fields up to the end of group `number`; groups are in no schema of OTLP.
+    /// Skips the fields up to the end of group `number`; groups are in no schema of OTLP. Within them upb allows the field number 0, too.
     fn skip_group(&mut self, number: u32) -> Result<(), Malformed> {
         let mut open = vec![number];
         while let Some(innermost) = open.last() {
             if open.len() as u32 + self.depth > MAX_DEPTH {
                 return Err(Malformed);
             }
-            let before = self.rest;
-            let tag = u32::try_from(self.varint(5)?).map_err(|_| Malformed)?;
+            let tag = self.tag()?;
             match tag & 7 {
-                3 if tag >> 3 != 0 => open.push(tag >> 3),
+                3 => open.push(tag >> 3),
                 4 if tag >> 3 == *innermost => {
                     open.pop();
                 }
                 _ => {
-                    self.rest = before;
-                    self.next_field()?;
+                    self.content(tag)?;
                 }
             }
         }
@@ -141,4 +145,42 @@ pub fn plain_value(item: &[u8]) -> Content<'static> {
     }
     let places = item[3..].iter().enumerate();
     Content::Varint(places.fold(0, |value, (place, byte)| value | u64::from(byte & 0x7f).checked_shl(7 * place as u32).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(message: &[u8], depth: u32) -> Result<Vec<(u32, Content<'_>)>, Malformed> {
+        fields(message, depth).collect()
+    }
+
+    #[test]
+    fn numbers_may_be_longer_than_needed_and_tags_not() {
+        assert_eq!(all(b"\x08\x81\x80\x80\x80\x80\x80\x80\x80\x80\x00", 0), Ok(vec![(1, Content::Varint(1))]));
+        assert_eq!(all(b"\x08\x81\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00", 0), Err(Malformed));
+        assert_eq!(all(b"\x88\x80\x80\x80\x80\x00\x01", 0), Err(Malformed));
+        assert_eq!(all(b"\x00\x01", 0), Err(Malformed));
+    }
+
+    #[test]
+    fn groups_are_skipped_as_deep_as_messages_may_be() {
+        assert_eq!(all(b"\x0b\x08\x01\x0c\x10\x02", 0), Ok(vec![(1, Content::Group), (2, Content::Varint(2))]));
+        assert_eq!(all(b"\x0b\x14", 0), Err(Malformed));
+        assert_eq!(all(b"\x0b", 0), Err(Malformed));
+        assert_eq!(all(b"\x0b\x00\x01\x0c", 0), Ok(vec![(1, Content::Group)]));
+        let nested = [[0x0b; 100], [0x0c; 100]].concat();
+        assert!(all(&nested, 0).is_ok());
+        assert_eq!(all(&nested, 1), Err(Malformed));
+    }
+
+    #[test]
+    fn usual_numbers_are_read_as_any_others() {
+        let list = b"\x0a\x03\x18\x80\x01\x0a\x09\x21\x00\x00\x00\x00\x00\x00\xf8\x3f\x0a\x02\x08\x01";
+        assert_eq!(plain_numbers(list), (2, 16));
+        assert_eq!(plain_value(&list[..5]), Content::Varint(128));
+        assert_eq!(plain_value(&list[5..16]), Content::Fixed64(1.5f64.to_bits()));
+        assert_eq!(plain_number(b"\x0a\x02\x18\x80"), None);
+        assert_eq!(plain_number(b"\x0a\x03\x18\x01\x01"), None);
+    }
 }
