@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, Protocol
 
 from google.protobuf.message import DecodeError
@@ -71,7 +71,7 @@ class Rows(Protocol):
         """The number of repeated attribute keys, which were dropped."""
         ...
 
-    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: Container[int] | None) -> None:
+    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: frozenset[int] | None) -> None:
         """Add the rows of a request, or those at the positions in the batch that `only` has. Raises ValueError, and then adds nothing.
 
         `numbers` has the sequence number of each accepted item, and `first` is the position of the first of them.
@@ -126,7 +126,7 @@ class PythonRows(JsonRows):
         super().__init__(LOG_COLUMNS if kind == "logs" else TRACE_COLUMNS)
         self._kind: Kind = kind
 
-    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: Container[int] | None) -> None:
+    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: frozenset[int] | None) -> None:
         """Add the rows of a request."""
         where: dict[str, Any] = {"received_ms": request.received_ms, "batch": batch, "first": first, "only": only, "counts": self.counts}
         build = log_rows if self._kind == "logs" else span_rows
@@ -200,11 +200,10 @@ class CompiledRows:
         """The number of repeated attribute keys, which were dropped."""
         return self._rows.repeated
 
-    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: Container[int] | None) -> None:
+    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: frozenset[int] | None) -> None:
         """Add the rows of a request."""
         runs = [(count, None if each.reason else (each.rollout_id, each.attempt_id)) for count, each in request.identities.runs]
-        positions = None if only is None else {position for position in range(first, first + len(numbers)) if position in only}
-        self._rows.add(request.raw, runs, numbers, received_ms=request.received_ms, batch=batch, first=first, only=positions)
+        self._rows.add(request.raw, runs, numbers, received_ms=request.received_ms, batch=batch, first=first, only=only)
 
     def take(self) -> Iterable[bytes]:
         """Return the rows."""

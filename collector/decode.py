@@ -7,19 +7,22 @@ ids and log-probs of a model call go directly into their columns if they fit exa
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel.collector.identities import Identities
 from agl_otel.collector.values import REPEATED, TOKEN_COLUMNS, encode, logprobs, to_map, token_ids
 from agl_otel_hook import conventions
 
+T = TypeVar("T")
 SPAN_KINDS: Final = ("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer")
 STATUS_CODES: Final = ("Unset", "Ok", "Error")
 SERVICE_NAME: Final = "service.name"
@@ -56,8 +59,7 @@ def span_rows(
     `first` is the BatchPos of the first accepted span. `counts`: see values.to_map.
     """
     rows: list[str] = []
-    each = iter(identities)
-    position = first
+    accepted = _Accepted(identities, numbers, first, only)
     for resource_spans in ExportTraceServiceRequest.FromString(raw).resource_spans:
         resource_types: dict[str, str] = {}
         resource = to_map(resource_spans.resource.attributes, resource_types, "resource:", counts=counts)
@@ -71,17 +73,8 @@ def span_rows(
                 "ReceivedAt": _milliseconds(received_ms),
                 "BatchId": batch,
             }
-            for span in scope_spans.spans:
-                identity = next(each)
-                if identity.reason:
-                    continue
-                number = next(numbers)
-                if only is None or position in only:
-                    row = shared | _span(span, dict(resource_types), counts)
-                    row["RolloutId"], row["AttemptId"], row["SequenceId"] = identity.rollout_id, identity.attempt_id, number
-                    row["BatchPos"] = position
-                    rows.append(_dumps(row))
-                position += 1
+            for span, own in accepted.among(scope_spans.spans):
+                rows.append(_dumps(shared | _span(span, dict(resource_types), counts) | own))
     return rows
 
 
@@ -146,8 +139,7 @@ def log_rows(
     """Return the rows (JSON texts) of the accepted log records; see `span_rows`."""
     counts = Counter() if counts is None else counts
     rows: list[str] = []
-    each = iter(identities)
-    position = first - 1
+    accepted = _Accepted(identities, numbers, first, only)
     for resource_logs in ExportLogsServiceRequest.FromString(raw).resource_logs:
         resource_types: dict[str, str] = {}
         resource = to_map(resource_logs.resource.attributes, resource_types, "resource:", counts=counts)
@@ -164,41 +156,48 @@ def log_rows(
                 "ReceivedAt": _milliseconds(received_ms),
                 "BatchId": batch,
             }
-            for record in scope_logs.log_records:
-                identity = next(each)
-                if identity.reason:
-                    continue
-                number = next(numbers)
-                position += 1
-                if only is not None and position not in only:
-                    continue
-                types = dict(scope_types)
-                body, body_type = encode(record.body, record.body.WhichOneof("value"), counts)
-                if body_type not in {"string", "empty"}:
-                    types["body:"] = body_type
-                stamp = record.time_unix_nano or record.observed_time_unix_nano or received_ms * 10**6
-                rows.append(
-                    _dumps(
-                        shared
-                        | {
-                            "Timestamp": _nanoseconds(stamp),
-                            "TraceId": record.trace_id.hex() if any(record.trace_id) else "",
-                            "SpanId": record.span_id.hex() if any(record.span_id) else "",
-                            "TraceFlags": record.flags & 0xFF,
-                            "SeverityText": record.severity_text,
-                            "SeverityNumber": record.severity_number & 0xFF,
-                            "Body": body,
-                            "LogAttributes": to_map(record.attributes, types, counts=counts),
-                            "EventName": record.event_name,
-                            "AttrTypes": types,
-                            "RolloutId": identity.rollout_id,
-                            "AttemptId": identity.attempt_id,
-                            "SequenceId": number,
-                            "BatchPos": position,
-                        }
-                    )
-                )
+            for record, own in accepted.among(scope_logs.log_records):
+                rows.append(_dumps(shared | _record(record, received_ms, dict(scope_types), counts) | own))
     return rows
+
+
+def _record(record: LogRecord, received_ms: int, types: dict[str, str], counts: Counter[str]) -> dict[str, Any]:
+    body, body_type = encode(record.body, record.body.WhichOneof("value"), counts)
+    if body_type not in {"string", "empty"}:
+        types["body:"] = body_type
+    return {
+        "Timestamp": _nanoseconds(record.time_unix_nano or record.observed_time_unix_nano or received_ms * 10**6),
+        "TraceId": record.trace_id.hex() if any(record.trace_id) else "",
+        "SpanId": record.span_id.hex() if any(record.span_id) else "",
+        "TraceFlags": record.flags & 0xFF,
+        "SeverityText": record.severity_text,
+        "SeverityNumber": record.severity_number & 0xFF,
+        "Body": body,
+        "LogAttributes": to_map(record.attributes, types, counts=counts),
+        "EventName": record.event_name,
+        "AttrTypes": types,
+    }
+
+
+class _Accepted:
+    """The accepted items of a request, with what identification and the batch say of each; see `span_rows`."""
+
+    def __init__(self, identities: Identities, numbers: Iterator[int], first: int, only: Container[int] | None) -> None:
+        self._identities = iter(identities)
+        self._numbers = numbers
+        self._positions = itertools.count(first)
+        self._only = only
+
+    def among(self, items: Iterable[T]) -> Iterator[tuple[T, dict[str, Any]]]:
+        """Yield (item, its columns) for those that become rows of the request's next items."""
+        for item in items:
+            identity = next(self._identities)
+            if identity.reason:
+                continue
+            number, position = next(self._numbers), next(self._positions)
+            if self._only is None or position in self._only:
+                ids = {"RolloutId": identity.rollout_id, "AttemptId": identity.attempt_id}
+                yield item, {**ids, "SequenceId": number, "BatchPos": position}
 
 
 class JsonRows:

@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.memory import Ids, Known, TraceMemory
-from agl_otel.collector.scan import ID_KEYS, Scan, id_attributes
+from agl_otel.collector.scan import ID_KEYS, Scan, id_attributes, within
 from agl_otel_hook import conventions
 
 MAX_SEQUENCE: Final = 2**53
@@ -80,7 +80,7 @@ def _named(scan: Scan, lowest: _Level, levels: Counter[str]) -> tuple[list[tuple
             own = _level(own_ids)
             identity, level = _explicit(own, resource, lowest)
             if level:
-                levels[level] += count - sum(start <= index < start + count for index in defects)
+                levels[level] += count - len(within(defects, start, start + count))
             if identity is None:
                 unnamed[len(found)] = _unnamed(own, resource, lowest)
             found.append((count, identity or _UNNAMED))
@@ -173,7 +173,7 @@ def learn(scan: Scan, identities: Identities, memory: TraceMemory, *, now: float
             continue
         for trace_id, run in groupby(scan.trace_ids[start:end]):
             stop = start + sum(1 for _ in run)
-            opening = [scan.span_ids[index] for index in scan.opening if start <= index < stop]
+            opening = [scan.span_ids[index] for index in within(scan.opening, start, stop)]
             ids = (identity.rollout_id, identity.attempt_id)
             memory.learn(trace_id, scan.span_ids[start:stop], ids, opens=opening, now=now, by_key=by_key)
             start = stop

@@ -31,7 +31,7 @@ from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
 from agl_otel.collector.remembered import Remembered
 from agl_otel.collector.resends import Answered, Outcome, reason_text, rejections
-from agl_otel.collector.scan import AHEAD_NANO, Scan
+from agl_otel.collector.scan import AHEAD_NANO, Scan, within
 from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
@@ -211,7 +211,7 @@ class Intake:
         for count, identity in identities.runs:
             end = start + count
             if identity.attempt_id and not identity.reason:
-                counts[identity.rollout_id, identity.attempt_id] += count - sum(start <= index < end for index in scan.silent)
+                counts[identity.rollout_id, identity.attempt_id] += count - len(within(scan.silent, start, end))
             start = end
         return identities, counts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -170,7 +170,7 @@ class MetricRows(JsonRows):
         super().__init__(COLUMNS[kind])
         self._kind = kind
 
-    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: Container[int] | None) -> None:
+    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: frozenset[int] | None) -> None:
         """Add the rows of a request; data points have no sequence numbers."""
         del numbers
         where: dict[str, Any] = {"received_ms": request.received_ms, "batch": batch, "first": {self._kind: first}, "counts": self.counts}

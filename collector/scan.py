@@ -5,6 +5,7 @@ This is the specification, which the compiled core (native/) is held to, and wha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -85,6 +86,11 @@ def scan_records(request: ExportLogsServiceRequest, *, latest: int) -> Scan:
         [run for group in groups for run in _runs(id_attributes(record.attributes) for record in group)],
         [(index, defect) for index, record in enumerate(records) if (defect := _record_defect(record, latest))],
     )
+
+
+def within(indexes: Sequence[int], start: int, end: int) -> Sequence[int]:
+    """Return those of ascending indexes that are from `start` to before `end`."""
+    return indexes[bisect_left(indexes, start) : bisect_left(indexes, end)]
 
 
 def _runs(ids: Iterable[bytes]) -> list[tuple[int, bytes]]:

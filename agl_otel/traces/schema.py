@@ -60,10 +60,15 @@ def derived_columns() -> dict[str, Any]:
     `facts` are keys of attributes in Facts, `fact_prefix` is that of others; HasMedia tells whether the attribute `messages` has one of the
     texts `media`.
     """
-    table = named_query("schema")
-    facts, prefix = re.search(r"key IN \((.*?)\)\s+OR startsWith\(key, '(.*?)'\)", table, re.DOTALL).groups()  # pyright: ignore
-    messages, media = re.search(r"multiSearchAny\(SpanAttributes\['(.*?)'\], \[(.*?)\]\)", table).groups()  # pyright: ignore
+    facts, prefix = _in_schema(r"key IN \((.*?)\)\s+OR startsWith\(key, '(.*?)'\)")
+    messages, media = _in_schema(r"multiSearchAny\(SpanAttributes\['(.*?)'\], \[(.*?)\]\)")
     return {"facts": _literals(facts), "fact_prefix": prefix, "messages": messages, "media": _literals(media)}
+
+
+def _in_schema(pattern: str) -> tuple[str | Any, ...]:
+    found = re.search(pattern, named_query("schema"), re.DOTALL)
+    assert found is not None  # the schema is ours
+    return found.groups()
 
 
 def _literals(sql: str) -> list[str]:

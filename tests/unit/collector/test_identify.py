@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from agl_otel.collector import identify, scan
 from agl_otel.collector.core import Core
@@ -194,3 +195,14 @@ def test_memory_stays_within_its_bounds(spans: list[tuple[int, int, int, bool]])
         assert len(memory) <= 3
         held = sum(memory.span(bytes([t]) * 16, bytes([s]) * 8) is not None for t in range(6) for s in range(10))
         assert memory.spans_held == held <= 10
+
+
+def test_a_request_of_many_runs_with_defects_is_searched_by_halves() -> None:
+    count = 3000
+    ids = [scan.id_attributes([KeyValue(key=conventions.ROLLOUT_ID, value=AnyValue(string_value=f"ro-{n}"))]) for n in range(count)]
+    defects = [(Number(n), "why") for n in range(count)]
+    read = scan.Scan([b"t" * 16] * count, [b"s" * 8] * count, [b""] * count, [count], [b""], [(1, own) for own in ids], defects)
+    COMPARED.clear()
+    found = identify.identify(read, {}, None)
+    assert {identity.reason for identity in found} == {"why"}
+    assert COMPARED.total() < 60 * count

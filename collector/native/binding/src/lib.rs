@@ -11,9 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use rows::block::{Pieces, Refused, message_of};
 use rows::config::{Keys, Names};
-use rows::logs::Logs;
 use rows::scan::{Defect, Limits, Scan, Signal};
-use rows::traces::{Given, Traces};
+use rows::traces::Given;
 use rows::wire::Malformed;
 
 create_exception!(_native, MalformedError, PyValueError, "The bytes are no such request.");
@@ -30,6 +29,10 @@ fn panicked(message: &str) -> PyErr {
 
 fn malformed(_: Malformed) -> PyErr {
     MalformedError::new_err("a field is cut off, a text is no UTF-8, or messages are nested too deep")
+}
+
+fn signal_of(name: &str) -> Signal {
+    if name == "logs" { Signal::Logs } else { Signal::Traces }
 }
 
 /// The compiled core with the names that rows depend on.
@@ -81,7 +84,7 @@ impl Core {
         max_attributes: usize,
         max_tokens: usize,
     ) -> PyResult<Scanned> {
-        let signal = if signal == "logs" { Signal::Logs } else { Signal::Traces };
+        let signal = signal_of(signal);
         let limits = Limits { earliest, latest, attributes: max_attributes, tokens: max_tokens };
         let bytes = raw.as_bytes();
         let scan = guarded(py, || Scan::read(signal, bytes, &limits, &self.names))?.map_err(malformed)?;
@@ -90,8 +93,7 @@ impl Core {
 
     /// Starts the rows of a batch.
     fn rows(&self, signal: &str) -> Rows {
-        let block = if signal == "logs" { Block::Logs(Logs::default()) } else { Block::Traces(Traces::default()) };
-        Rows { names: self.names.clone(), block: Some(block) }
+        Rows { names: self.names.clone(), rows: Some(rows::rows::Rows::new(signal_of(signal))) }
     }
 }
 
@@ -148,16 +150,11 @@ fn name_of(defect: Defect) -> &'static str {
     }
 }
 
-enum Block {
-    Traces(Traces),
-    Logs(Logs),
-}
-
 /// The rows of a batch. Used by one thread at a time.
 #[pyclass]
 struct Rows {
     names: Arc<Names>,
-    block: Option<Block>,
+    rows: Option<rows::rows::Rows>,
 }
 
 #[pymethods]
@@ -182,16 +179,13 @@ impl Rows {
     ) -> PyResult<()> {
         let bytes = raw.as_bytes();
         let names = &self.names;
-        let block = self.block.as_mut().ok_or_else(|| PyValueError::new_err("the rows have been taken"))?;
+        let rows = self.rows.as_mut().ok_or_else(|| PyValueError::new_err("the rows have been taken"))?;
         let added = guarded(py, || {
             let runs: Vec<_> =
                 runs.iter().map(|(count, ids)| (*count, ids.as_ref().map(|(one, two)| (one.as_str(), two.as_str())))).collect();
             let takes = |position: u32| only.as_ref().is_none_or(|only| only.contains(&position));
             let given = Given { runs: &runs, numbers: &numbers, received_ms, batch, first, takes: &takes };
-            match block {
-                Block::Traces(traces) => traces.add(bytes, &given, names),
-                Block::Logs(logs) => logs.add(bytes, &given, names),
-            }
+            rows.add(bytes, &given, names)
         })?;
         added.map_err(|refused| match refused {
             Refused::Malformed => malformed(Malformed),
@@ -202,31 +196,19 @@ impl Rows {
 
     /// The number of rows.
     fn __len__(&self) -> usize {
-        match &self.block {
-            Some(Block::Traces(traces)) => traces.rows() as usize,
-            Some(Block::Logs(logs)) => logs.rows() as usize,
-            None => 0,
-        }
+        self.rows.as_ref().map_or(0, |rows| rows.count() as usize)
     }
 
     /// Repeated attribute keys, which were dropped.
     #[getter]
     fn repeated(&self) -> u64 {
-        match &self.block {
-            Some(Block::Traces(traces)) => traces.repeated,
-            Some(Block::Logs(logs)) => logs.repeated,
-            None => 0,
-        }
+        self.rows.as_ref().map_or(0, |rows| rows.repeated)
     }
 
     /// Ends the block, and returns its bytes in pieces.
     fn take(&mut self) -> PyResult<Taken> {
-        let block = self.block.take().ok_or_else(|| PyValueError::new_err("the rows have been taken"))?;
-        let pieces = match block {
-            Block::Traces(traces) => traces.into_pieces(),
-            Block::Logs(logs) => logs.into_pieces(),
-        };
-        Ok(Taken { pieces })
+        let rows = self.rows.take().ok_or_else(|| PyValueError::new_err("the rows have been taken"))?;
+        Ok(Taken { pieces: rows.into_pieces() })
     }
 }
 

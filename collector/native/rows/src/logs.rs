@@ -1,7 +1,7 @@
 //! Rows of otel_logs.
 
 use crate::attributes::{Map, Texts, push_type};
-use crate::block::{Block, Column, Pieces, Refused, column};
+use crate::block::{Block, Column, Refused, column};
 use crate::config::Names;
 use crate::traces::{Cursor, Given, Shared, inner, nanoseconds};
 use crate::value::{Value, write_text};
@@ -58,35 +58,9 @@ const RECEIVED: usize = 28;
 const BATCH: usize = 29;
 const POSITION: usize = 30;
 
-/// The rows of a batch.
-pub struct Logs {
-    block: Block,
-    /// Repeated attribute keys, which were dropped.
-    pub repeated: u64,
-}
-
-impl Default for Logs {
-    fn default() -> Self {
-        Logs { block: Block::new(&COLUMNS), repeated: 0 }
-    }
-}
-
-impl Logs {
-    pub fn rows(&self) -> u64 {
-        self.block.rows
-    }
-
-    pub fn into_pieces(self) -> Pieces {
-        self.block.into_pieces()
-    }
-
-    /// Adds the rows of a request, or nothing of it. `given` has the explicit number of each record, or 0.
-    pub fn add(&mut self, request: &[u8], given: &Given, names: &Names) -> Result<(), Refused> {
-        let reader =
-            |block: &mut Block| Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request);
-        self.repeated += self.block.all_or_nothing(reader)?;
-        Ok(())
-    }
+/// Adds the rows of a request's log records; `given` has the explicit number of each, or 0. Returns the number of repeated attribute keys, which were dropped.
+pub fn add(block: &mut Block, request: &[u8], given: &Given, names: &Names) -> Result<u64, Refused> {
+    Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request)
 }
 
 struct Reader<'a, 'g> {

@@ -1,7 +1,7 @@
 //! Rows of otel_traces.
 
 use crate::attributes::{Map, Texts};
-use crate::block::{Block, Column, Pieces, Refused, column};
+use crate::block::{Block, Column, Refused, column};
 use crate::config::Names;
 use crate::value::{Fit, Pair, read_floats, read_ids};
 use crate::wire::{Content, Malformed, fields};
@@ -181,35 +181,9 @@ pub fn inner<'a>(pieces: &[&'a [u8]], number: u32, depth: u32) -> Result<Vec<&'a
     Ok(found)
 }
 
-/// The rows of a batch.
-pub struct Traces {
-    block: Block,
-    /// Repeated attribute keys, which were dropped.
-    pub repeated: u64,
-}
-
-impl Default for Traces {
-    fn default() -> Self {
-        Traces { block: Block::new(&COLUMNS), repeated: 0 }
-    }
-}
-
-impl Traces {
-    pub fn rows(&self) -> u64 {
-        self.block.rows
-    }
-
-    pub fn into_pieces(self) -> Pieces {
-        self.block.into_pieces()
-    }
-
-    /// Adds the rows of a request, or nothing of it.
-    pub fn add(&mut self, request: &[u8], given: &Given, names: &Names) -> Result<(), Refused> {
-        let reader =
-            |block: &mut Block| Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request);
-        self.repeated += self.block.all_or_nothing(reader)?;
-        Ok(())
-    }
+/// Adds the rows of a request's spans. Returns the number of repeated attribute keys, which were dropped.
+pub fn add(block: &mut Block, request: &[u8], given: &Given, names: &Names) -> Result<u64, Refused> {
+    Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request)
 }
 
 struct Reader<'a, 'g> {
