@@ -20,9 +20,23 @@ $(STAMP): pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --extra train --extra lora --extra bitsandbytes --python $(PYTHON)
 	@touch $@
 
-setup: $(STAMP) ## install everything into .venv (uv too, where it is missing)
+CORE := collector/_native.abi3.so
+setup: $(STAMP) $(if $(shell command -v cargo),$(CORE)) ## install everything into .venv (uv too, where it is missing), and build the compiled core where cargo is at hand
 
-.PHONY: help setup
+# Without cargo or without its packages the collector reads requests and builds rows in Python: slower, with the same results.
+export CARGO_TARGET_DIR ?= $(CURDIR)/build/native
+$(CORE): $(shell find collector/native -type f) hatch_build.py
+	$(PYTHON) hatch_build.py || echo "make: the compiled core was not built (above): the collector does without it"
+
+core: ## build the collector's compiled core (needs Rust's cargo)
+	$(PYTHON) hatch_build.py
+
+test-core: ## test the compiled core's own parts
+	cargo test --quiet --manifest-path collector/native/Cargo.toml --package rows
+	cargo clippy --quiet --manifest-path collector/native/Cargo.toml -- --deny warnings
+	cargo fmt --all --manifest-path collector/native/Cargo.toml --check
+
+.PHONY: help setup core test-core
 
 proto: setup ## regenerate the gRPC code from the .proto
 	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. agl_otel/queue/proto/queue.proto
@@ -60,6 +74,9 @@ proof: setup ## hold verdicts against what really happened, with kills everywher
 fuzz: setup ## throw hostile bytes at every port of a real stack (ARGS="--seconds 120 queue otlp-grpc otlp-http clickhouse proxy web jaeger")
 	$(RUN) python -m tests.fuzz $(ARGS)
 
+fuzz-core: setup ## hold the compiled core to its specification on damaged requests (ARGS="--seconds 600 --seed 7")
+	$(RUN) python -m tests.fuzz.core $(ARGS)
+
 matrix: setup ## play unmodified agents of many frameworks, write docs/frameworks.md (ARGS="langgraph smolagents": some)
 	$(RUN) python -m tests.matrix $(ARGS)
 
@@ -90,7 +107,7 @@ wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an en
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz matrix lint audit format web wheel
+.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz fuzz-core matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

@@ -133,6 +133,9 @@ class Settings(BaseSettings):
     metrics: bool = True
     """Whether the collector accepts OTLP metrics; otherwise it answers UNIMPLEMENTED (HTTP 501). The Python collector only: for the Go one
     its configuration decides."""
+    core: Literal["auto", "compiled", "python"] = "auto"
+    """What reads OTLP requests and builds rows in the Python collector: `compiled` code, or `python`, which does the same more slowly.
+    `auto` takes the compiled core where it is installed."""
     max_message_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
     """The largest accepted OTLP request, in bytes after decompression."""
     max_span_attributes: int = Field(default=4096, ge=1)

@@ -56,6 +56,21 @@ def check(signal: Signal, raw: bytes) -> int:
     return _bounded(signal, raw, found, min(MAX_MESSAGES, len(raw) // LEAST_MESSAGE_BYTES))
 
 
+def check_counts(size: int, parts: int, others: int, messages: int, values: int) -> None:
+    """Raise DataError if a request of `size` bytes is too crowded: its parts, other fields beside them, messages and values in lists."""
+    if size <= FEW_PARTS * LEAST_BYTES:
+        return
+    if parts > MAX_PARTS or parts * LEAST_BYTES > size:
+        raise _too_many_parts(parts, size)
+    if others > MAX_OTHERS:
+        raise _too_many_others(size)
+    most = min(MAX_MESSAGES, size // LEAST_MESSAGE_BYTES)
+    if messages > most:
+        raise _too_many_messages(most, size)
+    if values > MAX_VALUES:
+        raise _too_many_values()
+
+
 def check_piece(signal: Signal, raw: bytes) -> None:
     """Raise DataError if a piece of a request costs too much to parse, DecodeError if it cannot be parsed."""
     _bounded(signal, raw, merged.messages(signal, raw), MAX_MESSAGES)
@@ -67,8 +82,7 @@ def check_parts(signal: Signal, raw: bytes) -> None:
         return
     parts = _parts(signal, raw)
     if parts > MAX_PARTS or parts * LEAST_BYTES > len(raw):
-        many = f"more than {MAX_PARTS}" if parts > MAX_PARTS else str(parts)
-        raise DataError(f"it has {many} resources, scopes and items in {len(raw)} bytes: send smaller batches")
+        raise _too_many_parts(parts, len(raw))
 
 
 def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
@@ -77,10 +91,27 @@ def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
         raise DataError(f"it has {found} attributes, events, points, values and the like in {len(raw)} bytes: send smaller batches")
     outside = merged.messages(signal, raw, lists=False) if found > most else found
     if outside > most:
-        raise DataError(f"it has more than {most} attributes, events, points and the like in {len(raw)} bytes: send smaller batches")
+        raise _too_many_messages(most, len(raw))
     if found - outside > MAX_VALUES:
-        raise DataError(f"it has more than {MAX_VALUES} values in lists: send smaller batches")
+        raise _too_many_values()
     return found
+
+
+def _too_many_parts(parts: int, size: int) -> DataError:
+    many = f"more than {MAX_PARTS}" if parts > MAX_PARTS else str(parts)
+    return DataError(f"it has {many} resources, scopes and items in {size} bytes: send smaller batches")
+
+
+def _too_many_others(size: int) -> DataError:
+    return DataError(f"it has more than {MAX_OTHERS} fields beside its items in {size} bytes: send smaller batches")
+
+
+def _too_many_messages(most: int, size: int) -> DataError:
+    return DataError(f"it has more than {most} attributes, events, points and the like in {size} bytes: send smaller batches")
+
+
+def _too_many_values() -> DataError:
+    return DataError(f"it has more than {MAX_VALUES} values in lists: send smaller batches")
 
 
 def check_json(body: bytes) -> None:
@@ -109,7 +140,7 @@ def _parts(signal: Signal, raw: bytes) -> int:
             else:
                 others += 1
                 if others > MAX_OTHERS:
-                    raise DataError(f"it has more than {MAX_OTHERS} fields beside its items in {len(raw)} bytes: send smaller batches")
+                    raise _too_many_others(len(raw))
             if kind & 7 == 2:
                 size, at = read_varint(raw, at)
                 if inside and below:

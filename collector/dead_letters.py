@@ -22,7 +22,7 @@ def write(folder: Path, position: int, request: Request, reason: str) -> Path:
     """Write a request and the reason for its refusal; return the path of the file with its bytes."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = folder / f"{request.received_ms}-{position}-{request.signal}"
-    of = sorted({each.rollout_id for each in request.identities if not each.reason})
+    of = sorted({each.rollout_id for _, each in request.identities.runs if not each.reason})
     about = {"reason": reason, "signal": request.signal, "received_ms": request.received_ms, "rollouts": of}
     write_private(stem.with_suffix(".json"), json.dumps(about).encode())  # written first: without it, a deletion removes the bytes
     write_private(stem.with_suffix(".otlp"), request.raw)

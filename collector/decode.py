@@ -1,38 +1,32 @@
 """OTLP protobuf → rows of otel_traces and otel_logs, exact for every value (values.py says how).
 
-This is the general path, which handles everything; plain spans take the fast path (raw.py), which makes the same rows. Token ids and
-log-probs of a model call go directly into their columns if they fit exactly; their long text is then left out of the map (AttrTypes:
-`column`).
+This is the specification of the rows, which the compiled core (native/) is held to, and what makes them where it is not installed. Token
+ids and log-probs of a model call go directly into their columns if they fit exactly; their long text is then left out of the map
+(AttrTypes: `column`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel.collector.identify import Identity
-from agl_otel.collector.values import REPEATED, Value, double_array, encode, int_array, to_map
+from agl_otel.collector.identities import Identities
+from agl_otel.collector.values import REPEATED, TOKEN_COLUMNS, encode, logprobs, to_map, token_ids
 from agl_otel_hook import conventions
 
+T = TypeVar("T")
 SPAN_KINDS: Final = ("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer")
 STATUS_CODES: Final = ("Unset", "Ok", "Error")
 SERVICE_NAME: Final = "service.name"
 
-LOGPROBS: Final = "ResponseLogprobs"
-TOKEN_COLUMNS: Final[dict[str, tuple[str, Callable[[Value], NDArray[Any] | None]]]] = {
-    conventions.LLM_PROMPT_TOKEN_IDS: ("PromptTokenIds", int_array),
-    conventions.LLM_RESPONSE_TOKEN_IDS: ("ResponseTokenIds", int_array),
-    conventions.LLM_RESPONSE_LOGPROBS: (LOGPROBS, double_array),
-}
 TRACE_COLUMNS: Final = (
     "Timestamp", "TraceId", "SpanId", "ParentSpanId", "TraceState", "SpanName", "SpanKind", "ServiceName", "ResourceAttributes",
     "ScopeName", "ScopeVersion", "SpanAttributes", "Duration", "StatusCode", "StatusMessage", "Events.Timestamp", "Events.Name",
@@ -50,7 +44,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circu
 
 def span_rows(
     raw: bytes,
-    identities: Sequence[Identity],
+    identities: Identities,
     numbers: Iterator[int],
     *,
     received_ms: int,
@@ -62,16 +56,13 @@ def span_rows(
     """Return the rows (JSON texts) of the accepted spans, or of those whose BatchPos is in `only`.
 
     `identities` has one entry per span of the request; `numbers` yields the sequence number of each accepted span in turn;
-    `first` is the BatchPos of the first accepted span. `counts`: see values.to_map; repeated keys of resources are left to the caller
-    that makes the other rows, if there are any.
+    `first` is the BatchPos of the first accepted span. `counts`: see values.to_map.
     """
     rows: list[str] = []
-    resources: Counter[str] = Counter()
-    index = 0
-    position = first
+    accepted = _Accepted(identities, numbers, first, only)
     for resource_spans in ExportTraceServiceRequest.FromString(raw).resource_spans:
         resource_types: dict[str, str] = {}
-        resource = to_map(resource_spans.resource.attributes, resource_types, "resource:", counts=resources)
+        resource = to_map(resource_spans.resource.attributes, resource_types, "resource:", counts=counts)
         for scope_spans in resource_spans.scope_spans:
             scope = scope_spans.scope
             shared = {
@@ -82,20 +73,8 @@ def span_rows(
                 "ReceivedAt": _milliseconds(received_ms),
                 "BatchId": batch,
             }
-            for span in scope_spans.spans:
-                identity = identities[index]
-                index += 1
-                if identity.reason:
-                    continue
-                number = next(numbers)
-                if only is None or position in only:
-                    row = shared | _span(span, dict(resource_types), counts)
-                    row["RolloutId"], row["AttemptId"], row["SequenceId"] = identity.rollout_id, identity.attempt_id, number
-                    row["BatchPos"] = position
-                    rows.append(_dumps(row))
-                position += 1
-    if counts is not None and len(rows) == position - first:
-        counts.update(resources)
+            for span, own in accepted.among(scope_spans.spans):
+                rows.append(_dumps(shared | _span(span, dict(resource_types), counts) | own))
     return rows
 
 
@@ -131,42 +110,36 @@ def _span(span: Span, types: dict[str, str], counts: Counter[str] | None) -> dic
 def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (token columns, attribute texts). A list that does not fit its column exactly stays in the map; its column gets what fits."""
     columns: dict[str, Any] = {}
-    rest: list[KeyValue] = []
+    moved: set[str] = set()
     for attribute in span.attributes:
-        target = TOKEN_COLUMNS.get(attribute.key)
-        if target is None:
-            rest.append(attribute)
+        column = TOKEN_COLUMNS.get(attribute.key)
+        if column is None or column in columns:
             continue
-        name, read = target
-        if name in columns:
-            if counts is not None:
-                counts[REPEATED] += 1
-            continue  # the first of repeated keys counts
-        numbers = read(attribute.value)
-        if numbers is None:
-            rest.append(attribute)
-            columns[name] = nearest(attribute.value) if name == LOGPROBS else []
+        if attribute.key == conventions.LLM_RESPONSE_LOGPROBS:
+            columns[column], fits = logprobs(attribute.value)
         else:
-            columns[name] = numbers.tolist()
-            types[attribute.key] = "column"
-    return columns, to_map(rest, types, counts=counts)
-
-
-def nearest(value: Value) -> list[float]:
-    """Round log-probs that float32 cannot hold exactly; return none at all if one is not finite (ClickHouse would read 0.0)."""
-    numbers = [item.double_value for item in value.array_value.values if item.WhichOneof("value") == "double_value"]
-    with np.errstate(over="ignore"):
-        small = np.asarray(numbers, dtype=np.float64).astype(np.float32)
-    return small.tolist() if len(numbers) == len(value.array_value.values) and bool(np.all(np.isfinite(small))) else []
+            ids = token_ids(attribute.value)
+            columns[column], fits = ids or [], ids is not None
+        if fits:
+            moved.add(attribute.key)
+    return columns, to_map(span.attributes, types, counts=counts, columns=moved)
 
 
 def log_rows(
-    raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: int, counts: Counter[str] | None = None
+    raw: bytes,
+    identities: Identities,
+    numbers: Iterator[int],
+    *,
+    received_ms: int,
+    batch: int,
+    first: int,
+    only: Container[int] | None = None,
+    counts: Counter[str] | None = None,
 ) -> list[str]:
-    """Return the rows (JSON texts) of the accepted log records; see span_rows."""
+    """Return the rows (JSON texts) of the accepted log records; see `span_rows`."""
     counts = Counter() if counts is None else counts
     rows: list[str] = []
-    index = 0
+    accepted = _Accepted(identities, numbers, first, only)
     for resource_logs in ExportLogsServiceRequest.FromString(raw).resource_logs:
         resource_types: dict[str, str] = {}
         resource = to_map(resource_logs.resource.attributes, resource_types, "resource:", counts=counts)
@@ -183,38 +156,71 @@ def log_rows(
                 "ReceivedAt": _milliseconds(received_ms),
                 "BatchId": batch,
             }
-            for record in scope_logs.log_records:
-                identity = identities[index]
-                index += 1
-                if identity.reason:
-                    continue
-                types = dict(scope_types)
-                body, body_type = encode(record.body, record.body.WhichOneof("value"), counts)
-                if body_type not in {"string", "empty"}:
-                    types["body:"] = body_type
-                stamp = record.time_unix_nano or record.observed_time_unix_nano or received_ms * 10**6
-                rows.append(
-                    _dumps(
-                        shared
-                        | {
-                            "Timestamp": _nanoseconds(stamp),
-                            "TraceId": record.trace_id.hex() if any(record.trace_id) else "",
-                            "SpanId": record.span_id.hex() if any(record.span_id) else "",
-                            "TraceFlags": record.flags & 0xFF,
-                            "SeverityText": record.severity_text,
-                            "SeverityNumber": record.severity_number & 0xFF,
-                            "Body": body,
-                            "LogAttributes": to_map(record.attributes, types, counts=counts),
-                            "EventName": record.event_name,
-                            "AttrTypes": types,
-                            "RolloutId": identity.rollout_id,
-                            "AttemptId": identity.attempt_id,
-                            "SequenceId": identity.sequence or 0,
-                            "BatchPos": first + len(rows),
-                        }
-                    )
-                )
+            for record, own in accepted.among(scope_logs.log_records):
+                rows.append(_dumps(shared | _record(record, received_ms, dict(scope_types), counts) | own))
     return rows
+
+
+def _record(record: LogRecord, received_ms: int, types: dict[str, str], counts: Counter[str]) -> dict[str, Any]:
+    body, body_type = encode(record.body, record.body.WhichOneof("value"), counts)
+    if body_type not in {"string", "empty"}:
+        types["body:"] = body_type
+    return {
+        "Timestamp": _nanoseconds(record.time_unix_nano or record.observed_time_unix_nano or received_ms * 10**6),
+        "TraceId": record.trace_id.hex() if any(record.trace_id) else "",
+        "SpanId": record.span_id.hex() if any(record.span_id) else "",
+        "TraceFlags": record.flags & 0xFF,
+        "SeverityText": record.severity_text,
+        "SeverityNumber": record.severity_number & 0xFF,
+        "Body": body,
+        "LogAttributes": to_map(record.attributes, types, counts=counts),
+        "EventName": record.event_name,
+        "AttrTypes": types,
+    }
+
+
+class _Accepted:
+    """The accepted items of a request, with what identification and the batch say of each; see `span_rows`."""
+
+    def __init__(self, identities: Identities, numbers: Iterator[int], first: int, only: Container[int] | None) -> None:
+        self._identities = iter(identities)
+        self._numbers = numbers
+        self._positions = itertools.count(first)
+        self._only = only
+
+    def among(self, items: Iterable[T]) -> Iterator[tuple[T, dict[str, Any]]]:
+        """Yield (item, its columns) for those that become rows of the request's next items."""
+        for item in items:
+            identity = next(self._identities)
+            if identity.reason:
+                continue
+            number, position = next(self._numbers), next(self._positions)
+            if self._only is None or position in self._only:
+                ids = {"RolloutId": identity.rollout_id, "AttemptId": identity.attempt_id}
+                yield item, {**ids, "SequenceId": number, "BatchPos": position}
+
+
+class JsonRows:
+    """Rows of one table as JSON (core.Rows)."""
+
+    format_name = "JSONEachRow"
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = columns
+        self.rows: list[str] = []
+        self.counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def repeated(self) -> int:
+        """The number of repeated attribute keys, which were dropped."""
+        return self.counts[REPEATED]
+
+    def take(self) -> Iterable[bytes]:
+        """Return the rows."""
+        return ["\n".join(self.rows).encode()]
 
 
 def _nanoseconds(stamp: int) -> str | int:

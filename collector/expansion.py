@@ -36,12 +36,13 @@ _OF_A_MESSAGE: Final = 6
 """Maximum per message of these bytes that are tags, lengths and numbers, not characters: a double may end in as many zeros."""
 
 
-def check(request: Parsed, raw: bytes, messages: int, limit: int) -> int:
-    """Return the approximate size in bytes of the rows of a request with `messages` messages.
+def size(request: Parsed, raw: bytes, messages: int) -> int:
+    """Return the approximate size in bytes of the rows of a request with `messages` messages."""
+    return _own(raw, messages) + _rows(request)
 
-    Raises DataError if it exceeds `limit`.
-    """
-    found = _own(raw, messages) + _rows(request)
+
+def check(found: int, limit: int) -> int:
+    """Return the size of a request's rows. Raises DataError if it exceeds `limit` bytes."""
     if found > limit:
         raise DataError(
             f"its rows would take about {found} bytes, more than AGL_MAX_EXPANDED_BYTES ({limit}): each has its whole resource and scope; "

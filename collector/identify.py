@@ -1,4 +1,4 @@
-"""Identify spans. Pure: (request, request metadata, known traces) → ids and explicit sequence number, or the reason for a refusal.
+"""Identify spans. Pure: (what was read of a request, its metadata, known traces) → ids and explicit sequence, or the reason for a refusal.
 
 The rules are contracts.md §2; conformance/*.json holds golden vectors that every implementation must pass. The order of spans
 within a request does not matter. Of a repeated attribute key, the first counts. No clock, no I/O; the caller keeps the memory.
@@ -12,24 +12,17 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.memory import Ids, Known, TraceMemory
-from agl_otel.collector.span_columns import SpanColumns
+from agl_otel.collector.scan import ID_KEYS, Scan, id_attributes, within
 from agl_otel_hook import conventions
 
-EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would wrap times far outside its range to another year
-AHEAD_NANO: Final = 24 * 3600 * 10**9
 MAX_SEQUENCE: Final = 2**53
 
-TRACE_ID: Final = "trace id is not 16 bytes or all zero"
-SPAN_ID: Final = "span id is not 8 bytes or all zero"
-PARENT_ID: Final = "parent span id is not 8 bytes"
-TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead"
 ROLLOUT_ID: Final = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 ATTEMPT_ID: Final = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
 KEY: Final = "the sender's key is bound to another attempt"
@@ -41,129 +34,107 @@ _OF_THE_STACK: Final = {conventions.SPAN_LLM: PROXY, conventions.TRAIN: STEP, co
 """{name, or prefix of dotted names, that only services of the stack may send: the reason for refusing it from others}."""
 
 
-class Identity(NamedTuple):
-    """The result of identification for one span or log record."""
-
-    rollout_id: str = ""
-    attempt_id: str = ""
-    sequence: int | None = None
-    """The explicit sequence number, if any."""
-    reason: str = ""
-    """Why it is refused; empty if it is accepted."""
-
-
 class _Level(NamedTuple):
     rollout_id: str = ""
     attempt_id: str = ""
     sequence: int | None = None
     reason: str = ""  # an id of this level breaks the rule
-    keys: int = 0  # number of attributes with an id key
 
 
 LEVELS: Final = ("span", "resource", "metadata")
 _NOTHING: Final = _Level()
 _NO_IDS: Final[Ids] = ("", "")
-_ID_KEYS: Final = frozenset({conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID})
 MAX_LEVELS: Final = 4096  # cache size: the spans of an attempt repeat the same ids
-MAX_REMEMBERED_CHARACTERS: Final = 512  # longer ids, which are invalid, are not cached
-_NO_TRACE: Final = bytes(16)
-_NO_SPAN: Final = bytes(8)
+MAX_REMEMBERED_BYTES: Final = 1024  # longer ids, which are invalid, are not cached
 
 
-def identify_spans(
-    request: ExportTraceServiceRequest,
-    metadata: Mapping[str, str],
-    known: Known | None,
-    *,
-    now_unix_nano: int,
-    levels: Counter[str] | None = None,
-    raw: bytes = b"",
-    columns: SpanColumns | None = None,
-) -> list[Identity]:
-    """Return one Identity per span, in the order of the request; spans with equal ids share the object. `metadata` has lower-case keys.
+def identify(
+    scan: Scan, metadata: Mapping[str, str], known: Known | None, *, records: bool = False, levels: Counter[str] | None = None
+) -> Identities:
+    """Return the identities of a request's items. `metadata` has lower-case keys.
 
-    `levels` counts the sources of ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, avoids inspecting every
-    attribute if they show that no span has ids of its own; `columns`, if they have been read already, avoids a second reading.
-    `known` None, for senders with a bound key: nothing is inherited by trace or parent. `bind` assigns spans that name no rollout; their
-    identities hold the attempt id that they name, if any.
+    `levels` counts the sources of ids: span, resource, metadata, trace or parent. `known` None, for senders with a bound key: nothing is
+    inherited by trace or parent. `bind` assigns items that name no rollout; their identities hold the attempt id that they name, if any.
+    `records`: the items are log records, which inherit from their own span instead of a parent.
     """
     levels = Counter() if levels is None else levels
-    columns = SpanColumns.of(request, raw) if columns is None else columns
-    lowest = _metadata_level(metadata)
-    found: list[Identity | None] = []
+    found, unnamed = _named(scan, _metadata_level(metadata), levels)
+    if scan.defects or (unnamed and known is not None):
+        return _one_by_one(scan, found, unnamed, known, records=records, levels=levels)
+    return Identities((count, unnamed.get(number, identity)) for number, (count, identity) in enumerate(found))
+
+
+_UNNAMED: Final = Identity()
+
+
+def _named(scan: Scan, lowest: _Level, levels: Counter[str]) -> tuple[list[tuple[int, Identity]], dict[int, Identity]]:
+    """Apply rule 1. Returns (how many in a row, their identity), and {run: identity without a rollout id} of those whom no level names."""
+    found: list[tuple[int, Identity]] = []
     unnamed: dict[int, Identity] = {}
-    latest = now_unix_nano + AHEAD_NANO
-    resources = [_level(group.resource.attributes) for group in request.resource_spans]
-    one_by_one = columns.id_keys != sum(resource.keys for resource in resources) or not _all_whole(columns, latest)
-    for resource, (first, end) in zip(resources, columns.groups, strict=True):
-        shared, giver = _explicit(_NOTHING, resource, lowest)  # of every span without ids of its own
-        if shared is not None and not one_by_one:
-            found += [shared] * (end - first)
-            if giver:
-                levels[giver] += end - first
-            continue
-        for span in columns.spans[first:end]:
-            own = _level(span.attributes) if one_by_one else _NOTHING
-            broken = _check_span(span, latest) if one_by_one else ""
-            identity, level = (shared, giver) if own is _NOTHING else _explicit(own, resource, lowest)
-            if broken:
-                identity = Identity(reason=broken)
-            elif level:
-                levels[level] += 1
+    defects = [index for index, _ in scan.defects]
+    runs, start = iter(scan.own), 0
+    for ids, size in zip(scan.resources, scan.groups, strict=True):
+        resource, end = _level(ids), start + size
+        while start < end:
+            count, own_ids = next(runs)
+            own = _level(own_ids)
+            identity, level = _explicit(own, resource, lowest)
+            if level:
+                levels[level] += count - len(within(defects, start, start + count))
             if identity is None:
                 unnamed[len(found)] = _unnamed(own, resource, lowest)
-            found.append(identity)
-    return _inherit_spans(columns.spans, found, unnamed, known, levels)
+            found.append((count, identity or _UNNAMED))
+            start += count
+    return found, unnamed
 
 
-def identify_logs(
-    request: ExportLogsServiceRequest,
-    metadata: Mapping[str, str],
+def _one_by_one(
+    scan: Scan,
+    runs: Sequence[tuple[int, Identity]],
+    unnamed_runs: Mapping[int, Identity],
     known: Known | None,
     *,
-    now_unix_nano: int,
-    levels: Counter[str] | None = None,
-) -> list[Identity]:
-    """Return one Identity per log record: the same rules, with the record's own span in place of the parent."""
-    levels = Counter() if levels is None else levels
-    lowest = _metadata_level(metadata)
-    found: list[Identity] = []
-    for resource_logs in request.resource_logs:
-        resource = _level(resource_logs.resource.attributes)
-        for scope_logs in resource_logs.scope_logs:
-            for record in scope_logs.log_records:
-                own = _level(record.attributes)
-                identity, level = _explicit(own, resource, lowest)
-                if broken := _check_record(record, now_unix_nano + AHEAD_NANO):
-                    identity = Identity(reason=broken)
-                elif level:
-                    levels[level] += 1
-                if identity is None:
-                    identity = _unnamed(own, resource, lowest)
-                    if known is not None:
-                        by_trace = known.opened_by(record.trace_id)
-                        ids = by_trace or known.span(record.trace_id, record.span_id) or _NO_IDS
-                        if ids[0]:
-                            levels["trace" if by_trace else "parent"] += 1
-                        identity = Identity(*ids, identity.sequence)
-                found.append(identity)
-    return found
+    records: bool,
+    levels: Counter[str],
+) -> Identities:
+    """Refuse the items with a defect, and apply rule 2 to those whom no level names."""
+    found: list[Identity | None] = []
+    unnamed: dict[int, Identity] = {}
+    for number, (count, identity) in enumerate(runs):
+        if number in unnamed_runs:
+            unnamed.update(dict.fromkeys(range(len(found), len(found) + count), unnamed_runs[number]))
+        found += [None if number in unnamed_runs else identity] * count
+    for index, reason in scan.defects:
+        found[index] = Identity(reason=reason)
+        unnamed.pop(index, None)
+    if records:
+        for index, identity in unnamed.items():
+            found[index] = _of_own_span(scan.trace_ids[index], scan.span_ids[index], identity, known, levels)
+        return Identities.of(identity for identity in found if identity is not None)
+    return Identities.of(_inherit_spans(scan, found, unnamed, known, levels))
+
+
+def _of_own_span(trace_id: bytes, span_id: bytes, unnamed: Identity, known: Known | None, levels: Counter[str]) -> Identity:
+    if known is None:
+        return unnamed
+    by_trace = known.opened_by(trace_id)
+    ids = by_trace or known.span(trace_id, span_id) or _NO_IDS
+    if ids[0]:
+        levels["trace" if by_trace else "parent"] += 1
+    return Identity(*ids, unnamed.sequence)
 
 
 def named_by(resource: Iterable[KeyValue]) -> Identity:
     """Return the ids that a resource alone names, or the reason for a refusal."""
-    level = _level(resource)
+    level = _level(id_attributes(resource))
     return _explicit(_NOTHING, level, _NOTHING)[0] or _unnamed(_NOTHING, level, _NOTHING)
 
 
-def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> list[Identity]:
+def bind(identities: Identities, bound: Ids, levels: Counter[str]) -> Identities:
     """Check named ids (nothing is inherited) against the attempt of the sender's key: refuse other attempts, assign the rest to it."""
-    made: dict[Identity, Identity] = {}  # the spans of a request share their identities
-    for identity in identities:
-        if identity not in made:
-            made[identity] = bound_identity(identity, bound)
-        levels["key"] += not identity.rollout_id and not made[identity].reason
-    return [made[identity] for identity in identities]
+    held = identities.map(lambda identity: bound_identity(identity, bound))
+    levels["key"] += identities.count(lambda each: not each.rollout_id and not bound_identity(each, bound).reason)
+    return held
 
 
 def bound_identity(identity: Identity, bound: Ids) -> Identity:
@@ -175,14 +146,16 @@ def bound_identity(identity: Identity, bound: Ids) -> Identity:
     return Identity(reason=KEY)
 
 
-def refuse_forged(identities: Sequence[Identity], spans: Sequence[Span], raw: bytes) -> list[Identity]:
+def refuse_forged(identities: Identities, raw: bytes) -> Identities:
     """Refuse an agent's spans that carry what only services of the stack may send; `raw` is the request's bytes."""
     if not any(name.encode() in raw for name in _OF_THE_STACK):
-        return list(identities)
-    return [
+        return identities
+    request = ExportTraceServiceRequest.FromString(raw)
+    spans = (span for group in request.resource_spans for scope in group.scope_spans for span in scope.spans)
+    return Identities.of(
         Identity(reason=reason) if not identity.reason and (reason := _forged(span)) else identity
         for identity, span in zip(identities, spans, strict=True)
-    ]
+    )
 
 
 def _forged(span: Span) -> str:
@@ -191,46 +164,19 @@ def _forged(span: Span) -> str:
     return next((why for text in names for name, why in _OF_THE_STACK.items() if text == name or text.startswith(f"{name}.")), "")
 
 
-def _all_whole(columns: SpanColumns, latest: int) -> bool:
-    """Return whether all spans are valid, checked by column; _check_span finds the defect of each."""
-    if not columns.spans:
-        return True
-    ids, spans, times = set(columns.trace_ids), columns.span_ids, columns.times
-    return (
-        set(map(len, ids)) == {16}
-        and _NO_TRACE not in ids
-        and set(map(len, spans)) == {8}
-        and _NO_SPAN not in spans
-        and set(map(len, columns.parent_ids)) <= {0, 8}
-        and min(times) >= EARLIEST_UNIX_NANO
-        and max(times) <= latest
-    )
-
-
-def learn(
-    request: ExportTraceServiceRequest,
-    identities: Sequence[Identity],
-    memory: TraceMemory,
-    *,
-    now: float,
-    columns: SpanColumns | None = None,
-    by_key: bool = False,
-) -> None:
-    """Remember the results of `identify_spans` for later requests; `by_key`: the sender's key is bound to an attempt."""
-    columns = SpanColumns.of(request) if columns is None else columns
-    start = 0
-    for (trace_id, identity), run in groupby(zip(columns.trace_ids, identities, strict=True)):
-        end = start + sum(1 for _ in run)
-        if identity.rollout_id and not identity.reason:
-            opening = [span.span_id for span in columns.spans[start:end] if _opens(span)] if columns.may_open else ()
-            memory.learn(
-                trace_id, columns.span_ids[start:end], (identity.rollout_id, identity.attempt_id), opens=opening, now=now, by_key=by_key
-            )
-        start = end
-
-
-def _opens(span: Span) -> bool:
-    return span.name == conventions.SPAN_ATTEMPT and not any(span.parent_span_id)
+def learn(scan: Scan, identities: Identities, memory: TraceMemory, *, now: float, by_key: bool = False) -> None:
+    """Remember the results of `identify` for later requests; `by_key`: the sender's key is bound to an attempt."""
+    end = 0
+    for count, identity in identities.runs:
+        start, end = end, end + count
+        if not identity.rollout_id or identity.reason:
+            continue
+        for trace_id, run in groupby(scan.trace_ids[start:end]):
+            stop = start + sum(1 for _ in run)
+            opening = [scan.span_ids[index] for index in within(scan.opening, start, stop)]
+            ids = (identity.rollout_id, identity.attempt_id)
+            memory.learn(trace_id, scan.span_ids[start:stop], ids, opens=opening, now=now, by_key=by_key)
+            start = stop
 
 
 def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity | None, str]:
@@ -256,29 +202,31 @@ def _unnamed(own: _Level, resource: _Level, lowest: _Level) -> Identity:
 
 
 def _inherit_spans(
-    spans: Sequence[Span], found: Sequence[Identity | None], unnamed: Mapping[int, Identity], known: Known | None, levels: Counter[str]
+    scan: Scan, found: Sequence[Identity | None], unnamed: Mapping[int, Identity], known: Known | None, levels: Counter[str]
 ) -> list[Identity]:
     """Apply rule 2 to entries that are None: inherit by the trace, else by the parent, from this request or earlier ones."""
     if not unnamed or known is None:
         return [unnamed[index] if identity is None else identity for index, identity in enumerate(found)]
     opened: dict[bytes, Ids | None] = {}
-    here: dict[tuple[bytes, bytes], int] = {}
-    for index, (span, identity) in enumerate(zip(spans, found, strict=True)):
-        here.setdefault((span.trace_id, span.span_id), index)
-        if identity is not None and identity.rollout_id and _opens(span):
+    for index in scan.opening:
+        identity, trace_id = found[index], scan.trace_ids[index]
+        if identity is not None and identity.rollout_id:
             ids = (identity.rollout_id, identity.attempt_id)
-            opened[span.trace_id] = ids if opened.get(span.trace_id, ids) == ids else None
+            opened[trace_id] = ids if opened.get(trace_id, ids) == ids else None
     for trace_id, ids in opened.items():
         before = known.opened_by(trace_id)
         if before is not None and ids is not None and before != ids:
             opened[trace_id] = None
+    here: dict[tuple[bytes, bytes], int] = {}
+    for index, span in enumerate(zip(scan.trace_ids, scan.span_ids, strict=True)):
+        here.setdefault(span, index)
     result: list[Identity] = []
     resolved: dict[int, Ids] = {}
     for index, identity in enumerate(found):
         if identity is None:
-            ids = _inherited(index, spans, found, here, opened, known, resolved)
+            ids = _inherited(index, scan, found, here, opened, known, resolved)
             if ids[0]:
-                trace_id = spans[index].trace_id
+                trace_id = scan.trace_ids[index]
                 by_trace = opened[trace_id] if trace_id in opened else known.opened_by(trace_id)
                 levels["trace" if by_trace else "parent"] += 1
             identity = Identity(*ids, unnamed[index].sequence)
@@ -288,7 +236,7 @@ def _inherit_spans(
 
 def _inherited(
     start: int,
-    spans: Sequence[Span],
+    scan: Scan,
     found: Sequence[Identity | None],
     here: Mapping[tuple[bytes, bytes], int],
     opened: Mapping[bytes, Ids | None],
@@ -308,12 +256,12 @@ def _inherited(
             break
         resolved[index] = _NO_IDS  # result for a cycle of parents
         trail.append(index)
-        span = spans[index]
-        by_trace = opened[span.trace_id] if span.trace_id in opened else known.opened_by(span.trace_id)
+        trace_id = scan.trace_ids[index]
+        by_trace = opened[trace_id] if trace_id in opened else known.opened_by(trace_id)
         if by_trace is not None:
             ids = by_trace
             break
-        parent = (span.trace_id, span.parent_span_id)
+        parent = (trace_id, scan.parent_ids[index])
         index = here.get(parent)
         if index is None:
             ids = known.span(*parent) or _NO_IDS
@@ -326,36 +274,29 @@ def _metadata_level(metadata: Mapping[str, str]) -> _Level:
     return _checked(metadata.get(conventions.HEADER_ROLLOUT_ID, ""), metadata.get(conventions.HEADER_ATTEMPT_ID, ""), None)
 
 
-def _level(attributes: Iterable[KeyValue]) -> _Level:
-    rollout: AnyValue | None = None
-    attempt: AnyValue | None = None
-    sequence: AnyValue | None = None
-    ours = [each for each in attributes if each.key in _ID_KEYS]  # most attributes are not ids
-    for attribute in ours:
-        if attribute.key == conventions.ROLLOUT_ID:
-            rollout = attribute.value if rollout is None else rollout
-        elif attribute.key == conventions.ATTEMPT_ID:
-            attempt = attribute.value if attempt is None else attempt
-        else:
-            sequence = attribute.value if sequence is None else sequence
-    if rollout is None and attempt is None and sequence is None:
+def _level(ids: bytes) -> _Level:
+    """Read the attributes of one level that are ids (Scan)."""
+    if not ids:
         return _NOTHING
-    return _checked(_text(rollout), _text(attempt), _integer(sequence), len(ours))
-
-
-def _checked(rollout_id: str, attempt_id: str, sequence: int | None, keys: int = 0) -> _Level:
-    short = len(rollout_id) + len(attempt_id) <= MAX_REMEMBERED_CHARACTERS
-    return (_check_ids if short else _check_ids.__wrapped__)(rollout_id, attempt_id, sequence, keys)
+    return (_read_ids if len(ids) <= MAX_REMEMBERED_BYTES else _read_ids.__wrapped__)(ids)
 
 
 @lru_cache(MAX_LEVELS)
-def _check_ids(rollout_id: str, attempt_id: str, sequence: int | None, keys: int) -> _Level:
+def _read_ids(ids: bytes) -> _Level:
+    first: dict[str, AnyValue] = {}
+    for attribute in KeyValueList.FromString(ids).values:
+        first.setdefault(attribute.key, attribute.value)
+    rollout_id, attempt_id, sequence = (first.get(key) for key in ID_KEYS)
+    return _checked(_text(rollout_id), _text(attempt_id), _integer(sequence))
+
+
+def _checked(rollout_id: str, attempt_id: str, sequence: int | None) -> _Level:
     reason = ""
     if rollout_id and not conventions.is_valid_id(rollout_id):
         reason = ROLLOUT_ID
     elif rollout_id and attempt_id and not conventions.is_valid_id(attempt_id):
         reason = ATTEMPT_ID
-    return _Level(rollout_id, attempt_id, sequence, reason, keys)
+    return _Level(rollout_id, attempt_id, sequence, reason)
 
 
 def _text(value: AnyValue | None) -> str:
@@ -384,28 +325,3 @@ def _integer(value: AnyValue | None) -> int | None:
 
 def _sequence_of(own: _Level, resource: _Level) -> int | None:
     return own.sequence if own.sequence is not None else resource.sequence
-
-
-def _check_span(span: Span, latest: int) -> str:
-    if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
-        return TRACE_ID
-    if len(span.span_id) != 8 or span.span_id == _NO_SPAN:
-        return SPAN_ID
-    if len(span.parent_span_id) not in {0, 8}:
-        return PARENT_ID
-    if not EARLIEST_UNIX_NANO <= span.start_time_unix_nano <= latest or not EARLIEST_UNIX_NANO <= span.end_time_unix_nano <= latest:
-        return TIMESTAMP
-    if (events := span.events) and any(event.time_unix_nano > latest for event in events):
-        return TIMESTAMP
-    return ""
-
-
-def _check_record(record: LogRecord, latest: int) -> str:
-    if record.trace_id and len(record.trace_id) != 16:
-        return TRACE_ID
-    if record.span_id and len(record.span_id) != 8:
-        return SPAN_ID
-    stamp = record.time_unix_nano or record.observed_time_unix_nano
-    if stamp and not EARLIEST_UNIX_NANO <= stamp <= latest:
-        return TIMESTAMP
-    return ""

@@ -12,29 +12,26 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from typing import Final
 
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.collector import crowded, expansion, faults
 from agl_otel.collector.commit import GroupCommit
-from agl_otel.collector.decode import TOKEN_COLUMNS
+from agl_otel.collector.core import Core, core
 from agl_otel.collector.disk import DiskBudget
-from agl_otel.collector.expansion import MESSAGES, Parsed
 from agl_otel.collector.heartbeat import Heartbeats
-from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn, refuse_forged
+from agl_otel.collector.identify import bind, identify, learn, refuse_forged
+from agl_otel.collector.identities import Identities
 from agl_otel.collector.journal import REQUEST, RecoveryState, Request, Signal, pack_request
-from agl_otel.collector.memory import TraceMemory
+from agl_otel.collector.memory import Ids, TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
 from agl_otel.collector.remembered import Remembered
 from agl_otel.collector.resends import Answered, Outcome, reason_text, rejections
-from agl_otel.collector.span_columns import SpanColumns
+from agl_otel.collector.scan import AHEAD_NANO, Scan, within
 from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
@@ -45,10 +42,6 @@ from agl_otel_hook import conventions
 
 METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})
 """Headers that transports pass on; of a repeated one the first, like the Go collector."""
-TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
-MAX_SPAN_TOKENS: Final = 1 << 21  # twice the longest context of self-hosted models
-TOO_MANY_TOKENS: Final = f"more than {MAX_SPAN_TOKENS} token ids or log-probs in a list"
-_NOT_SPANS: Final = frozenset({conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL})  # a heartbeat, but does not set an attempt to running
 
 
 class Intake:
@@ -64,6 +57,7 @@ class Intake:
         unidentified: policy for spans and records without ids (policy.py).
         forward: called once with every request that is on disk; must not block (forward.py).
         masker: masks secrets (masking.py), before the log and `forward`.
+        used_core: reads the requests (the default one).
     """
 
     def __init__(
@@ -81,8 +75,10 @@ class Intake:
         unidentified: Policy = "keep",
         forward: Callable[[Signal, bytes], None] | None = None,
         masker: Masker | None = None,
+        used_core: Core | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._core = used_core or core()
         self._commit = commit
         self._writer = writer
         self._heartbeats = heartbeats
@@ -140,21 +136,24 @@ class Intake:
     async def _write_to_log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         now = self._clock()
         try:
-            parsed, raw, unreadable, expanded = self._parse(signal, raw)
+            read, raw, unreadable, expanded = self._read(signal, raw, int(now * 10**9))
         except DataError:
             self.counts["invalid"] += 1
             raise
-        identities, spans = self._identify(parsed, raw, metadata, sender, now)
-        if isinstance(parsed, ExportMetricsServiceRequest) and sender.is_agent:
-            identities, raw = hold_points(parsed, raw, identities, sender)
+        if isinstance(read, Scan):
+            identities, spans = self._identify(signal, read, raw, metadata, sender)
+        else:
+            identities, spans = identify_points(read, now_unix_nano=int(now * 10**9)), Counter[Ids]()
+            if sender.is_agent:
+                identities, raw = hold_points(read, raw, identities, sender)
         if self._masker is not None:
             raw = self._masker.masked(signal, raw)
         reasons = rejections(identities, unreadable)
         rejected, dropped = reasons.total(), 0
         if signal != "metrics":
-            self.counts["unidentified"] += sum(not i.rollout_id and not i.reason for i in identities)
+            self.counts["unidentified"] += identities.count(lambda each: not each.rollout_id and not each.reason)
             identities = apply_policy(identities, self._unidentified)
-            dropped = sum(identity.reason == DROPPED for identity in identities)
+            dropped = identities.count(lambda each: each.reason == DROPPED)
         kept = len(identities) + unreadable - rejected - dropped
         self._count(signal, raw, reasons, dropped, kept)
         message = reason_text(reasons)
@@ -171,56 +170,48 @@ class Intake:
             self._heartbeats.add(rollout_id, attempt_id, count, now)
         return Outcome(rejected, message, place.position)
 
-    def _parse(self, signal: Signal, raw: bytes) -> tuple[Parsed, bytes, int, int]:
-        """Return the parsed request, its bytes, the number of items removed as unreadable, and the size of its rows.
+    def _read(self, signal: Signal, raw: bytes, now: int) -> tuple[Scan | ExportMetricsServiceRequest, bytes, int, int]:
+        """Return what was read of a request, its bytes, the number of items removed as unreadable, and the size of its rows.
 
         Raises DataError.
         """
-        message = MESSAGES[signal]
         unreadable = 0
         try:
             try:
-                messages, parsed = crowded.check(signal, raw), message.FromString(raw)
+                read, expanded = self._scan(signal, raw, now)
             except DecodeError:
                 raw, unreadable = remove_unreadable(signal, raw)
-                messages, parsed = crowded.check(signal, raw), message.FromString(raw)
+                read, expanded = self._scan(signal, raw, now)
         except DecodeError as error:
             raise DataError(f"this is no OTLP {signal} request: {error}") from None
-        return parsed, raw, unreadable, expansion.check(parsed, raw, messages, self._max_expanded_bytes)
+        expansion.check(expanded, self._max_expanded_bytes)
+        return read, raw, unreadable, expanded
+
+    def _scan(self, signal: Signal, raw: bytes, now: int) -> tuple[Scan | ExportMetricsServiceRequest, int]:
+        if signal != "metrics":
+            return self._core.scan(signal, raw, latest=now + AHEAD_NANO, max_attributes=self._max_span_attributes)
+        messages, points = crowded.check(signal, raw), ExportMetricsServiceRequest.FromString(raw)
+        return points, expansion.size(points, raw, messages)
 
     def _identify(
-        self, request: Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float
-    ) -> tuple[list[Identity], Counter[tuple[str, str]]]:
+        self, signal: Signal, scan: Scan, raw: bytes, metadata: Mapping[str, str], sender: Sender
+    ) -> tuple[Identities, Counter[Ids]]:
         """Return the identities, and the number of spans of each attempt (attempt spans and seals count 0)."""
-        counts: Counter[tuple[str, str]] = Counter()
-        now_nano = int(now * 10**9)
+        counts: Counter[Ids] = Counter()
         known = None if sender.bound else self.memory
-        if isinstance(request, ExportLogsServiceRequest):
-            found = identify_logs(request, metadata, known, now_unix_nano=now_nano, levels=self.levels)
-            return bind(found, sender.bound, self.levels) if sender.bound else found, counts
-        if isinstance(request, ExportMetricsServiceRequest):
-            return identify_points(request, now_unix_nano=now_nano), counts
-        columns = SpanColumns.of(request, raw)
-        identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, columns=columns)
+        identities = identify(scan, metadata, known, records=signal == "logs", levels=self.levels)
         if sender.bound:
             identities = bind(identities, sender.bound, self.levels)
+        if signal == "logs":
+            return identities, counts
         if sender.is_agent:
-            identities = refuse_forged(identities, columns.spans, raw)
-        if len(raw) > 2 * self._max_span_attributes:  # the least size of that many attributes
-            for index, span in enumerate(columns.spans):
-                if len(span.attributes) > self._max_span_attributes:
-                    identities[index] = Identity(reason=TOO_MANY_ATTRIBUTES)
-        if len(raw) > 2 * MAX_SPAN_TOKENS:
-            for index, span in enumerate(columns.spans):
-                if span.ByteSize() > 2 * MAX_SPAN_TOKENS and _longest_list(span) > MAX_SPAN_TOKENS:
-                    identities[index] = Identity(reason=TOO_MANY_TOKENS)
-        learn(request, identities, self.memory, now=time.monotonic(), columns=columns, by_key=sender.bound is not None)
+            identities = refuse_forged(identities, raw)
+        learn(scan, identities, self.memory, now=time.monotonic(), by_key=sender.bound is not None)
         start = 0
-        for identity, run in groupby(identities):
-            end = start + sum(1 for _ in run)
+        for count, identity in identities.runs:
+            end = start + count
             if identity.attempt_id and not identity.reason:
-                silent = sum(span.name in _NOT_SPANS for span in columns.spans[start:end]) if columns.may_open else 0
-                counts[identity.rollout_id, identity.attempt_id] += end - start - silent
+                counts[identity.rollout_id, identity.attempt_id] += count - len(within(scan.silent, start, end))
             start = end
         return identities, counts
 
@@ -246,11 +237,6 @@ class Intake:
             self._recent.forget(key)
         else:
             self._recent.settle(key, task.result())
-
-
-def _longest_list(span: Span) -> int:
-    """Return the length of the longest list of token ids or log-probs."""
-    return max((len(each.value.array_value.values) for each in span.attributes if each.key in TOKEN_COLUMNS), default=0)
 
 
 def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final, Literal
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.wal import Record
 from agl_otel.service.framed import Lost
 
@@ -44,7 +44,7 @@ class Request:
     signal: Signal
     received_ms: int
     """Unix milliseconds of receipt; kept on replay."""
-    identities: list[Identity]
+    identities: Identities
     """One per span, log record or data point in `raw`, including refused ones."""
     raw: bytes
     """The protobuf bytes, unchanged except for removed or masked parts."""
@@ -58,7 +58,7 @@ class Request:
     @property
     def rows(self) -> int:
         """Number of rows that it becomes."""
-        return sum(not identity.reason for identity in self.identities)
+        return self.identities.taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,11 @@ def pack_request(request: Request) -> bytes:
     """Build the payload of a REQUEST record; ids are run-length encoded, because most requests hold one attempt or a few."""
     table: dict[tuple[str, str, str], int] = {}
     runs: list[tuple[int, int]] = []
-    for ids, run in groupby((i.rollout_id, i.attempt_id, i.reason) for i in request.identities):
-        runs.append((table.setdefault(ids, len(table)), sum(1 for _ in run)))
-    explicit = [(index, i.sequence) for index, i in enumerate(request.identities) if i.sequence is not None]
+    explicit: list[tuple[int, int]] = []
+    for count, (rollout_id, attempt_id, sequence, reason) in request.identities.runs:
+        runs.append((table.setdefault((rollout_id, attempt_id, reason), len(table)), count))
+        if sequence is not None:
+            explicit.append((len(runs) - 1, sequence))
     about = [request.signal, request.received_ms, request.key, request.unreadable, list(table), runs, explicit, request.expanded]
     head = json.dumps(about, separators=(",", ":")).encode()
     return b"".join((_SIZE.pack(len(head)), head, request.raw))
@@ -110,9 +112,9 @@ def unpack_request(payload: bytes) -> Request:
     (size,) = _SIZE.unpack_from(payload)
     start = _SIZE.size + size
     signal, received_ms, key, unreadable, table, runs, explicit, *more = json.loads(payload[_SIZE.size : start])
-    identities = [Identity(table[n][0], table[n][1], None, table[n][2]) for n, count in runs for _ in range(count)]
-    for index, sequence in explicit:
-        identities[index] = identities[index]._replace(sequence=sequence)
+    explicit = dict(explicit)
+    ids = (Identity(table[ids][0], table[ids][1], explicit.get(number), table[ids][2]) for number, (ids, _) in enumerate(runs))
+    identities = Identities(zip((count for _, count in runs), ids, strict=True))
     return Request(signal, received_ms, identities, payload[start:], key, unreadable, *more)
 
 
@@ -142,8 +144,8 @@ def without_stored(request: Request, found: Collection[int]) -> Request:
     if not found:
         return request
     stored = set(found)
-    identities = [i._replace(reason=i.reason or ALREADY) if index in stored else i for index, i in enumerate(request.identities)]
-    return replace(request, identities=identities)
+    each = (i._replace(reason=i.reason or ALREADY) if index in stored else i for index, i in enumerate(request.identities))
+    return replace(request, identities=Identities.of(each))
 
 
 def describe(kind: int | None, payload: bytes) -> str:
@@ -155,7 +157,7 @@ def describe(kind: int | None, payload: bytes) -> str:
         rows = f"{request.rows} {_ROWS[request.signal]}"
     except (ValueError, TypeError, LookupError, struct.error):  # it is damaged
         return "a request" if kind == REQUEST else ""
-    of = sorted({each.rollout_id for each in request.identities if not each.reason})
+    of = sorted({each.rollout_id for _, each in request.identities.runs if not each.reason})
     more = f" and {len(of) - _NAMED} more" if len(of) > _NAMED else ""
     return f"{rows} of {', '.join(map(repr, of[:_NAMED]))}{more}"
 
@@ -251,22 +253,23 @@ def number_requests(requests: Iterable[Request]) -> list[tuple[str, int, int]]:
     counts: dict[str, tuple[int, int]] = {}
     for request in requests:
         if request.signal == "traces":
-            for rollout_id, _, sequence, reason in request.identities:
+            for items, (rollout_id, _, sequence, reason) in request.identities.runs:
                 if rollout_id and not reason:
                     count, highest = counts.get(rollout_id, (0, 0))
-                    counts[rollout_id] = (count + (sequence is None), max(highest, sequence or 0))
+                    counts[rollout_id] = (count + (items if sequence is None else 0), max(highest, sequence or 0))
     return [(rollout_id, count, highest) for rollout_id, (count, highest) in counts.items()]
 
 
-def assign(identities: Iterable[Identity], following: dict[str, int]) -> list[int]:
+def assign(identities: Identities, following: dict[str, int]) -> list[int]:
     """Return the sequence number of each accepted span, in order; `following` holds each rollout's next number and is advanced."""
     numbers: list[int] = []
-    for rollout_id, _, sequence, reason in identities:
+    for count, (rollout_id, _, sequence, reason) in identities.runs:
         if reason:
             continue
         if sequence is not None or not rollout_id:
-            numbers.append(sequence or 0)
+            numbers += [sequence or 0] * count
         else:
-            numbers.append(following[rollout_id])
-            following[rollout_id] += 1
+            first = following[rollout_id]
+            numbers += range(first, first + count)
+            following[rollout_id] += count
     return numbers

@@ -22,7 +22,11 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     SummaryDataPoint,
 )
 
-from agl_otel.collector.identify import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP, TRAINING, Identity, bound_identity, named_by
+from agl_otel.collector.decode import JsonRows
+from agl_otel.collector.identify import TRAINING, bound_identity, named_by
+from agl_otel.collector.identities import Identities, Identity
+from agl_otel.collector.journal import Request
+from agl_otel.collector.scan import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP
 from agl_otel.collector.values import to_map
 from agl_otel.net.auth import Sender
 from agl_otel.traces.engine import DATABASE
@@ -61,7 +65,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circu
 _TAKEN: Final = Identity()
 
 
-def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int) -> list[Identity]:
+def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int) -> Identities:
     """Return one Identity per data point, in the order of the request (an empty metric counts as one): accepted, or why not."""
     latest = now_unix_nano + AHEAD_NANO
     refused = Identity(reason=TIMESTAMP)
@@ -76,12 +80,10 @@ def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int)
                 not point.start_time_unix_nano or EARLIEST_UNIX_NANO <= point.start_time_unix_nano <= latest
             )
             found.append(_TAKEN if good else refused)
-    return found
+    return Identities.of(found)
 
 
-def hold_points(
-    request: ExportMetricsServiceRequest, raw: bytes, found: Sequence[Identity], sender: Sender
-) -> tuple[list[Identity], bytes]:
+def hold_points(request: ExportMetricsServiceRequest, raw: bytes, found: Identities, sender: Sender) -> tuple[Identities, bytes]:
     """Check an agent's points against its key; return the identities, and the request's bytes, with the key's ids in resources without ids.
 
     Figures of training are refused; if the key is bound to an attempt, so are points of resources that name another one.
@@ -104,7 +106,7 @@ def hold_points(
             del group.resource.attributes[:]
             group.resource.attributes.extend([*others, *_named(dict(zip((ROLLOUT_ID, ATTEMPT_ID), sender.bound, strict=True)))])
             changed = True
-    return held, request.SerializeToString() if changed else raw
+    return Identities.of(held), request.SerializeToString() if changed else raw
 
 
 def _named(attributes: Mapping[str, str]) -> list[KeyValue]:
@@ -122,7 +124,7 @@ def kinds_of(request: ExportMetricsServiceRequest) -> list[str | None]:
 
 def metric_rows(
     raw: bytes,
-    identities: Sequence[Identity],
+    identities: Identities,
     *,
     received_ms: int,
     batch: int,
@@ -159,6 +161,21 @@ def metric_rows(
                 for row in _metric(metric, kind, taken, counts):
                     own.append(_dumps(shared | row | {"BatchPos": first.get(kind, 0) + len(own)}))
     return rows
+
+
+class MetricRows(JsonRows):
+    """Rows of one kind of data point."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(COLUMNS[kind])
+        self._kind = kind
+
+    def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: frozenset[int] | None) -> None:
+        """Add the rows of a request; data points have no sequence numbers."""
+        del numbers
+        where: dict[str, Any] = {"received_ms": request.received_ms, "batch": batch, "first": {self._kind: first}, "counts": self.counts}
+        found = metric_rows(request.raw, request.identities, **where).get(self._kind, [])
+        self.rows += [row for position, row in enumerate(found, first) if only is None or position in only]
 
 
 def _metric(metric: Metric, kind: str, taken: Iterator[Identity], counts: Counter[str] | None) -> Iterator[dict[str, Any]]:

@@ -7,18 +7,17 @@ parent. The client gets a success, since nothing is wrong with what it sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities
 
 Policy = Literal["keep", "drop", "adopt"]
 DROPPED: Final = "dropped: no rollout is known for it (AGL_UNIDENTIFIED is drop)"
 """The reason of what this policy drops. It is counted, but not as a rejection."""
 
 
-def apply_policy(identities: Sequence[Identity], policy: Policy) -> list[Identity]:
+def apply_policy(identities: Identities, policy: Policy) -> Identities:
     """Return the identities to store: with `drop`, those without a rollout get the reason DROPPED."""
     if policy != "drop":
-        return list(identities)
-    return [i if i.rollout_id or i.reason else i._replace(reason=DROPPED) for i in identities]
+        return identities
+    return identities.map(lambda each: each if each.rollout_id or each.reason else each._replace(reason=DROPPED))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities
 from agl_otel.collector.journal import ALREADY, Request
 from agl_otel.collector.policy import DROPPED
 from agl_otel.collector.unreadable import UNREADABLE
@@ -61,10 +61,13 @@ class Answered(NamedTuple):
     outcome: Outcome
 
 
-def rejections(identities: Iterable[Identity], unreadable: int = 0) -> Counter[str]:
+def rejections(identities: Identities, unreadable: int = 0) -> Counter[str]:
     """Return {reason: number of items rejected for it}; `unreadable` items were removed before."""
-    reasons = Counter(identity.reason for identity in identities if identity.reason not in _NO_REJECTION)
-    return reasons + Counter({UNREADABLE: unreadable})
+    reasons = Counter({UNREADABLE: unreadable} if unreadable else {})
+    for count, identity in identities.runs:
+        if identity.reason not in _NO_REJECTION:
+            reasons[identity.reason] += count
+    return reasons
 
 
 def reason_text(reasons: Mapping[str, int]) -> str:

@@ -16,6 +16,7 @@ from agl_otel import __version__
 from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.copying import Copying
+from agl_otel.collector.core import core
 from agl_otel.collector.deletion import Deletion
 from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.expiry import Expiry
@@ -104,7 +105,8 @@ class Collector:
         self._commit = commit = GroupCommit(log)
         self._closers.push_async_callback(commit.close)
         self._store_watch = StoreWatch(engine)
-        self._store = BatchStore(engine, settings.data_dir.absolute() / "refused")
+        self._core = core(settings.core)
+        self._store = BatchStore(engine, settings.data_dir.absolute() / "refused", self._core)
         self._telemetry = telemetry = Telemetry()
         self._closers.callback(telemetry.close)
         self._writer = writer = Writer(self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored)
@@ -129,6 +131,7 @@ class Collector:
             unidentified=settings.unidentified,
             forward=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
+            used_core=self._core,
         )
         resends.known.clear()  # the intake has copied them, into less memory
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
@@ -236,6 +239,7 @@ class Collector:
             "status": "degraded" if trouble else "ok",  # it still accepts spans, unless its disk is full
             **({"reason": trouble} if trouble else {}),
             "service": "collector",
+            "core": self._core.name,
             "uptime_seconds": round(time.time() - self._started_at, 3),
             "backlog_rows": self._writer.backlog,
             "log_bytes": self._commit.bytes_held,
@@ -254,6 +258,7 @@ class Collector:
         return {
             "service": "collector",
             "version": __version__,
+            "core": self._core.name,
             "uptime_seconds": round(time.time() - self._started_at, 3),
             "disk": {"level": level, "message": message},
             "store_problems": self._store_watch.problems,

@@ -7,6 +7,7 @@ it suffices to look for the first one.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, Final
@@ -56,7 +57,7 @@ def _others(engine: Engine, request: Request) -> list[int]:
     received = request.received_ms
     if request.signal == "logs":
         kinds: list[str | None] = ["logs"] * len(request.identities)
-        rows = {"logs": log_rows(request.raw, request.identities, received_ms=received, batch=0, first=0)}
+        rows = {"logs": log_rows(request.raw, request.identities, itertools.repeat(0), received_ms=received, batch=0, first=0)}
     else:
         kinds = kinds_of(ExportMetricsServiceRequest.FromString(request.raw))
         rows = metric_rows(request.raw, request.identities, received_ms=received, batch=0, first={})

@@ -23,41 +23,51 @@ AttrTypes keys: the attribute's key for span (and log) attributes; `resource:KEY
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Container, Iterable
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from agl_otel.collector import plain_pb2 as plain
+from agl_otel_hook import conventions
 
-Value = AnyValue | plain.AnyValue
-"""A value as OTLP defines it, or as the fast path parses it."""
 REPEATED: Final = "repeated_keys"
 """Name of the counter of repeated keys, which are dropped."""
-LONG: Final = 16  # elements; numpy is faster for lists from this length on
-_WIDTH_MASKS: Final = np.array([(1 << (8 * width)) - 1 for width in range(6)], dtype=np.uint64)
+TOKEN_COLUMNS: Final = {
+    conventions.LLM_PROMPT_TOKEN_IDS: "PromptTokenIds",
+    conventions.LLM_RESPONSE_TOKEN_IDS: "ResponseTokenIds",
+    conventions.LLM_RESPONSE_LOGPROBS: "ResponseLogprobs",
+}
+"""{key of an attribute: the column of its list}."""
 PREFIXED: Final = re.compile(r"(resource|span|scope|event\.[0-9]+|link\.[0-9]+):")
 
 
 def to_map(
-    attributes: Iterable[KeyValue], types: dict[str, str], prefix: str = "", *, counts: Counter[str] | None = None
+    attributes: Iterable[KeyValue],
+    types: dict[str, str],
+    prefix: str = "",
+    *,
+    counts: Counter[str] | None = None,
+    columns: Container[str] = (),
 ) -> dict[str, str]:
     """Return the attributes as texts; add the types of those that are not strings to `types`, under `prefix` + key.
 
-    Adds the number of repeated keys to `counts` (REPEATED).
+    Adds the number of repeated keys to `counts` (REPEATED). Values of keys in `columns` are left out: they are in columns of their own.
     """
     counts = Counter() if counts is None else counts
     texts: dict[str, str] = {}
+    seen: set[str] = set()
     for attribute in attributes:
         key = attribute.key
-        if key in texts:
+        if key in seen:
             counts[REPEATED] += 1
+            continue
+        seen.add(key)
+        if key in columns:
+            types[type_key(key, prefix)] = "column"
             continue
         value = attribute.value
         kind = value.WhichOneof("value")
@@ -87,7 +97,7 @@ def encode(value: AnyValue, kind: str | None, counts: Counter[str]) -> tuple[str
     if kind == "bytes_value":
         return base64.b64encode(value.bytes_value).decode(), "bytes"
     if kind == "array_value":
-        return _long_array(value) or _json(value, "array", counts)
+        return _json(value, "array", counts)
     if kind == "kvlist_value":
         return _json(value, "kvlist", counts)
     return "", "empty"
@@ -100,11 +110,6 @@ def double_text(number: float) -> str:
     return _shortest(repr(number))
 
 
-def is_whole(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return, for finite numbers, whether each one's text looks like an int: it has neither point nor exponent."""
-    return (numbers == np.trunc(numbers)) & (np.abs(numbers) < 1e21)
-
-
 def _shortest(text: str) -> str:
     """Convert Python's shortest text of a number to Go's."""
     if "e" not in text:
@@ -115,21 +120,6 @@ def _shortest(text: str) -> str:
         return f"{mantissa}e{power:+d}"
     sign, digits = ("-" if mantissa[0] == "-" else ""), mantissa.lstrip("-").replace(".", "")
     return f"{sign}0.{'0' * (-power - 1)}{digits}" if power < 0 else f"{sign}{digits}{'0' * (power + 1 - len(digits))}"
-
-
-def _long_array(value: AnyValue) -> tuple[str, str] | None:
-    """Return (text, type) of a long list of token ids or numbers without a Python loop over the values; None for anything else."""
-    if len(value.array_value.values) < LONG:
-        return None
-    if (ids := int_array(value)) is not None:
-        return json.dumps(ids.tolist(), separators=(",", ":")), "array"
-    if (numbers := doubles(value)) is None:
-        return None
-    text = json.dumps(numbers.tolist(), separators=(",", ":"))
-    whole = bool(np.any(is_whole(numbers)))
-    if whole or "e" in text:
-        text = f"[{','.join(map(_shortest, text[1:-1].split(',')))}]"
-    return text, "array:d" if whole else "array"
 
 
 def _json(value: AnyValue, name: str, counts: Counter[str]) -> tuple[str, str]:
@@ -180,65 +170,25 @@ _ESCAPES = _CONTROL | {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t":
 _ESCAPED = re.compile(f"[{re.escape(''.join(_ESCAPES))}]")
 
 
-def int_array(value: Value) -> NDArray[np.uint32] | None:
-    """Read an OTLP array of ints from 0 to 2**32 - 1 without a Python loop; None for anything else."""
-    return int_arrays([value])[0]
+def token_ids(value: AnyValue) -> list[int] | None:
+    """Return a list of ints from 0 to 2**32 - 1; None for anything else."""
+    numbers = _items(value, "int_value")
+    return None if numbers is None or any(not 0 <= number < 2**32 for number in numbers) else numbers
 
 
-def int_arrays(values: Sequence[Value]) -> list[NDArray[np.uint32] | None]:
-    """Read several arrays at once with `int_array`'s result for each: numpy calls cost more than the numbers of one prompt."""
-    if not all(value.WhichOneof("value") == "array_value" for value in values):
-        return [int_array(value) if value.WhichOneof("value") == "array_value" else None for value in values]
-    numbers = _varints(b"".join([value.array_value.SerializePartialToString() for value in values]))
+def logprobs(value: AnyValue) -> tuple[list[float], bool]:
+    """Return a list of doubles as float32, and whether none was rounded; ([], False) for anything else, or if one is not finite then."""
+    numbers = _items(value, "double_value")
     if numbers is None:
-        return [int_array(value) for value in values] if len(values) > 1 else [None]
-    ends = np.cumsum([len(value.array_value.values) for value in values])
-    return list(np.split(numbers, ends[:-1]))
-
-
-def _varints(raw: bytes) -> NDArray[np.uint32] | None:
-    """Read the numbers of a serialised ArrayValue of ints below 2**32; None for anything else.
-
-    On the wire each element is 0a LEN 18 VARINT: exactly four bytes whose high bit is clear.
-    """
-    size = len(raw)
-    if not size:
-        return np.zeros(0, dtype=np.uint32)
-    data = np.frombuffer(raw + bytes(8), dtype=np.uint8)  # padding: a whole word can be read at any offset
-    ends = np.flatnonzero(data[:size] < 0x80)
-    if len(ends) % 4:
-        return None
-    tag, kind, last = ends[0::4], ends[2::4], ends[3::4]
-    width = last - kind
-    if tag[0] or last[-1] != size - 1 or int(width.max()) > 5 or not bool(np.all(kind - tag == 2) and np.all(tag[1:] == last[:-1] + 1)):
-        return None
-    prefixes = np.ndarray((size,), dtype="<u4", buffer=data, strides=(1,))[tag] & 0xFFFFFF
-    if not bool(np.all(prefixes == 0x18000A + ((width + 1) << 8))):
-        return None
-    word = np.ndarray((size,), dtype="<u8", buffer=data, strides=(1,))[kind + 1] & _WIDTH_MASKS[width]
-    numbers = (word & 0x7F) | (word >> 1 & 0x3F80) | (word >> 2 & 0x1FC000) | (word >> 3 & 0xFE00000) | (word >> 4 & 0x7F0000000)
-    return numbers.astype(np.uint32) if int(numbers.max()) < 2**32 else None
-
-
-def double_array(value: Value) -> NDArray[np.float32] | None:
-    """Read an OTLP array of doubles that float32 represents exactly; None for anything else."""
-    numbers = doubles(value)
-    if numbers is None:
-        return None
+        return [], False
     with np.errstate(over="ignore"):
-        small = numbers.astype(np.float32)
-    return small if bool(np.all(small.astype(np.float64) == numbers)) else None
+        small = np.asarray(numbers, dtype=np.float64).astype(np.float32).tolist()
+    return (small, small == numbers) if all(map(math.isfinite, small)) else ([], False)
 
 
-def doubles(value: Value) -> NDArray[np.float64] | None:
-    """Read an OTLP array of finite doubles without a Python loop (each is 0a 09 21 and eight bytes); None for anything else."""
+def _items(value: AnyValue, kind: str) -> list[Any] | None:
+    """Return the items of a list whose items are all of one kind; None for anything else."""
     if value.WhichOneof("value") != "array_value":
         return None
-    raw = value.array_value.SerializePartialToString()
-    if len(raw) % 11:
-        return None
-    cells = np.frombuffer(raw, dtype=np.dtype([("tag", "u1"), ("size", "u1"), ("kind", "u1"), ("number", "<f8")]))
-    if not bool(np.all(cells["tag"] == 0x0A) and np.all(cells["size"] == 9) and np.all(cells["kind"] == 0x21)):
-        return None
-    numbers = cells["number"]
-    return numbers if bool(np.all(np.isfinite(numbers))) else None
+    items = value.array_value.values
+    return [getattr(item, kind) for item in items] if all(item.WhichOneof("value") == kind for item in items) else None

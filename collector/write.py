@@ -1,19 +1,22 @@
 """The writer: takes the requests waiting in the log as one batch, numbers and notes it, inserts it, and releases its waiters.
 
-Batches are small under low load and grow with the load, because every insert has a fixed cost. Numbers come from the queue; while it is
-unavailable, spans stay in the log and nothing acked is lost. Order is log order throughout.
+Batches are small under low load and grow with the load, because every insert has a fixed cost; two are inserted at a time, if two are full.
+Numbers come from the queue; while it is unavailable, spans stay in the log and nothing acked is lost. Batches are numbered, noted and
+released in log order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from agl_otel.collector import faults
@@ -42,14 +45,15 @@ from agl_otel.errors import DataError, DiskFullError, UnavailableError
 from agl_otel.service.retry import Backoff
 from agl_otel.traces.engine import ClickHouseError
 
-MAX_BATCH_ROWS: Final = 20_000
-MAX_BATCH_BYTES: Final = 32 << 20
-MAX_BATCH_EXPANDED: Final = 128 << 20  # bytes of rows (expansion.py); a larger request is a batch of its own
+LANES: Final = 2  # inserts at a time: one is being built while ClickHouse writes the other
+MAX_BATCH_ROWS: Final = 60_000
+MAX_BATCH_BYTES: Final = 112 << 20
+MAX_BATCH_EXPANDED: Final = 256 << 20  # bytes of rows (expansion.py); a larger request is a batch of its own
 MAX_HELD_BYTES: Final = 128 << 20  # of waiting requests kept in memory; beyond it they are read back from the log
 GATHER_SECONDS: Final = 0.02  # from the first row to the insert: related spans arrive together, and a starting agent needs the CPU
-BATCHING_DELAY_SECONDS: Final = 0.9  # between two inserts while no client waits: each costs 20 to 50 ms of CPU, however few its rows
-BUSY_BATCHING_DELAY_SECONDS: Final = 0.5  # the same under load: writing many rows takes longer, and they must be visible within a second
-BUSY_ROWS: Final = 200  # within BUSY_BATCHING_DELAY_SECONDS
+BATCHING_DELAY_SECONDS: Final = (
+    0.25  # between the begins of two inserts while no client waits: each costs 20 to 50 ms of CPU, however few its rows
+)
 BACKOFF: Final = Backoff(0.1, 5.0)
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -70,6 +74,15 @@ class _Waiting(NamedTuple):
     size: int
     rows: int
     expanded: int
+
+
+@dataclass(eq=False)
+class _Insert:
+    """A batch that is being inserted, or a gap in the log."""
+
+    last: int
+    """Log position of its last request."""
+    done: bool = False
 
 
 class Writer:
@@ -97,13 +110,16 @@ class Writer:
         self._batch_id = recovery_state.batch_id
         self._waiting: deque[_Waiting] = deque()
         self._held = 0  # bytes of waiting requests in memory
-        self._rows = 0  # of waiting requests
+        self._rows = self._bytes = self._expanded = 0  # of waiting requests
         self._last_batch_at = float("-inf")
         self._wake = asyncio.Event()  # a request waits
         self._write_now = asyncio.Event()  # do not linger: somebody waits for the insert, or a batch is full
         self._again = asyncio.Event()  # repeat a failed try now, without the rest of its pause
         self._closing = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._threads = ThreadPoolExecutor(LANES, thread_name_prefix="writer")
+        self._noting = asyncio.Lock()  # of the journal of resends
+        self._inserts: deque[_Insert] = deque()  # in log order
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.accepted = -1
         """Log position of the last request that was acked."""
@@ -142,7 +158,9 @@ class Writer:
         self._waiting.append(item)
         self._held += item.size if item.request is not None else 0
         self._rows += item.rows
-        if self._rows >= MAX_BATCH_ROWS:
+        self._bytes += item.size
+        self._expanded += item.expanded
+        if self._is_full():
             self._write_now.set()
         self.accepted = max(self.accepted, item.position)
         self._wake.set()
@@ -200,13 +218,16 @@ class Writer:
                     "recovery: batch %d (%d requests) is in doubt; asking ClickHouse what is stored", batch.batch_id, len(members)
                 )
                 await self._insert(batch, members, in_doubt=True)
-            while (last := await self._write_some()) is not None:
-                self._is_stored(last)
+                self._is_stored(batch.last)
+            while await self._write_some():
+                pass
+            await self._all_inserted()
         except _StoppedError:
             _logger.warning("stopping with %d rows that are in the log only; they are written at the next start", self.backlog)
         finally:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             self._refuse_waiters("the collector stopped before this was stored; it is in the log")
-            self._thread.shutdown(wait=True)
+            self._threads.shutdown(wait=True)
 
     def close(self) -> None:
         """Write the waiting requests and end; what cannot be written at once stays in the log."""
@@ -228,46 +249,73 @@ class Writer:
             await self._retry_until_done("the write-ahead log", lambda found=found: self._commit.append(SETTLED, pack_settled(found)))
             left = [(position, without_stored(request, found[position])) for position, request in some]
             if any(request.rows for _, request in left):
-                await self._write(left)
+                await self._insert(await self._note(left), left, in_doubt=False)
             else:
                 await self._remember(left)
             self._is_stored(some[-1][0])
 
-    async def _write(self, members: Sequence[Member]) -> None:
-        """Number these requests, note them as a batch, and insert it."""
+    async def _note(self, members: Sequence[Member]) -> Batch:
+        """Number these requests, and note them as a batch."""
         numbers = await self._number(members)
         batch = Batch(self._next_batch_id(), members[0][0], members[-1][0], numbers)
         await self._retry_until_done("the write-ahead log", lambda: self._commit.append(BATCH, pack_batch(batch)))
         faults.failpoint("batch-noted")
-        await self._insert(batch, members, in_doubt=False)
+        return batch
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _write_some(self) -> int | None:
-        """Write waiting requests, up to one batch; return the log position of the last one, or None at the end."""
+    async def _write_some(self) -> bool:
+        """Begin to insert waiting requests, up to one batch; return False at the end."""
         while not self._waiting:
             if self._closing.is_set():
-                return None
+                return False
             self._wake.clear()
             await self._wake.wait()
         await self._wait_for_more()
         members: list[Member] = []
         room = _Room()
-        last = -1
+        insert = _Insert(-1)
         while self._waiting and room.takes(self._waiting[0].rows, self._waiting[0].size, self._waiting[0].expanded):
             item = self._waiting.popleft()
-            last = item.position
+            insert.last = item.position
             self._rows -= item.rows
+            self._bytes -= item.size
+            self._expanded -= item.expanded
             if item.request is not None:
                 self._held -= item.size
             request = item.request or await self._read_back(item)
             if request is None:  # a batch must not span it: a later start that can read the request would take it for part of the batch
                 break
             members.append((item.position, request))
-        if members:
-            await self._write(members)
-        return last
+        self._inserts.append(insert)
+        if not members:
+            self._inserted(insert)
+            return True
+        batch = await self._note(members)
+        task = asyncio.create_task(self._insert(batch, members, in_doubt=False))
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._task_done, insert))
+        return True
+
+    def _task_done(self, insert: _Insert, task: asyncio.Task[None]) -> None:
+        self._write_now.set()  # a lane is free
+        if not task.cancelled() and task.exception() is None:
+            self._tasks.discard(task)
+            self._inserted(insert)
+
+    def _inserted(self, insert: _Insert) -> None:
+        """Record that a batch is stored: its requests are once all before them are."""
+        insert.done = True
+        while self._inserts and self._inserts[0].done:
+            self._is_stored(self._inserts.popleft().last)
+
+    async def _all_inserted(self) -> None:
+        """Wait for the inserts that have begun. Raises what one of them raised."""
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
 
     async def _read_back(self, item: _Waiting) -> Request | None:
         """Read a request from the log; None if it is damaged."""
@@ -281,20 +329,27 @@ class Writer:
         return unpack_request(payload)
 
     async def _wait_for_more(self) -> None:
-        """Wait for more rows, unless somebody waits for the insert or a batch is full."""
-        for since, seconds, rows in (
-            (time.monotonic(), GATHER_SECONDS, MAX_BATCH_ROWS),
-            (self._last_batch_at, BUSY_BATCHING_DELAY_SECONDS, MAX_BATCH_ROWS),
-            (self._last_batch_at, BATCHING_DELAY_SECONDS, BUSY_ROWS),
-        ):
-            rest = since + seconds - time.monotonic()
-            if rest > 0 and not self._waiters and self._rows < rows:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._write_now.wait(), rest)
-        self._write_now.clear()
-        if self._closing.is_set():
-            self._write_now.set()
+        """Wait for a free lane, and for more rows unless somebody waits for the insert or a batch is full.
+
+        While one batch is being inserted, another begins only if it is full or somebody waits: larger batches cost less.
+        """
+        now = time.monotonic()
+        until = max(now + GATHER_SECONDS, self._last_batch_at + BATCHING_DELAY_SECONDS)
+        while True:
+            for task in [task for task in self._tasks if task.done()]:
+                task.result()
+            hurried = bool(self._waiters) or self._closing.is_set() or self._is_full()
+            rest = None if self._tasks else until - time.monotonic()
+            if len(self._tasks) < LANES and (hurried or (rest is not None and rest <= 0)):
+                break
+            self._write_now.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._write_now.wait(), rest if len(self._tasks) < LANES else None)
         self._last_batch_at = time.monotonic()
+
+    def _is_full(self) -> bool:
+        """Return whether a whole batch is waiting."""
+        return self._rows >= MAX_BATCH_ROWS or self._bytes >= MAX_BATCH_BYTES or self._expanded >= MAX_BATCH_EXPANDED
 
     async def _number(self, members: Sequence[Member]) -> dict[str, int]:
         requested = number_requests(request for _, request in members)
@@ -321,14 +376,14 @@ class Writer:
             self._on_stored([request.received_ms for _, request in members], watch.began_at, watch.seconds)
         await self._remember(members)
         self._commit.append(STORED, pack_stored(batch)).add_done_callback(_look_at)  # recovery works without this record
-        self._is_stored(batch.last)
         faults.failpoint("stored-noted")
         self.batches += 1
 
     async def _remember(self, members: Sequence[Member]) -> None:
         """Write the responses to these requests to the journal of resends: the log may delete the requests afterwards."""
         requests = [request for _, request in members]
-        await self._retry_until_done("the journal of resends", lambda: self._in_thread(lambda: self._resends.add(requests)))
+        async with self._noting:
+            await self._retry_until_done("the journal of resends", lambda: self._in_thread(lambda: self._resends.add(requests)))
 
     def _is_stored(self, position: int) -> None:
         """Record that all requests up to this log position are stored or lost: release their segments and their waiters."""

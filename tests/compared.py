@@ -26,4 +26,12 @@ class Number(int):
         COMPARED["numbers"] += 1
         return int.__eq__(self, other) is True
 
+    def __lt__(self, other: int) -> bool:
+        COMPARED["numbers"] += 1
+        return int.__lt__(self, other)
+
+    def __ge__(self, other: int) -> bool:
+        COMPARED["numbers"] += 1
+        return int.__ge__(self, other)
+
     __hash__ = int.__hash__

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOMS = ("adapters", "algorithms", "collector")  # beside the package in a checkout, links within it
 CARRIED = {".py", ".pyi", ".sql", ".proto", ".typed"}
-NOT_CARRIED = ("collector/otelcol/", "collector/conformance/", "web/dashboard/")
+NOT_CARRIED = ("collector/otelcol/", "collector/conformance/", "collector/native/", "web/dashboard/")
 
 
 def main(checkout: Path) -> str:
@@ -30,13 +31,16 @@ def main(checkout: Path) -> str:
     assert (installed / "deploy" / "otelcol" / "all-in-one.yaml").exists(), "the OpenTelemetry Collector's configuration is missing"
     assert (installed / "web" / "static" / "index.html").exists(), "the dashboard is missing: make web"
     assert not list(installed.rglob("*.go")), "Go sources are in the wheel"
+    assert not list(installed.rglob("*.rs")), "Rust sources are in the wheel"
+    core = importlib.import_module("agl_otel.collector.core").core().name
+    assert core == ("compiled" if shutil.which("cargo") else "python"), f"the collector's core is {core}"
     rooms = [f"agl_otel.{module.name}" for module in pkgutil.iter_modules(package.__path__) if module.ispkg]
     for name in [*rooms, "agl_otel.collector.service", "agl_otel.stack", "agl_otel.algorithms.grpo"]:
         importlib.import_module(name)
     program = Path(sys.executable).with_name("agl-otel")
     shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True, timeout=120)
     assert "Commands:" in shown.stdout, shown.stdout
-    return f"the wheel holds {len(here)} files; {len(rooms)} rooms and `agl-otel --help` work"
+    return f"the wheel holds {len(here)} files; {len(rooms)} rooms and `agl-otel --help` work; the collector's core is {core}"
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def _print(console: Console, found: Mapping[str, Any]) -> None:
         console.print(printable_lines(f"{found['address']}: {found['error']}"), style="red", markup=False)
         return
     disk = found["disk"]
-    title = f"{found['address']}, up {found['uptime_seconds']:.0f} s, disk {disk['level']}"
+    title = f"{found['address']}, up {found['uptime_seconds']:.0f} s, {found.get('core', 'python')} core, disk {disk['level']}"
     table = Table(title=title, title_justify="left")
     table.add_column("metric", no_wrap=True)
     table.add_column("of")

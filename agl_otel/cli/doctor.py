@@ -173,7 +173,8 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
         around = check_environment(await asyncio.to_thread(inspect_environment, command, os.environ, settings))
         try:
             async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
-                return [*around, *examine(once), tables_are_whole(await _statuses(opened, settings))]
+                statuses = await _statuses(opened, settings)
+                return [*around, *examine(once), tables_are_whole(statuses), core_is_compiled(statuses)]
         except UsageError:
             raise
         except AglError as error:
@@ -201,6 +202,13 @@ def tables_are_whole(statuses: Sequence[Mapping[str, Any]]) -> Finding:
     problems = list(dict.fromkeys(problem for each in statuses for problem in each.get("store_problems", [])))
     remedy = "make room on full disks; docs/data.md says what to do with damaged parts" if problems else ""
     return Finding("the tables of traces are whole", not problems, f"{len(problems)} problems" if problems else "yes", remedy, problems)
+
+
+def core_is_compiled(statuses: Sequence[Mapping[str, Any]]) -> Finding:
+    """Tell whether the collectors have the compiled core; without it they do the same more slowly."""
+    without = sum(each.get("core") == "python" for each in statuses)
+    remedy = "install a wheel for this platform, or in a checkout `make core` with Rust's cargo, for a third of the CPU" if without else ""
+    return Finding("the collectors' core is compiled", True, f"not in {without} of {len(statuses)}" if without else "yes", remedy)
 
 
 def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:

@@ -1,15 +1,16 @@
 """The embedded engine: ClickHouse inside this process (chdb), opened only by the collector.
 
-Each connection serves one thread at a time: one is for writing, and each reading thread has its own, because reads on a shared
-connection wait for inserts. Reading connections are limited and read-only; guard.py in the collector decides what may run on them.
+Each connection serves one thread at a time: one is for statements, and each inserting or reading thread has its own, because reads on a
+shared connection wait for inserts. Reading connections are limited and read-only; guard.py in the collector decides what may run on them.
 
 A connection is discarded after a failed query: chdb keeps the rows that were ready before the error and prepends them to the answer of the
 next query.
 
 chdb ignores failed writes and only counts them (WriteBufferFromFileDescriptor), so on a full disk an insert or a merge succeeds with
 truncated files. The engine therefore checks the counter after each writing statement, and periodically for merges. If it has grown, the
-engine reloads all tables: on loading, ClickHouse compares the sizes of all files, detaches damaged parts and uses the sources of their
-merges instead (detached_parts.py), which chdb.xml makes it keep. Merges and writes stop until the disk takes ROOM_BYTES again.
+engine reloads all tables (no insert runs then, and those that overlapped with the failure fail, too): on loading, ClickHouse compares the
+sizes of all files, detaches damaged parts and uses the sources of their merges instead (detached_parts.py), which chdb.xml makes it keep.
+Merges and writes stop until the disk takes ROOM_BYTES again.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
-from uuid import uuid4
 
 import chdb
 
@@ -32,7 +32,7 @@ from agl_otel.service.disk import try_disk
 from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
 from agl_otel.traces.detached_parts import DamagedPart, examine
-from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, parameter
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, insert_into, map_literal, parameter
 
 # Limits of one read, set before readonly, so that no query can change them.
 READ_LIMITS: Final = {
@@ -101,9 +101,12 @@ class ChdbEngine:
         self._full: DiskFullError | None = None
         self._damaged: list[DamagedPart] = []
         self._readers_lock = _ReadersWriterLock()
-        self._write_lock = threading.Lock()
+        self._write_lock = threading.RLock()
         self._local = threading.local()
         self._readers: list[_Connection] = []
+        self._inserters: list[_Connection] = []
+        self._began: list[float] = []
+        """When each write in progress began (Unix seconds)."""
         self._writer = self._connect(f"?config-file={CONFIG}")
         # chdb's own `default` database exposes the file system as tables (SELECT * FROM '/etc/passwd'): replace it by an empty one.
         with self._write_lock:
@@ -131,20 +134,25 @@ class ChdbEngine:
         """
         with self._write_lock:
             with contextlib.suppress(DiskFullError):
-                self._notice()
+                self._notice(self._failed_writes)
                 self._need_room()
             full = [str(self._full)] if self._full else []
             return full + [each.words for each in self._damaged if each.path.exists()]
 
     @contextlib.contextmanager
     def _writing(self, sql: str = "") -> Generator[None]:
-        """Surround a statement that may write; the caller holds the writer's lock. Raises DiskFullError."""
-        if not sql.startswith(("CREATE", "SYSTEM")):  # they do not wait for free space
-            self._need_room()
+        """Surround a statement that may write. Raises DiskFullError if any write has failed meanwhile: nobody knows whose."""
+        with self._write_lock:
+            if not sql.startswith(("CREATE", "SYSTEM")):  # they do not wait for free space
+                self._need_room()
+            before = self._failed_writes
+            self._began.append(began := time.time())
         try:
             yield
         finally:
-            self._notice()
+            with self._write_lock:
+                self._began.remove(began)
+                self._notice(before)
 
     def _need_room(self) -> None:
         """Raise DiskFullError if the disk is full; resume merges if it no longer is."""
@@ -166,12 +174,14 @@ class ChdbEngine:
     def _no_room(self, why: object) -> DiskFullError:
         return DiskFullError.of(f"the store of traces in {self.directory}", why)
 
-    def _notice(self) -> None:
-        """Raise DiskFullError if ClickHouse could not write something since the last call; no table has a damaged part afterwards."""
+    def _notice(self, before: int) -> None:
+        """Raise DiskFullError if more than `before` writes of ClickHouse have failed; no table has a damaged part afterwards."""
         failed = self._count_failed()
-        if failed == self._failed_writes:
-            self._last_ok_at = time.time()
+        if failed == before:
+            self._last_ok_at = min(self._began, default=time.time())
             return
+        if failed == self._failed_writes:  # the tables have been reloaded since
+            raise self._no_room(f"{failed - before} writes failed")
         self._full = self._no_room(f"{failed - self._failed_writes} writes failed")
         _logger.error("%s", self._full)
         self._failed_writes = failed
@@ -209,37 +219,34 @@ class ChdbEngine:
         """Delete matching rows. Deleted rows are invisible to queries when this returns."""
         self.command(f"DELETE FROM {DATABASE}.{table} WHERE {condition}", params)
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
-        self._insert(f"INSERT INTO {table} ({', '.join(columns)})", {"insert_deduplication_token": token}, "JSONEachRow", rows)
-
-    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
-        """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
-        settings = {
-            "format_schema": f"{schema}:Request",  # by file name: a text would be cached in the current directory
-            "input_format_protobuf_oneof_presence": 1,
-            "insert_deduplication_token": token,
-        }
-        self._insert(f"INSERT INTO {table}", settings, "Protobuf", data)
-
-    def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert blocks of the Native format, which name their columns; on disk when this returns."""
-        token = str(uuid4())  # unique: blocks are never resent, and chunks of equal content must all be stored
-        self._insert(f"INSERT INTO {table}", {"insert_deduplication_token": token}, "Native", blocks)
-
-    def _insert(self, sql: str, settings: Mapping[str, str | int], format_name: str, data: bytes) -> None:
-        given = ", ".join(f"{name} = {_quoted(str(value))}" for name, value in {**INSERT_SETTINGS, **settings}.items())
-        with self._write_lock, self._writing():
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Iterable[bytes], *, format_name: str = "JSONEachRow", token: str = ""
+    ) -> None:
+        """Insert the pieces of `rows`; on disk when this returns (the tables' fsync settings)."""
+        settings = {**INSERT_SETTINGS, "insert_deduplication_token": token}
+        given = ", ".join(f"{name} = {_quoted(str(value))}" for name, value in settings.items())
+        connection = self._inserter()
+        with self._writing(), self._readers_lock.shared():
             try:
-                inserter = self._writer.send_insert(f"{sql} SETTINGS {given}", format_name)
+                inserter = connection.send_insert(f"{insert_into(table, columns)} SETTINGS {given}", format_name)
                 try:
-                    inserter.append(data)
+                    for piece in rows:
+                        inserter.append(piece)
                     inserter.finish()
-                except RuntimeError:
+                except BaseException:
                     inserter.cancel()  # else the connection would stay in the middle of this insert
                     raise
             except RuntimeError as error:
                 raise ClickHouseError(str(error)) from None
+
+    def _inserter(self) -> _Connection:
+        """Return this thread's connection for inserts."""
+        connection: _Connection | None = getattr(self._local, "inserter", None)
+        if connection is None:
+            with self._write_lock:
+                self._local.inserter = connection = self._connect()
+                self._inserters.append(connection)
+        return connection
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
         """Return the rows of one of the program's own queries, on the writing connection."""
@@ -298,9 +305,10 @@ class ChdbEngine:
     def close(self) -> None:
         """Close all connections and release the directory; the reading threads must have ended."""
         with self._write_lock:
-            for connection in [*self._readers, self._writer]:
+            for connection in [*self._readers, *self._inserters, self._writer]:
                 connection.close()
             self._readers.clear()
+            self._inserters.clear()
         self._lock.close()
 
 

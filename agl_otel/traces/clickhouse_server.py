@@ -13,11 +13,9 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
 from urllib.parse import urlencode
-from uuid import uuid4
 
 from clickhouse_driver import Client
 from clickhouse_driver import errors as driver_errors
@@ -26,7 +24,7 @@ from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.traces import detached_parts
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
-from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, protobuf_settings
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, insert_into, map_literal
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 90.0  # over HTTP: an insert, or a read with its limit of 60 s
@@ -112,22 +110,12 @@ class ServerEngine:
         where = f"{DATABASE}.{stored_as(table, self.cluster)}{on_cluster(self.cluster)}"
         self.command(f"DELETE FROM {where} WHERE {condition}", params)
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
-        self._insert(f"INSERT INTO {table} ({', '.join(columns)}) FORMAT JSONEachRow", {"insert_deduplication_token": token}, rows)
-
-    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
-        """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
-        settings = {**protobuf_settings(schema.read_text()), "insert_deduplication_token": token}
-        self._insert(f"INSERT INTO {table} FORMAT Protobuf", settings, data)
-
-    def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert blocks of the Native format, which name their columns; on disk when this returns."""
-        token = str(uuid4())  # unique: blocks are never resent, and chunks of equal content must all be stored
-        self._insert(f"INSERT INTO {table} FORMAT Native", {"insert_deduplication_token": token}, blocks)
-
-    def _insert(self, sql: str, settings: Mapping[str, object], data: bytes) -> None:
-        self._post({"query": sql, **self._session, **settings}, data)
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Iterable[bytes], *, format_name: str = "JSONEachRow", token: str = ""
+    ) -> None:
+        """Insert the pieces of `rows`; on disk when this returns (the tables' fsync settings)."""
+        sql = f"{insert_into(table, columns)} FORMAT {format_name}"
+        self._post({"query": sql, **self._session, "insert_deduplication_token": token}, b"".join(rows))
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
         """Run SQL that the guard has accepted, limited and read-only; `params` are already in ClickHouse's text form."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from agl_otel.traces.engine import DATABASE
@@ -45,14 +45,13 @@ def on_every_node(query: str, cluster: str) -> str:
 
 @dataclass
 class Cluster:
-    """Translates the schema's statements for the cluster `name`. It remembers which tables hold no rows."""
+    """Translates the schema's statements for the cluster `name`."""
 
     name: str
     replicated: bool = True
     """Whether there is Keeper; without it, each shard is one node."""
     everywhere: bool = True
     """Whether to add ON CLUSTER, so that every node runs a statement, not only the connected one."""
-    _empty: set[str] = field(default_factory=lambda: {"otlp_rows"})
 
     def statements(self, statement: str) -> Sequence[str]:
         """Return the statements to run instead of `statement`. Raises ValueError for an unknown kind of statement."""
@@ -74,9 +73,6 @@ class Cluster:
 
     def _table(self, name: str, columns: str, engine: str, tail: str) -> Sequence[str]:
         head = f"CREATE TABLE IF NOT EXISTS {DATABASE}."
-        if engine == "Null":
-            self._empty.add(name)
-            return [f"{head}{name}{self._on} ({columns}) ENGINE = Null"]
         if name == EVERYWHERE:
             own = self._engine(engine, name, shard="all", replica="{shard}-{replica}")
             return [f"{head}{name}{self._on} ({columns}) ENGINE = {own}{tail}"]
@@ -91,9 +87,6 @@ class Cluster:
         return f"Replicated{engine}('/clickhouse/tables/{shard}/{DATABASE}/{name}', '{replica}')"
 
     def _feed(self, head: str, to: str, target: str, query: str) -> str:
-        sources = set(_SOURCE.findall(query))
-        if sources <= self._empty:
-            return f"{head}{self._on}{to}{target}{query}"
         return f"{head}{self._on}{to}{target}{LOCAL}{_local(query)}"
 
 

@@ -6,8 +6,7 @@ Engines differ in how they connect to ClickHouse, not in SQL. Policy (batches, r
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from agl_otel.errors import AglError
@@ -81,16 +80,6 @@ INSERT_SETTINGS: Final[dict[str, str | int]] = {
 }
 
 
-def protobuf_settings(schema: str) -> dict[str, str | int]:
-    """Return the settings for an insert of length-delimited messages `Request` of the .proto text `schema`."""
-    return {
-        "format_schema_source": "string",
-        "format_schema": schema,
-        "format_schema_message_name": "Request",
-        "input_format_protobuf_oneof_presence": 1,
-    }
-
-
 class Engine(Protocol):
     """One ClickHouse. Methods block; they may be called from several threads."""
 
@@ -112,16 +101,15 @@ class Engine(Protocol):
         """Delete matching rows on every node. Deleted rows are invisible to queries when this returns. Raises ClickHouseError."""
         ...
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        """Insert JSONEachRow `rows`, on disk when this returns. After a ClickHouseError some rows may be stored.
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Iterable[bytes], *, format_name: str = "JSONEachRow", token: str = ""
+    ) -> None:
+        """Insert `rows`, the pieces of a text or block in a format of ClickHouse, on disk when this returns.
 
-        ClickHouse skips blocks whose `token` (without one: content) it has already inserted, per partition and also behind views; after
-        a crash it may remember a block that it has lost.
+        `columns` may be empty for a format that names them. After a ClickHouseError some rows may be stored. ClickHouse skips blocks whose
+        `token` (without one: content) it has already inserted, per partition and also behind views; after a crash it may remember a block
+        that it has lost.
         """
-        ...
-
-    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
-        """Insert length-delimited messages `Request` of the .proto file `schema`, as `insert` does."""
         ...
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
@@ -150,3 +138,8 @@ def _literal(value: object) -> str:
 
 def _tsv(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+
+
+def insert_into(table: str, columns: Sequence[str]) -> str:
+    """Format the head of an INSERT."""
+    return f"INSERT INTO {table} ({', '.join(columns)})" if columns else f"INSERT INTO {table}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -32,10 +32,6 @@ class TraceStore(Engine, Protocol):
 
     def check_disk(self) -> list[str]:
         """Return what is wrong with its disk: full, or damaged parts whose rows may be lost. Raises ClickHouseError, UnavailableError."""
-        ...
-
-    def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert blocks that `read` returned in the Native format. Raises ClickHouseError."""
         ...
 
 
@@ -122,15 +118,12 @@ class AwaitedEngine:
         self.prepare()
         self._engine.delete(table, condition, params)
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        """Insert JSONEachRow `rows`."""
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Iterable[bytes], *, format_name: str = "JSONEachRow", token: str = ""
+    ) -> None:
+        """Insert the pieces of `rows`."""
         self.prepare()
-        self._engine.insert(table, columns, rows, token=token)
-
-    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
-        """Insert length-delimited messages."""
-        self.prepare()
-        self._engine.insert_protobuf(table, schema, data, token=token)
+        self._engine.insert(table, columns, rows, format_name=format_name, token=token)
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
         """Return the rows of one of the program's own queries."""
@@ -145,11 +138,6 @@ class AwaitedEngine:
     def check_disk(self) -> list[str]:
         """Return what is wrong with its disk; nothing before the first use."""
         return self._engine.check_disk() if self._ready else []
-
-    def insert_native(self, table: str, blocks: bytes) -> None:
-        """Insert blocks of the Native format."""
-        self.prepare()
-        self._engine.insert_native(table, blocks)
 
     def close(self) -> None:
         """Close the engine."""

@@ -5,7 +5,8 @@ Safe to run twice and concurrently: every statement is IF NOT EXISTS. The versio
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Any, Final
 
 from agl_otel.errors import ConflictError
 from agl_otel.traces.cluster import Cluster
@@ -13,8 +14,8 @@ from agl_otel.traces.engine import DATABASE, Engine
 from agl_otel.traces.sql import named_query
 
 VERSION: Final = 1
-OTLP_ROWS: Final = f"{DATABASE}.otlp_rows"
-"""The table for inserts as protobuf, which become rows of otel_traces."""
+DERIVED: Final = ("Facts", "HasMedia")
+"""Columns of otel_traces that follow from others: their DEFAULT computes them where an insert leaves them out."""
 _VERSIONS: Final = f"{DATABASE}.agl_migrations"
 
 
@@ -43,7 +44,7 @@ def create_schema(engine: Engine, *, where: str, cluster: Cluster | None = None)
         return False
     for statement in statements():
         run(statement)
-    engine.insert(_VERSIONS, ["Version", "Name"], f'{{"Version":{VERSION},"Name":"schema"}}\n'.encode())
+    engine.insert(_VERSIONS, ["Version", "Name"], [f'{{"Version":{VERSION},"Name":"schema"}}\n'.encode()])
     return True
 
 
@@ -51,3 +52,24 @@ def statements() -> list[str]:
     """The statements of sql/schema.sql, in order."""
     lines = [line for line in named_query("schema").splitlines() if not line.lstrip().startswith("--")]
     return [part.strip() for part in "\n".join(lines).split(";") if part.strip()]
+
+
+def derived_columns() -> dict[str, Any]:
+    """Return what the DEFAULTs of DERIVED say, for who computes these columns instead.
+
+    `facts` are keys of attributes in Facts, `fact_prefix` is that of others; HasMedia tells whether the attribute `messages` has one of the
+    texts `media`.
+    """
+    facts, prefix = _in_schema(r"key IN \((.*?)\)\s+OR startsWith\(key, '(.*?)'\)")
+    messages, media = _in_schema(r"multiSearchAny\(SpanAttributes\['(.*?)'\], \[(.*?)\]\)")
+    return {"facts": _literals(facts), "fact_prefix": prefix, "messages": messages, "media": _literals(media)}
+
+
+def _in_schema(pattern: str) -> tuple[str | Any, ...]:
+    found = re.search(pattern, named_query("schema"), re.DOTALL)
+    assert found is not None  # the schema is ours
+    return found.groups()
+
+
+def _literals(sql: str) -> list[str]:
+    return re.findall(r"'(.*?)'", sql)

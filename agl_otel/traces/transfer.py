@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 from agl_otel.errors import AglError, ConflictError, DataError, UsageError
 from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
@@ -113,7 +114,8 @@ class Target:
     def insert(self, table: str, rows: Content, blocks: bytes) -> None:
         """Insert rows in the Native format."""
         self.sent[table] += rows
-        self._target.insert_native(f"{DATABASE}.{table}", blocks)
+        token = str(uuid4())  # unique: blocks are never resent, and chunks of equal content must all be stored
+        self._target.insert(f"{DATABASE}.{table}", (), [blocks], format_name="Native", token=token)
 
     def compare(self) -> None:
         """Raise DataError if the target does not hold exactly what was sent."""

@@ -33,7 +33,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from agl_otel.collector import identify
+from agl_otel.collector import identify, scan
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.types import EnqueueRolloutRequest
@@ -246,7 +246,7 @@ async def test_a_bad_span_is_refused_alone(world: World, road: str) -> None:
         assert [found.name for found in await reader.spans(["ro-1"])] == ["good", "good"]
         sql = f"SELECT SpanName, RolloutId, SpanAttributes['{conventions.INVALID}'] AS Invalid FROM otel.otel_traces WHERE Invalid != ''"
         rows = await reader.query(sql)
-    refused = {"short": identify.TRACE_ID, "deep": "attributes are nested too deeply", "\ufffdad\ufffd": "text is no UTF-8"}
+    refused = {"short": scan.TRACE_ID, "deep": "attributes are nested too deeply", "\ufffdad\ufffd": "text is no UTF-8"}
     assert {row["SpanName"]: row["Invalid"] for row in rows} == refused
     assert {row["RolloutId"] for row in rows} == {""}
 

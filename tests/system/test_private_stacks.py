@@ -53,6 +53,7 @@ class Others:
             "cors_origins": "https://others.invalid",
             "mask": str(folder / "mask.toml"),
             "models": str(folder / "models.json"),
+            "core": "python",
             "unidentified": "drop",
             "translate": "always",
             "log_level": "WARNING",

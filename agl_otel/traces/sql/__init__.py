@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Final
 
 _HERE: Final = Path(__file__).parent
-OTLP_ROWS_SCHEMA: Final = _HERE / "otlp_rows.proto"
-"""The messages that are inserted into the table otel.otlp_rows (schema.sql)."""
 REFILLS: Final = ("refill_trace_id_ts", "refill_rollout_summary", "refill_services")
 """Named queries that rewrite what the materialized views derive from one batch."""
 

@@ -67,7 +67,7 @@ def fill(engine: TraceStore) -> None:
             ("otel_logs", [log, late_log, *others]),
             ("otel_metrics_gauge", [gauge]),
         ):
-            engine.insert(f"otel.{table}", list(rows[0]), "\n".join(json.dumps(row) for row in rows).encode())
+            engine.insert(f"otel.{table}", list(rows[0]), ["\n".join(json.dumps(row) for row in rows).encode()])
 
 
 def stored(engine: TraceStore) -> dict[str, list[list[object]]]:
@@ -122,7 +122,7 @@ def traces_timed(engine: TraceStore) -> list[object]:
 def insert(engine: TraceStore, *rows: dict[str, object]) -> None:
     common = {"Timestamp": "1750000000.000000001", "AttemptId": "at-1", "SpanId": "s"}
     lines = "\n".join(json.dumps({**common, **row}) for row in rows)
-    engine.insert("otel.otel_traces", [*common, *rows[0]], lines.encode())
+    engine.insert("otel.otel_traces", [*common, *rows[0]], [lines.encode()])
 
 
 async def test_names_and_times_of_only_a_deleted_rollout_are_deleted_with_it(engine: TraceStore) -> None:

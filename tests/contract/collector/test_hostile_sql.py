@@ -93,7 +93,7 @@ def engine(request: pytest.FixtureRequest, limits: None, tmp_path_factory: pytes
 
 def fill(engine: TraceStore) -> None:
     create_schema(engine, where="the test")
-    engine.insert("otel.otel_traces", ["SpanName"], b'{"SpanName":"kept"}\n')
+    engine.insert("otel.otel_traces", ["SpanName"], [b'{"SpanName":"kept"}\n'])
     engine.command("CREATE DATABASE zz_theirs")
     engine.command(
         f"CREATE TABLE zz_theirs.wages (name String DEFAULT '{SECRET}') ENGINE = MergeTree PARTITION BY name ORDER BY () COMMENT '{SECRET}'"

@@ -6,24 +6,26 @@ The second try asked what is stored before the first was carried out, so it know
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.core import Core
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Batch, Request, Signal
 from agl_otel.collector.store_batch import BatchStore
-from agl_otel.errors import AglError, UnavailableError
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import Cluster
-from agl_otel.traces.engine import ClickHouseError, Engine
+from agl_otel.traces.engine import Engine
 from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
+from tests.cores import both_cores
 
 from .otlp import any_value, attributes, request_of, span
 
@@ -54,40 +56,21 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         made.close()
 
 
-class Lossy:
-    """A real engine that first refuses to build rows, for lack of memory, and then carries out an insert whose response is lost."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.cluster, self.embedded = engine, engine.cluster, engine.embedded
-        self._events: list[AglError] = [UnavailableError("no answer within 90 s"), ClickHouseError("Code: 241. Memory limit exceeded")]
-        self.command, self.select, self.delete, self.close = engine.command, engine.select, engine.delete, engine.close
-
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        self._engine.insert(table, columns, rows, token=token)
-        if self._events:
-            raise self._events.pop()
-
-    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
-        if self._events:
-            raise self._events.pop()
-        self._engine.insert_protobuf(table, schema, data, token=token)
-
-
 def asked_before(store: BatchStore, first: frozenset[int]) -> None:
     """Make the first query of `store` for stored rows return an earlier result."""
     answers = iter([first])
     real = store._stored  # pyright: ignore[reportPrivateUsage] - the only place between asking and inserting
 
-    def stored(batch: Batch, table: str) -> frozenset[int]:
+    def stored(place: Any, kind: str, wanted: range) -> frozenset[int]:
         found = next(answers, None)
-        return real(batch, table) if found is None else found
+        return real(place, kind, wanted) if found is None else found
 
     store._stored = stored  # pyright: ignore[reportPrivateUsage] - as above
 
 
-def traces(rollout: str, *names: str, days_ago: int = 0, plain: bool = True) -> Request:
-    raw = request_of([span(name, {} if plain else {"bytes": b"\xff"}) for name in names]).SerializeToString()
-    return Request("traces", int(time.time() * 1000) - days_ago * DAY_MS, [Identity(rollout, "at-1")] * len(names), raw)
+def traces(rollout: str, *names: str, days_ago: int = 0) -> Request:
+    raw = request_of([span(name) for name in names]).SerializeToString()
+    return Request("traces", int(time.time() * 1000) - days_ago * DAY_MS, Identities.of([Identity(rollout, "at-1")] * len(names)), raw)
 
 
 def logs(rollout: str) -> Request:
@@ -106,7 +89,7 @@ def metrics(rollout: str) -> Request:
 
 
 def _other(signal: Signal, rollout: str, raw: bytes) -> Request:
-    return Request(signal, int(time.time() * 1000), [Identity(rollout, "at-1")], raw)
+    return Request(signal, int(time.time() * 1000), Identities.of([Identity(rollout, "at-1")]), raw)
 
 
 def rows(engine: Engine, batch: Batch) -> dict[str, int]:
@@ -115,36 +98,24 @@ def rows(engine: Engine, batch: Batch) -> dict[str, int]:
     return {table: int(str(engine.select(sql, {"batch": batch.batch_id})[0][0])) for table, sql in asked.items()}
 
 
-@pytest.mark.parametrize("fast_from", [1, 1000], ids=["fast", "slow"])
-def test_a_second_try_that_found_no_rows_stores_nothing(engine: Engine, tmp_path: Path, fast_from: int) -> None:
-    batch = Batch(1000 + fast_from, 0, 3, {(rollout := f"ro-{fast_from}"): 1})
-    members = list(enumerate([traces(rollout, "a", "b"), traces(rollout, "c", plain=False), logs(rollout), metrics(rollout)]))
+@both_cores
+def test_a_second_try_that_found_no_rows_stores_nothing(engine: Engine, tmp_path: Path, used_core: Core) -> None:
+    batch = Batch(1000 + len(used_core.name), 0, 3, {(rollout := f"ro-{used_core.name}"): 1})
+    members = list(enumerate([traces(rollout, "a", "b"), traces(rollout, "c"), logs(rollout), metrics(rollout)]))
     for _ in range(2):  # the second is another process, which has only the log
-        BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from).store(batch, members, in_doubt=False)
+        BatchStore(engine, tmp_path / "refused", used_core).store(batch, members, in_doubt=False)
     assert rows(engine, batch) == {"otel_traces": 3, "otel_logs": 1, "otel_metrics_gauge": 1}
     ((spans,),) = engine.select("SELECT Spans FROM otel.rollout_summary WHERE RolloutId = {r:String}", {"r": rollout})
     assert spans == 3
 
 
-@pytest.mark.parametrize("fast_from", [1, 1000], ids=["fast", "slow"])
-def test_a_retry_after_half_of_the_insert_stores_each_row_once(engine: Engine, tmp_path: Path, fast_from: int) -> None:
+@both_cores
+def test_a_retry_after_half_of_the_insert_stores_each_row_once(engine: Engine, tmp_path: Path, used_core: Core) -> None:
     """A batch over midnight has two parts: the first is stored; the second comes with the insert that still runs, and with the retry."""
-    batch = Batch(3000 + fast_from, 0, 1, {(rollout := f"ro-half-{fast_from}"): 1})
+    batch = Batch(3000 + len(used_core.name), 0, 1, {(rollout := f"ro-half-{used_core.name}"): 1})
     members = [(0, traces(rollout, "a", "b", days_ago=1)), (1, traces(rollout, "c", "d"))]
-    one, other = (BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from) for _ in range(2))
+    one, other = (BatchStore(engine, tmp_path / "refused", used_core) for _ in range(2))
     one.store(batch, members, in_doubt=False)
     asked_before(other, frozenset((0, 1)))
     other.store(batch, members, in_doubt=True)
     assert rows(engine, batch)["otel_traces"] == 4
-
-
-def test_a_batch_keeps_to_its_code_path(engine: Engine, tmp_path: Path) -> None:
-    """ClickHouse refused to build the rows, then gave no response to an insert: it is not asked again to build them."""
-    batch = Batch(5000, 0, 0, {"ro-lossy": 1})
-    members = [(0, traces("ro-lossy", "a", "b"))]
-    store = BatchStore(Lossy(engine), tmp_path / "refused", fast_from_spans=1)
-    with pytest.raises(UnavailableError):
-        store.store(batch, members, in_doubt=False)
-    asked_before(store, frozenset())
-    store.store(batch, members, in_doubt=True)
-    assert rows(engine, batch)["otel_traces"] == 2

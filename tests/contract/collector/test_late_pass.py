@@ -107,7 +107,7 @@ class LateStore:
         self.batch += 1
         rows = [self._row(document, place) for place, document in enumerate(documents)]
         if rows:
-            self.engine.insert("otel.otel_traces", [*rows[0]], "\n".join(json.dumps(row) for row in rows).encode())
+            self.engine.insert("otel.otel_traces", [*rows[0]], ["\n".join(json.dumps(row) for row in rows).encode()])
 
     def _row(self, document: Row, place: int) -> Row:
         received = self.clock.now - document.get("age", 0) + document.get("received", 0) / 1000
@@ -248,7 +248,7 @@ async def test_log_records_follow_their_trace_or_their_span_once(late_store: Lat
         {"Timestamp": stamp, "TraceId": trace, "SpanId": own, "Body": f"{n}", "ReceivedAt": stamp, "BatchId": 1, "BatchPos": n}
         for n, (trace, own) in enumerate(logs)
     ]
-    late_store.engine.insert("otel.otel_logs", [*rows[0]], "\n".join(map(json.dumps, rows)).encode())
+    late_store.engine.insert("otel.otel_logs", [*rows[0]], ["\n".join(map(json.dumps, rows)).encode()])
     assert (await late_store.run())["logs"] == 3
     query = "SELECT Body, RolloutId, AttemptId FROM otel.otel_logs WHERE RolloutId != '' ORDER BY Body"
     assert late_store.engine.select(query) == [["0", "ro-1", "at-1"], ["1", "ro-1", "at-1"], ["2", "ro-2", "at-2"]]

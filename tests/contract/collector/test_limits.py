@@ -13,7 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agl_otel.collector.grpc_port import METHODS
-from agl_otel.collector.intake import MAX_SPAN_TOKENS
+from agl_otel.collector.scan import MAX_SPAN_TOKENS
 from agl_otel_hook import conventions
 
 from .otlp import post_spans, request_of, span, span_request

@@ -119,7 +119,7 @@ async def test_a_purge_reaches_every_server_of_a_cluster(tmp_path: Path) -> None
             spans += [{**span, "RolloutId": ""} for span in spans]  # the rows as received: each was copied later
             logs = [{**common, "TraceId": name, "Body": f"{who} says", "RolloutId": name} for name in rollouts]
             for table, rows in (("otel_traces", spans), ("otel_logs", logs)):
-                engine.insert(f"otel.{table}", list(rows[0]), "\n".join(json.dumps(row) for row in rows).encode())
+                engine.insert(f"otel.{table}", list(rows[0]), ["\n".join(json.dumps(row) for row in rows).encode()])
         before = stored(KEPT)
         assert len(before) == EACH + 1
         assert all(holding(server.directory, text) for server in servers for text in (SECRET, KEPT)), "the search finds what is there"

@@ -17,7 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 
 from agl_otel.collector import store_batch
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Batch, Member, Request
 from agl_otel.collector.recovery import DEATHS, FILE, Recovery
 from agl_otel.collector.store_batch import BatchStore
@@ -32,12 +32,13 @@ KILLED_BY_POISON = """
 import os, signal, sys
 from agl_otel.collector.__main__ import main
 from agl_otel.traces.chdb import ChdbEngine
-insert = ChdbEngine._insert
-def killed(self, sql, settings, format_name, data):
-    if b"poison" in data:
+insert = ChdbEngine.insert
+def killed(self, table, columns, rows, **options):
+    rows = list(rows)
+    if b"poison" in b"".join(rows):
         os.kill(os.getpid(), signal.SIGKILL)
-    insert(self, sql, settings, format_name, data)
-ChdbEngine._insert = killed
+    insert(self, table, columns, rows, **options)
+ChdbEngine.insert = killed
 sys.exit(main())
 """
 
@@ -85,10 +86,12 @@ def members(*poisoned: int) -> list[Member]:
     found: list[Member] = []
     for position in range(3):
         spans = [span(f"{'poison' if position in poisoned else 'good'}-{position}-{n}") for n in range(4)]
-        found.append((position, Request("traces", received, [Identity("ro-1", "at-1")] * 4, request_of(spans).SerializeToString())))
+        found.append(
+            (position, Request("traces", received, Identities([(4, Identity("ro-1", "at-1"))]), request_of(spans).SerializeToString()))
+        )
     records = [LogRecord(time_unix_nano=time.time_ns(), body=AnyValue(string_value="said"))]
     logs = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=records)])]).SerializeToString()
-    return [*found, (3, Request("logs", received, [Identity("ro-1", "at-1")], logs))]
+    return [*found, (3, Request("logs", received, Identities.of([Identity("ro-1", "at-1")]), logs))]
 
 
 def died(directory: Path, **left: Any) -> None:
@@ -131,7 +134,7 @@ def test_an_insert_that_fails_without_dying_counts_no_death(engine: ChdbEngine, 
         raise ClickHouseError("Code: 210. DB::Exception: away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_insert", away)
+        patch.setattr(engine, "insert", away)
         for apart in (False, True):
             if apart:
                 died(tmp_path)

@@ -60,7 +60,7 @@ async def test_data_of_another_version_are_refused(own_stack: Stack) -> None:
     def write_the_future() -> None:
         engine = ChdbEngine(own_stack.settings.data_dir / "traces")
         create_schema(engine, where="the test")
-        engine.insert("otel.agl_migrations", ["Version", "Name"], b'{"Version":999,"Name":"future"}\n')
+        engine.insert("otel.agl_migrations", ["Version", "Name"], [b'{"Version":999,"Name":"future"}\n'])
         engine.close()
 
     await asyncio.to_thread(write_the_future)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.core import Core
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Batch, Request
 from agl_otel.collector.store_batch import BatchStore
+from agl_otel.collector.values import REPEATED
 from agl_otel.errors import DiskFullError
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.schema import create_schema
+from tests.cores import both_cores
 from tests.small_disk import no_file_over
 
-from .otlp import request_of, span
+from .otlp import attributes, request_of, span
 
 
 class FailingEngine:
@@ -34,14 +37,12 @@ class FailingEngine:
         self.delete = engine.delete
         self.close = engine.close
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
-        self._check(rows)
-        self._engine.insert(table, columns, rows, token=token)
-        self._fail()
-
-    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Iterable[bytes], *, format_name: str = "JSONEachRow", token: str = ""
+    ) -> None:
+        data = b"".join(rows)
         self._check(data)
-        self._engine.insert_protobuf(table, schema, data, token=token)
+        self._engine.insert(table, columns, [data], format_name=format_name, token=token)
         self._fail()
 
     def _check(self, data: bytes) -> None:
@@ -52,12 +53,6 @@ class FailingEngine:
         if self._fails:
             self._fails -= 1
             raise ClickHouseError("Code: 241. DB::Exception: Memory limit exceeded while pushing to view")
-
-
-@pytest.fixture(params=[1, 1000], ids=["fast", "slow"])
-def fast_from_spans(request: pytest.FixtureRequest) -> int:
-    """From how many spans the fast path is used: both paths must behave alike."""
-    return request.param
 
 
 @pytest.fixture
@@ -71,15 +66,16 @@ def engine(tmp_path: Path) -> Iterator[ChdbEngine]:
 def member(position: int, *names: str, reason: str = "") -> tuple[int, Request]:
     raw = request_of([span(name) for name in names]).SerializeToString()
     identities = [Identity("ro-1", "at-1", None, reason if n == 0 else "") for n in range(len(names))]
-    return position, Request("traces", int(time.time() * 1000), identities, raw)
+    return position, Request("traces", int(time.time() * 1000), Identities.of(identities), raw)
 
 
 def stored(engine: ChdbEngine) -> list[list[object]]:
     return engine.select("SELECT SpanName, SequenceId, BatchPos FROM otel.otel_traces ORDER BY BatchPos")
 
 
-def test_a_batch_that_is_stored_again_is_stored_once(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_a_batch_that_is_stored_again_is_stored_once(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(engine, tmp_path / "refused", used_core)
     batch = Batch(77, 0, 4, {"ro-1": 10})
     members = [member(0, "a", "b"), member(4, "c")]
     store.store(batch, members, in_doubt=False)
@@ -88,8 +84,9 @@ def test_a_batch_that_is_stored_again_is_stored_once(engine: ChdbEngine, tmp_pat
     assert (store.counts["rows"], store.counts["recovered"]) == (3, 0)
 
 
-def test_recovery_inserts_what_is_missing_with_the_same_numbers(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_recovery_inserts_what_is_missing_with_the_same_numbers(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(engine, tmp_path / "refused", used_core)
     batch = Batch(77, 0, 4, {"ro-1": 10})
     members = [member(0, "a", "b"), member(4, "c")]
     store.store(batch, members, in_doubt=False)
@@ -99,8 +96,9 @@ def test_recovery_inserts_what_is_missing_with_the_same_numbers(engine: ChdbEngi
     assert store.counts["recovered"] == 1
 
 
-def test_a_batch_whose_token_clickhouse_noted_without_the_rows_is_stored(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_a_batch_whose_token_clickhouse_noted_without_the_rows_is_stored(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(engine, tmp_path / "refused", used_core)
     batch, members = Batch(77, 0, 0, {"ro-1": 10}), [member(0, "a", "b")]
     store.store(batch, members, in_doubt=False)
     engine.command("ALTER TABLE otel.otel_traces DELETE WHERE 1 SETTINGS mutations_sync = 1")
@@ -110,21 +108,19 @@ def test_a_batch_whose_token_clickhouse_noted_without_the_rows_is_stored(engine:
     assert len(stored(engine)) == 2
 
 
-def test_an_insert_that_failed_after_storing_is_not_repeated(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(FailingEngine(engine, fails_after_insert=1), tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_an_insert_that_failed_after_storing_is_not_repeated(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(FailingEngine(engine, fails_after_insert=1), tmp_path / "refused", used_core)
     batch, members = Batch(77, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
-    if fast_from_spans > 1:
-        with pytest.raises(ClickHouseError):
-            store.store(batch, members, in_doubt=False)
-        store.store(batch, members, in_doubt=True)
-    else:  # the slow path always checks which rows are stored
+    with pytest.raises(ClickHouseError):
         store.store(batch, members, in_doubt=False)
-        assert store.counts["fast_refused"] == 1
+    store.store(batch, members, in_doubt=True)
     assert len(stored(engine)) == 2
 
 
-def test_an_insert_that_reports_success_but_stores_nothing_is_tried_again(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_an_insert_that_reports_success_but_stores_nothing_is_tried_again(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(engine, tmp_path / "refused", used_core)
     batch, members = Batch(77, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
     engine.command("ALTER TABLE otel.otel_traces MODIFY SETTING min_free_disk_bytes_to_perform_insert = 1000000000000000")  # a full disk
     with pytest.raises(ClickHouseError) as refused:
@@ -135,8 +131,9 @@ def test_an_insert_that_reports_success_but_stores_nothing_is_tried_again(engine
     assert [name for name, _, _ in stored(engine)] == ["a", "b"]
 
 
-def test_only_the_request_with_bad_rows_becomes_a_dead_letter(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(FailingEngine(engine, poison=b"poison"), tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_only_the_request_with_bad_rows_becomes_a_dead_letter(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(FailingEngine(engine, poison=b"poison"), tmp_path / "refused", used_core)
     members = (
         [member(n, f"good-{n}") for n in range(5)] + [member(5, "poison", "its neighbour")] + [member(n, f"good-{n}") for n in range(6, 9)]
     )
@@ -149,41 +146,39 @@ def test_only_the_request_with_bad_rows_becomes_a_dead_letter(engine: ChdbEngine
     assert "Cannot parse input" in kept.with_suffix(".json").read_text()
 
 
-def test_a_request_that_cannot_be_decoded_blocks_no_other(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_a_request_that_cannot_be_decoded_blocks_no_other(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(engine, tmp_path / "refused", used_core)
     _, broken = member(1, "x")
-    damaged = Request("traces", broken.received_ms, [], broken.raw)  # its identities do not match its spans
+    damaged = Request("traces", broken.received_ms, Identities(), broken.raw)  # its identities do not match its spans
     store.store(Batch(77, 0, 2, {"ro-1": 1}), [member(0, "a"), (1, damaged), member(2, "b")], in_doubt=False)
     assert [name for name, _, _ in stored(engine)] == ["a", "b"]
     assert store.counts["refused"] == 1
 
 
-def test_spans_that_were_rejected_at_receipt_leave_no_row_and_take_no_number(
-    engine: ChdbEngine, tmp_path: Path, fast_from_spans: int
-) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_spans_that_were_rejected_at_receipt_leave_no_row_and_take_no_number(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(engine, tmp_path / "refused", used_core)
     store.store(Batch(77, 0, 1, {"ro-1": 1}), [member(0, "bad", "a", reason="why"), member(1, "b")], in_doubt=False)
     assert stored(engine) == [["a", 1, 0], ["b", 2, 1]]
 
 
-def test_plain_spans_and_others_share_a_batch(engine: ChdbEngine, tmp_path: Path) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=1)
-    mixed = request_of([span("plain"), span("bytes", {"k": b""}), span("plain too")])
-    identities = [Identity("ro-1", "at-1")] * 3
-    members = [member(0, "a"), (1, Request("traces", int(time.time() * 1000), identities, mixed.SerializeToString())), member(2, "z")]
-    batch = Batch(77, 0, 2, {"ro-1": 1})
-    store.store(batch, members, in_doubt=False)
-    expected = [["a", 1, 0], ["plain", 2, 1], ["bytes", 3, 2], ["plain too", 4, 3], ["z", 5, 4]]
-    assert stored(engine) == expected
-    assert (store.counts["rows"], store.counts["fast"]) == (5, 4)
-    engine.command("ALTER TABLE otel.otel_traces DELETE WHERE BatchPos IN (1, 2) SETTINGS mutations_sync = 1")
-    store.store(batch, members, in_doubt=True)
-    assert stored(engine) == expected
-    assert store.counts["recovered"] == 2
+@both_cores
+def test_repeated_keys_are_counted(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    request = request_of([span()], {"k": 1})
+    group = request.resource_spans[0]
+    group.resource.attributes.extend(attributes({"k": 2}))
+    group.scope_spans[0].spans[0].attributes.extend([*attributes({"k": 2}), *attributes({"k": 3}), *attributes({"k": b""})])
+    store = BatchStore(engine, tmp_path / "refused", used_core)
+    member = (0, Request("traces", int(time.time() * 1000), Identities.of([Identity("ro", "at", 1)]), request.SerializeToString()))
+    for in_doubt in (False, True):
+        store.store(Batch(77, 0, 0), [member], in_doubt=in_doubt)
+        assert store.counts[REPEATED] == 3
 
 
-def test_a_part_that_a_full_disk_cut_off_is_inserted_again(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
-    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+@both_cores
+def test_a_part_that_a_full_disk_cut_off_is_inserted_again(engine: ChdbEngine, tmp_path: Path, used_core: Core) -> None:
+    store = BatchStore(engine, tmp_path / "refused", used_core)
     batch, members = Batch(time.time_ns() // 1_000_000 << 22, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
     with no_file_over(100):
         for in_doubt in (False, True):

@@ -44,7 +44,7 @@ def shards(servers: list[ClickHouseServer]) -> Iterator[list[ServerEngine]]:
          "AttemptId": "at-1", "SequenceId": n + 1, "SpanAttributes": {"agentlightning.process": "p"}, "BatchId": 7, "BatchPos": r * 3 + n}
         for r in range(ROLLOUTS) for n in range(3)
     ]  # fmt: skip
-    made[0].insert("otel.otel_traces", list(rows[0]), "\n".join(json.dumps(row) for row in rows).encode())
+    made[0].insert("otel.otel_traces", list(rows[0]), ["\n".join(json.dumps(row) for row in rows).encode()])
     yield made
     for engine in made:
         engine.close()
@@ -153,11 +153,11 @@ def test_a_missing_shard_is_a_retryable_error(shards: list[ServerEngine], server
     rows = "\n".join(json.dumps({"RolloutId": f"ro-{n}", "SpanId": f"x{n}", "BatchId": 8, "BatchPos": n}) for n in range(ROLLOUTS)).encode()
     try:
         with pytest.raises(ClickHouseError) as failure:
-            shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], rows)
+            shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], [rows])
     finally:
         servers[1].start()
     assert not failure.value.is_data_error
-    shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], rows)
+    shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], [rows])
     assert shards[1].select("SELECT uniqExact(BatchPos) FROM otel.otel_traces WHERE BatchId = 8") == [[ROLLOUTS]]
 
 

@@ -47,7 +47,7 @@ def insert(engine: ChdbEngine, batch: int) -> None:
         }
         for number in range(ROWS)
     ]
-    engine.insert(TABLE, list(rows[0]), "\n".join(map(json.dumps, rows)).encode())
+    engine.insert(TABLE, list(rows[0]), ["\n".join(map(json.dumps, rows)).encode()])
 
 
 def merge(engine: ChdbEngine) -> None:

@@ -58,7 +58,7 @@ def span(number: int, name: str, attributes: dict[str, str], **other: Any) -> di
 
 
 def put(engine: TraceStore, table: str, rows: list[dict[str, Any]]) -> None:
-    engine.insert(f"otel.{table}", [*rows[0]], "\n".join(json.dumps(row) for row in rows).encode())
+    engine.insert(f"otel.{table}", [*rows[0]], ["\n".join(json.dumps(row) for row in rows).encode()])
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def call(number: int, call_number: int, *, process: str = "x", **other: Any) -> 
 
 def insert(engine: TraceStore, *rows: dict[str, Any]) -> None:
     columns = sorted({name for each in rows for name in each})
-    engine.insert("otel.otel_traces", columns, "\n".join(json.dumps(each) for each in rows).encode())
+    engine.insert("otel.otel_traces", columns, ["\n".join(json.dumps(each) for each in rows).encode()])
 
 
 def rollout(rollout_id: str = "ro-1") -> Rollout:

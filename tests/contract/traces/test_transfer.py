@@ -40,8 +40,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TraceSto
     create_schema(made, where="the test")
     for day in (1, 2):
         rows = [row(day, number) for number in range(ROWS)]
-        made.insert("otel.otel_traces", list(rows[0]), "\n".join(json.dumps(each) for each in rows).encode())
-    made.insert("otel.otel_logs", ["Timestamp", "Body", "RolloutId"], b'{"Timestamp":"1750000000.000000001","Body":"x","RolloutId":"ro"}')
+        made.insert("otel.otel_traces", list(rows[0]), ["\n".join(json.dumps(each) for each in rows).encode()])
+    made.insert("otel.otel_logs", ["Timestamp", "Body", "RolloutId"], [b'{"Timestamp":"1750000000.000000001","Body":"x","RolloutId":"ro"}'])
     yield made
     made.close()
 
@@ -114,7 +114,7 @@ def test_deleted_rows_are_not_copied(source: TraceStore, server_engine: TraceSto
 
 
 def test_a_target_with_traces_is_not_overwritten(source: TraceStore, server_engine: TraceStore) -> None:
-    server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
+    server_engine.insert("otel.otel_logs", ["Body"], [b'{"Body":"mine"}'])
     with pytest.raises(ConflictError, match=r"already holds 1 rows in otel\.otel_logs, and nothing is overwritten"):
         move(source, server_engine)
     assert transfer.content(server_engine, "otel_traces").rows == 0
@@ -156,6 +156,6 @@ def test_a_transfer_that_fails_leaves_the_target_empty(source: TraceStore, serve
 
 def test_rows_written_by_others_meanwhile_are_not_removed(source: TraceStore, server_engine: TraceStore) -> None:
     with pytest.raises(DataError, match="their contents differ"), transfer.empty_target(server_engine) as filled:
-        server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
+        server_engine.insert("otel.otel_logs", ["Body"], [b'{"Body":"mine"}'])
         transfer.copy(source, filled)
     assert server_engine.select("SELECT count() FROM otel.otel_logs WHERE Body = 'mine'") == [[1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from agl_otel.cli.doctor import examine, tables_are_whole
+from agl_otel.cli.doctor import core_is_compiled, examine, tables_are_whole
 from agl_otel.cli.once import FinishedAttempt
 from agl_otel.types import AttemptedRollout, TraceStatus
 from agl_otel_hook import conventions
@@ -58,3 +58,9 @@ def test_damaged_tables_are_named() -> None:
     assert tables_are_whole([{"store_problems": []}, {"error": "HTTP 401"}]).good
     finding = tables_are_whole([{"store_problems": ["part a is damaged"]}, {"store_problems": ["part a is damaged", "part b is damaged"]}])
     assert not finding.good and finding.reasons == ["part a is damaged", "part b is damaged"] and "make room" in finding.remedy
+
+
+def test_advice_tells_how_to_get_the_compiled_core() -> None:
+    assert core_is_compiled([{"core": "compiled"}, {"error": "an OpenTelemetry Collector"}]).remedy == ""
+    advice = core_is_compiled([{"core": "compiled"}, {"core": "python"}])
+    assert advice.good and advice.detail == "not in 1 of 2" and "make core" in advice.remedy

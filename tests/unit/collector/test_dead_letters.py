@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from agl_otel.collector import dead_letters
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Request
 
 
 def kept(folder: Path, position: int, *rollout_ids: str) -> Path:
-    request = Request("traces", position, [Identity(rollout_id) for rollout_id in rollout_ids], b"bytes")
+    request = Request("traces", position, Identities.of([Identity(rollout_id) for rollout_id in rollout_ids]), b"bytes")
     return dead_letters.write(folder, position, request, "ClickHouse says no")
 
 

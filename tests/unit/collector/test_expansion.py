@@ -17,7 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from agl_otel.collector.decode import log_rows, span_rows
 from agl_otel.collector.expansion import MESSAGES, Parsed, check, size_of
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.expansion import size as estimate
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Request, Signal
 from agl_otel.collector.merged import messages
 from agl_otel.collector.metrics import metric_rows
@@ -59,16 +60,16 @@ def points(description: str, count: int) -> ExportMetricsServiceRequest:
 )
 def test_content_shared_by_many_rows_counts_for_each_of_them(request_: Parsed) -> None:
     size = request_.ByteSize()
-    assert size < 100 * KIB < 6 << 20 < check(request_, request_.SerializeToString(), 0, 1 << 30) < 7 << 20
+    assert size < 100 * KIB < 6 << 20 < check(estimate(request_, request_.SerializeToString(), 0), 1 << 30) < 7 << 20
     with pytest.raises(DataError, match=r"AGL_MAX_EXPANDED_BYTES \(1048576\)"):
-        check(request_, request_.SerializeToString(), 0, 1 << 20)
+        check(estimate(request_, request_.SerializeToString(), 0), 1 << 20)
 
 
 def test_a_large_request_that_shares_little_is_not_overestimated() -> None:
     request = spans(Resource(attributes=[KeyValue(key="service.name", value=AnyValue(string_value="agent"))]), 2)
     for span in request.resource_spans[0].scope_spans[0].spans:
         span.attributes.append(LONG[0])
-    assert 128 * KIB < check(request, request.SerializeToString(), 0, 1 << 20) < 130 * KIB
+    assert 128 * KIB < check(estimate(request, request.SerializeToString(), 0), 1 << 20) < 130 * KIB
 
 
 VALUES = st.recursive(
@@ -97,42 +98,42 @@ def test_no_resource_takes_more_of_a_row_than_estimated(attributes: dict[str, An
     identities = [Identity("ro-1", "at-1")] * 10
 
     def rows(request: ExportTraceServiceRequest) -> int:
-        made = span_rows(request.SerializeToString(), identities, iter(range(10)), received_ms=1, batch=1, first=0)
+        made = span_rows(request.SerializeToString(), Identities.of(identities), iter(range(10)), received_ms=1, batch=1, first=0)
         return sum(len(row.encode()) for row in made)
 
-    assert rows(several) - rows(few) <= 2 * check(several, several.SerializeToString(), 0, 1 << 30)
+    assert rows(several) - rows(few) <= 2 * check(estimate(several, several.SerializeToString(), 0), 1 << 30)
 
 
 def test_the_size_of_a_logged_request_is_the_noted_one_or_is_computed() -> None:
     wide = spans(Resource(attributes=LONG), 100)
     identities = [Identity("ro-1", "at-1")] * 100
-    request = Request("traces", 1, identities, wide.SerializeToString())
-    assert size_of(request) == check(wide, wide.SerializeToString(), 0, 1 << 30)
-    assert size_of(Request("traces", 1, identities, b"", expanded=7)) == 7
+    request = Request("traces", 1, Identities.of(identities), wide.SerializeToString())
+    assert size_of(request) == check(estimate(wide, wide.SerializeToString(), 0), 1 << 30)
+    assert size_of(Request("traces", 1, Identities.of(identities), b"", expanded=7)) == 7
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(), 9), points("d" * KIB, 9)
     for request, each in (
-        (Request("logs", 1, [Identity()] * 9, records.SerializeToString()), records),
-        (Request("metrics", 1, [Identity()] * 9, metric.SerializeToString()), metric),
+        (Request("logs", 1, Identities.of([Identity()] * 9), records.SerializeToString()), records),
+        (Request("metrics", 1, Identities.of([Identity()] * 9), metric.SerializeToString()), metric),
     ):
-        assert size_of(request) == check(each, each.SerializeToString(), 0, 1 << 30)
+        assert size_of(request) == check(estimate(each, each.SerializeToString(), 0), 1 << 30)
 
 
 def test_logs_and_points_are_not_larger_than_estimated() -> None:
     records, metric = logs(Resource(attributes=LONG), InstrumentationScope(attributes=LONG), 20), points("d" * 64 * KIB, 20)
     sent: list[tuple[Signal, Parsed]] = [("logs", records), ("metrics", metric)]
     for signal, request in sent:
-        assert row_bytes(signal, request.SerializeToString(), 20) <= check(request, request.SerializeToString(), 0, 1 << 30)
+        assert row_bytes(signal, request.SerializeToString(), 20) <= check(estimate(request, request.SerializeToString(), 0), 1 << 30)
 
 
 def row_bytes(signal: Signal, raw: bytes, count: int) -> int:
     """Return the size in bytes of the JSON rows of a request with `count` items."""
     taken = [Identity("ro-1", "at-1")] * count
     if signal == "traces":
-        rows = list(span_rows(raw, taken, iter(range(count)), received_ms=1, batch=1, first=0))
+        rows = list(span_rows(raw, Identities.of(taken), iter(range(count)), received_ms=1, batch=1, first=0))
     elif signal == "logs":
-        rows = list(log_rows(raw, taken, received_ms=1, batch=1, first=0))
+        rows = list(log_rows(raw, Identities.of(taken), iter(range(count)), received_ms=1, batch=1, first=0))
     else:
-        rows = [row for rows in metric_rows(raw, taken, received_ms=1, batch=1, first={}).values() for row in rows]
+        rows = [row for rows in metric_rows(raw, Identities.of(taken), received_ms=1, batch=1, first={}).values() for row in rows]
     return sum(len(row.encode()) for row in rows)
 
 
@@ -143,7 +144,7 @@ def test_every_kind_of_record_is_estimated(place: Repeated) -> None:
     single = field.message_type is None and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
     raw = place.request(enclosed(field, bytes(8 * count)) if single else enclosed(field, b"") * count)
     request = MESSAGES[place.signal].FromString(raw)
-    thought = check(request, raw, messages(place.signal, raw), 1 << 30)
+    thought = check(estimate(request, raw, messages(place.signal, raw)), 1 << 30)
     items = count if field.name in {"spans", "log_records", "metrics", "data_points"} else 1
     assert row_bytes(place.signal, raw, items) <= 1.1 * thought
 
@@ -171,7 +172,7 @@ def test_control_characters_count_as_they_are_written(value: AnyValue) -> None:
     ]
     for signal, request in sent:
         raw = request.SerializeToString()
-        assert 6 * 64 * KIB < row_bytes(signal, raw, 1) <= check(request, raw, messages(signal, raw), 1 << 30) < 8 * 64 * KIB
+        assert 6 * 64 * KIB < row_bytes(signal, raw, 1) <= check(estimate(request, raw, messages(signal, raw)), 1 << 30) < 8 * 64 * KIB
 
 
 def test_token_ids_and_log_probs_do_not_count_as_control_characters() -> None:
@@ -181,4 +182,4 @@ def test_token_ids_and_log_probs_do_not_count_as_control_characters() -> None:
     request = ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[Span(attributes=own)])])])
     raw = request.SerializeToString()
     found = messages("traces", raw)
-    assert check(request, raw, found, 1 << 30) <= len(raw) + found * 16 + 2 * KIB
+    assert check(estimate(request, raw, found), 1 << 30) <= len(raw) + found * 16 + 2 * KIB

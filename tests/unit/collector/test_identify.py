@@ -15,30 +15,31 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from agl_otel.collector import identify
+from agl_otel.collector import identify, scan
+from agl_otel.collector.core import Core
 from agl_otel.collector.identify import (
     Identity,
     _inherited,  # pyright: ignore[reportPrivateUsage] - the test counts its steps
     bind,
-    identify_logs,
-    identify_spans,
     learn,
 )
+from agl_otel.collector.identities import Identities
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points, metric_rows
 from agl_otel.collector.policy import DROPPED, apply_policy
 from agl_otel.net.auth import Sender, attempt_ingest_key, attempt_of, ingest_key, sender_of
 from agl_otel_hook import conventions
 from tests.compared import COMPARED, Number
+from tests.cores import both_cores
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance"
 REASONS = {
-    "trace_id": identify.TRACE_ID,
-    "span_id": identify.SPAN_ID,
-    "parent_id": identify.PARENT_ID,
-    "timestamp": identify.TIMESTAMP,
+    "trace_id": scan.TRACE_ID,
+    "span_id": scan.SPAN_ID,
+    "parent_id": scan.PARENT_ID,
+    "timestamp": scan.TIMESTAMP,
     "rollout_id": identify.ROLLOUT_ID,
     "attempt_id": identify.ATTEMPT_ID,
     "key": identify.KEY,
@@ -70,35 +71,38 @@ def expected(entry: dict[str, Any]) -> Identity:
     return Identity(entry["rollout"], entry["attempt"], entry.get("sequence"))
 
 
-def run_step(step: dict[str, Any], memory: TraceMemory, now: int) -> list[Identity]:
-    metadata = step.get("metadata", {})
+def run_step(step: dict[str, Any], memory: TraceMemory, now: int, used_core: Core) -> Identities:
     known = None if "bound" in step else memory
-    if "resourceLogs" in step["request"]:
-        logs = json_format.ParseDict(with_base64(step["request"]), ExportLogsServiceRequest())
-        return bound(step, identify_logs(logs, metadata, known, now_unix_nano=now))
-    request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
-    found = bound(step, identify_spans(request, metadata, known, now_unix_nano=now))
-    learn(request, found, memory, now=0.0, by_key="bound" in step)
+    records = "resourceLogs" in step["request"]
+    request = json_format.ParseDict(with_base64(step["request"]), (ExportLogsServiceRequest if records else ExportTraceServiceRequest)())
+    read, _ = used_core.scan(
+        "logs" if records else "traces", request.SerializeToString(), latest=now + scan.AHEAD_NANO, max_attributes=1 << 20
+    )
+    found = bound(step, identify.identify(read, step.get("metadata", {}), known, records=records))
+    if not records:
+        learn(read, found, memory, now=0.0, by_key="bound" in step)
     return found
 
 
-def bound(step: dict[str, Any], found: list[Identity]) -> list[Identity]:
+def bound(step: dict[str, Any], found: Identities) -> Identities:
     to = step.get("bound")
     return bind(found, (to["rollout"], to["attempt"]), Counter()) if to else found
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors())
-def test_golden_vector(now: int, vector: dict[str, Any]) -> None:
+@both_cores
+def test_golden_vector(now: int, vector: dict[str, Any], used_core: Core) -> None:
     memory = TraceMemory()
     for step in vector["steps"]:
-        assert run_step(step, memory, now) == [expected(entry) for entry in step["expect"]]
+        assert list(run_step(step, memory, now, used_core)) == [expected(entry) for entry in step["expect"]]
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors("keys"))
-def test_golden_vector_of_a_key(now: int, vector: dict[str, Any]) -> None:
+@both_cores
+def test_golden_vector_of_a_key(now: int, vector: dict[str, Any], used_core: Core) -> None:
     memory = TraceMemory()
     for step in vector["steps"]:
-        assert run_step(step, memory, now) == [expected(entry) for entry in step["expect"]]
+        assert list(run_step(step, memory, now, used_core)) == [expected(entry) for entry in step["expect"]]
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors("metrics"))
@@ -136,49 +140,21 @@ def test_keys_of_attempts_are_those_of_the_golden_vectors() -> None:
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors("policies"))
-def test_golden_vector_of_a_policy(now: int, vector: dict[str, Any]) -> None:
+@both_cores
+def test_golden_vector_of_a_policy(now: int, vector: dict[str, Any], used_core: Core) -> None:
     memory = TraceMemory()
     for step in vector["steps"]:
-        found = apply_policy(run_step(step, memory, now), vector["policy"])
+        found = apply_policy(run_step(step, memory, now, used_core), vector["policy"])
         assert [i._replace(sequence=None) if i.reason else i for i in found] == [expected(entry) for entry in step["expect"]]
-
-
-@pytest.mark.parametrize(("now", "vector"), vectors())
-def test_identification_does_not_change_what_it_reads(now: int, vector: dict[str, Any]) -> None:
-    memory = TraceMemory()
-    for step in vector["steps"]:
-        first = run_step(step, memory, now)
-        if "resourceLogs" not in step["request"]:
-            request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
-            before = request.SerializeToString(deterministic=True)
-            identify_spans(request, step.get("metadata", {}), memory, now_unix_nano=now)
-            assert request.SerializeToString(deterministic=True) == before
-        assert len(first) == len(step["expect"])
-
-
-@pytest.mark.parametrize(("now", "vector"), vectors())
-def test_a_search_in_the_bytes_saves_work_but_does_not_change_the_ids(now: int, vector: dict[str, Any]) -> None:
-    memory = TraceMemory()
-    for step in vector["steps"]:
-        if "resourceLogs" not in step["request"]:
-            request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
-            metadata = step.get("metadata", {})
-            seen, spared = Counter[str](), Counter[str]()
-            found = identify_spans(request, metadata, memory, now_unix_nano=now, levels=seen)
-            raw = request.SerializeToString()
-            assert identify_spans(request, metadata, memory, now_unix_nano=now, levels=spared, raw=raw) == found
-            assert seen == spared
-            learn(request, found, memory, now=0.0)
 
 
 @pytest.mark.parametrize("circle", [False, True])
 def test_a_chain_of_parents_is_walked_in_linear_time(circle: bool) -> None:
     count = 3000
     ids = [number.to_bytes(8) for number in range(count)]
-    spans = [Span(trace_id=b"t" * 16, span_id=own, parent_span_id=above) for own, above in zip(ids, [*ids[1:], ids[0]], strict=True)]
-    if not circle:
-        spans[-1].parent_span_id = b"unknown!"
-    places = {(span.trace_id, span.span_id): Number(number) for number, span in enumerate(spans)}
+    parents = [*ids[1:], ids[0] if circle else b"unknown!"]
+    spans = scan.Scan([b"t" * 16] * count, ids, parents, [count], [b""], [(count, b"")])
+    places = {(b"t" * 16, span_id): Number(number) for number, span_id in enumerate(ids)}
     resolved: dict[int, tuple[str, str]] = {}
     COMPARED.clear()
     _inherited(Number(0), spans, [None] * count, places, {}, TraceMemory(), resolved)
@@ -219,3 +195,14 @@ def test_memory_stays_within_its_bounds(spans: list[tuple[int, int, int, bool]])
         assert len(memory) <= 3
         held = sum(memory.span(bytes([t]) * 16, bytes([s]) * 8) is not None for t in range(6) for s in range(10))
         assert memory.spans_held == held <= 10
+
+
+def test_a_request_of_many_runs_with_defects_is_searched_by_halves() -> None:
+    count = 3000
+    ids = [scan.id_attributes([KeyValue(key=conventions.ROLLOUT_ID, value=AnyValue(string_value=f"ro-{n}"))]) for n in range(count)]
+    defects = [(Number(n), "why") for n in range(count)]
+    read = scan.Scan([b"t" * 16] * count, [b"s" * 8] * count, [b""] * count, [count], [b""], [(1, own) for own in ids], defects)
+    COMPARED.clear()
+    found = identify.identify(read, {}, None)
+    assert {identity.reason for identity in found} == {"why"}
+    assert COMPARED.total() < 60 * count

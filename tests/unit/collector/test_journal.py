@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import (
     ALREADY,
     BATCH,
@@ -41,7 +41,7 @@ IDENTITIES = st.lists(
 
 
 def request(*identities: Identity) -> Request:
-    return Request("traces", 1, list(identities), b"raw")
+    return Request("traces", 1, Identities.of(list(identities)), b"raw")
 
 
 def log(*records: tuple[int, bytes], first: int = 0) -> list[Record]:
@@ -57,7 +57,7 @@ def note(batch: Batch) -> tuple[int, bytes]:
 
 @given(IDENTITIES, st.binary(), st.sampled_from(["traces", "logs"]), st.integers(0, 2**50))
 def test_a_request_unpacks_to_what_was_packed(identities: list[Identity], raw: bytes, signal: str, received: int) -> None:
-    before = Request("logs" if signal == "logs" else "traces", received, identities, raw, "key", len(raw))
+    before = Request("logs" if signal == "logs" else "traces", received, Identities.of(identities), raw, "key", len(raw))
     assert unpack_request(pack_request(before)) == before
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_otel.collector.adopt import input_of
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.late import Pending, identified, number_requests, numbered
 from agl_otel.collector.policy import DROPPED, apply_policy
 from tests.compared import COMPARED, Text
@@ -86,8 +86,8 @@ def test_every_span_gets_the_ids_of_its_nearest_known_ancestor(parents: dict[int
 
 def test_only_the_drop_policy_drops_and_only_unidentified_spans() -> None:
     identities = [Identity(), Identity("ro-1"), Identity(reason="broken"), Identity(sequence=4)]
-    assert apply_policy(identities, "keep") == apply_policy(identities, "adopt") == identities
-    assert [identity.reason for identity in apply_policy(identities, "drop")] == [DROPPED, "", "broken", DROPPED]
+    assert list(apply_policy(Identities.of(identities), "keep")) == list(apply_policy(Identities.of(identities), "adopt")) == identities
+    assert [identity.reason for identity in apply_policy(Identities.of(identities), "drop")] == [DROPPED, "", "broken", DROPPED]
 
 
 @pytest.mark.parametrize(

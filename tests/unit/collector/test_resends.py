@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.collector.identify import Identity
+from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import ALREADY, Request
 from agl_otel.collector.policy import DROPPED
 from agl_otel.collector.resends import MAX_FILES, RESEND_SECONDS, Outcome, ResendJournal
@@ -17,7 +17,7 @@ NOW = 1_750_000_000.0
 
 
 def request(key: str, at: float = NOW, *reasons: str) -> Request:
-    return Request("traces", int(at * 1000), [Identity("ro-1", reason=reason) for reason in ("", *reasons)], b"raw", key)
+    return Request("traces", int(at * 1000), Identities.of([Identity("ro-1", reason=reason) for reason in ("", *reasons)]), b"raw", key)
 
 
 class Place:

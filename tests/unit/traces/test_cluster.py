@@ -28,7 +28,7 @@ def test_rows_are_sharded_by_rollout() -> None:
     assert made.endswith("AS otel.otel_traces_local ENGINE = Distributed('c1', 'otel', 'otel_traces_local', cityHash64(RolloutId))")
 
 
-def test_views_stay_on_the_node_of_their_rows_but_spread_what_comes_from_no_table() -> None:
+def test_views_stay_on_the_node_of_their_rows() -> None:
     made = {
         found[1]: each
         for each in everything(Cluster("c1"))
@@ -36,8 +36,6 @@ def test_views_stay_on_the_node_of_their_rows_but_spread_what_comes_from_no_tabl
     }
     assert " TO otel.services_local AS" in made["services_mv"]
     assert "FROM otel.otel_traces_local" in made["services_mv"]
-    assert " TO otel.otel_traces AS" in made["otlp_rows_mv"]
-    assert "_local" not in made["otlp_rows_mv"]
 
 
 def test_without_keeper_the_engines_stay_and_with_it_they_replicate() -> None:
