@@ -64,8 +64,8 @@ class InstrumentedTrainer(_Trainer):
         self._figures: dict[str, float] = {}
         self._ratios: tuple[float, float] | None = None
         self._not_finite: list[str] = []
-        self._told_own_sampling = False
         """Of the last steps in a row that were not finite: what was not."""
+        self._told_own_sampling = False
         self._run_log = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
         super().__init__(config)
 
