@@ -52,7 +52,7 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
     def embedded(cls, data_dir: str | Path) -> Self:
         """Return a store with a private stack on `data_dir`, started on first use and stopped by `close` or with this process.
 
-        A stack that already runs on that folder is used instead and left running.
+        A stack that already runs on that folder is used instead, and a stack that others use then goes on until the last of them ends.
         """
         return _copy_of(cls, {}, EmbeddedStack(Path(data_dir)))
 
