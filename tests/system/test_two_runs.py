@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 TASKS = 24
 AGENT = """
 import pathlib, time
-from agl_otel import emit_reward
 
 def answer(task):
     with open("seen", "a") as seen:
@@ -28,6 +27,7 @@ JOB = """
 function = "agent.py:answer"
 runners = 2
 concurrency = 2
+timeout_seconds = 600
 [data]
 train = "tasks.jsonl"
 [algorithm]
@@ -65,10 +65,8 @@ def test_runs_that_share_a_stack_have_agents_of_their_own_and_outlive_its_kill(t
             first.process.wait()
             assert second.wait(120) == 1, second.output
             told = " ".join(second.output.split())
-            assert f"the command that had started it (process {first.process.pid}), and with which this one shared it" in told, told
-            assert f"to resume this run: agl-otel {' '.join(training(two))}".replace(str(two / "run"), "") in told.replace(
-                str(two / "run"), ""
-            ), told
+            assert f"the command that had started it (process {first.process.pid}), with which this one shared it" in told, told
+            assert "to resume this run: " in told and f"--run-dir {two / 'run'}" in told, told
     for folder in (one, two):
         (folder / "go").touch()
     with Command(*training(one), log=tmp_path / "one.log") as first, Command(*training(two), log=tmp_path / "two.log") as second:
