@@ -507,8 +507,8 @@ async def _watch_joined(settings: Settings, address: str, ended: asyncio.Future[
         await asyncio.sleep(WATCH_SECONDS)
     ended.set_exception(
         UnavailableError(
-            f"the stack on {settings.data_dir} has ended: the command that had started it (process {pid}), with which this one shared it, was "
-            "stopped or killed. What the stack had acknowledged is kept: start this command again, a training run with its --run-dir"
+            f"the stack on {settings.data_dir} has ended: the command that had started it (process {pid}), with which this one shared it, "
+            "was stopped or killed. What the stack had acknowledged is kept: start this command again, a training run with its --run-dir"
         )
     )
 
