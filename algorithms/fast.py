@@ -65,7 +65,7 @@ class Baseline(FastAlgorithm):
         n_epochs: number of passes over the data.
         train_split: has no effect; must be between 0 and 1, as in Agent Lightning 0.3.
         polling_interval: maximal seconds between polls of a full queue.
-        max_queue_length: rollouts are enqueued while at most this many wait for a runner.
+        max_queue_length: rollouts are enqueued while at most this many of the run wait for a runner.
         span_verbosity: what is logged of spans: the keys of their attributes, also the values, or nothing.
         rollout_config: time limits and retries of every rollout; None: the store's, or retry_lost_runner() with a `run_dir`.
         run_dir: folder of the run: run.json, and a line for each epoch in metrics.jsonl. An existing run is resumed: rollouts that
@@ -156,12 +156,12 @@ class Baseline(FastAlgorithm):
         followed: set[asyncio.Task[None]] = set()
         try:
             for request in requests:
-                while await _waiting(store) > self.max_queue_length:
+                while await _waiting(store, [each.get_name() for each in followed if not each.done()]) > self.max_queue_length:
                     await self._wait(followed)
                 (rollout,) = await store.enqueue([request])
                 if request.rollout_id is not None:
                     await requeue_failed(store, [rollout])
-                followed.add(asyncio.create_task(self._follow(store, rollout.rollout_id)))
+                followed.add(asyncio.create_task(self._follow(store, rollout.rollout_id), name=rollout.rollout_id))
             await asyncio.gather(*followed)
         finally:
             for each in followed:
@@ -240,6 +240,8 @@ def _training_step(
     )
 
 
-async def _waiting(store: Store) -> int:
-    """Count the rollouts that wait for a runner."""
-    return (await store.rollouts(RolloutQuery(status_in=["queuing", "requeuing"], limit=1))).total
+async def _waiting(store: Store, rollout_ids: Sequence[str]) -> int:
+    """Count those of these rollouts that wait for a runner."""
+    if not rollout_ids:
+        return 0
+    return (await store.rollouts(RolloutQuery(status_in=["queuing", "requeuing"], rollout_id_in=rollout_ids, limit=1))).total

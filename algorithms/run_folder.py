@@ -73,6 +73,17 @@ def new_run_id(algorithm: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._]+', '-', algorithm).strip('-')[:64]}-{uuid.uuid4().hex[:8]}"
 
 
+NEW_RUN: Final[ContextVar[tuple[Path, str] | None]] = ContextVar("agl_otel_new_run", default=None)
+"""A folder, and the id of the run that is begun there in this context: it is known before the folder is opened."""
+
+
+def run_id_of(folder: Path | None, algorithm: str) -> str:
+    """Return the id of the run in this folder, a new one where there is none yet. Raises DataError where run.json is damaged."""
+    if folder is not None and (folder / RUN).exists():
+        return str(read_run(folder / RUN)["run_id"])
+    return new_run_id(algorithm)
+
+
 def new_seed() -> int:
     """Draw a 32-bit seed for a run."""
     return uuid.uuid4().int % 2**32
@@ -252,7 +263,8 @@ class RunFolder:
         lock: FileLock | None = None,
     ) -> None:
         self.folder = folder
-        self.run_id = new_run_id(algorithm)
+        place, known = NEW_RUN.get() or (None, "")
+        self.run_id = known if folder.absolute() == place else new_run_id(algorithm)
         self.seed = seed if seed is not None else new_seed()
         self._checked = True
         self._lock = lock or lock_run(folder)
@@ -411,7 +423,7 @@ def run_folder_for(
         "options": options or {},
         **({AGENT: agent} if agent is not None else {}),
     }
-    with closing(RunFolder(Path(folder).absolute(), algorithm=_name_of(algorithm), options=fingerprint)) as run:
+    with closing(RunFolder(Path(folder).absolute(), algorithm=name_of(algorithm), options=fingerprint)) as run:
         algorithm.set_run_folder(run)
         try:
             yield
@@ -419,7 +431,7 @@ def run_folder_for(
             algorithm.set_run_folder(None)
 
 
-def _name_of(algorithm: Algorithm) -> str:
+def name_of(algorithm: Algorithm) -> str:
     """Return the name of the algorithm's function or class."""
     return algorithm.name if isinstance(algorithm, FunctionalAlgorithm) else type(algorithm).__name__
 

@@ -97,7 +97,7 @@ class LightningStore(Store):
     ) -> AttemptedRollout:
         """Start a rollout that is never queued, with a first attempt of `worker_id`, by default with the latest resources."""
         request = _request(input, mode, resources_id, config, metadata)
-        return (await (await self._open()).queue.start([request], worker_id=worker_id))[0]
+        return (await (await self._open()).queue.start(self._labelled([request]), worker_id=worker_id))[0]
 
     async def enqueue_rollout(
         self,
@@ -120,8 +120,8 @@ class LightningStore(Store):
         return claimed[0] if claimed else None
 
     async def dequeue_many_rollouts(self, *, limit: int = 1, worker_id: str | None = None) -> list[AttemptedRollout]:
-        """Claim up to `limit` rollouts, the oldest first, without waiting; each has a new attempt."""
-        return await (await self._open()).queue.claim(limit, worker_id=worker_id) if limit > 0 else []
+        """Claim up to `limit` rollouts with the store's `labels`, the oldest first, without waiting; each has a new attempt."""
+        return await (await self._open()).queue.claim(limit, worker_id=worker_id, labels=self.labels) if limit > 0 else []
 
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
         """Start a further attempt, regardless of max_attempts. Raises NotFoundError (a ValueError)."""

@@ -234,7 +234,7 @@ class LitAgentRunner(Runner[T]):
         worker = None if self.worker_id is None else self.get_worker_id()
 
         async def claim_next(limit: int) -> list[AttemptedRollout]:
-            return await store.queue.claim(limit, worker_id=worker, wait_seconds=CLAIM_WAIT_SECONDS)
+            return await store.queue.claim(limit, worker_id=worker, wait_seconds=CLAIM_WAIT_SECONDS, labels=store.labels)
 
         async def claim_routed(limit: int) -> list[AttemptedRollout]:
             claimed = await (claim or claim_next)(limit)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter, TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FastAlgorithm
-from agl_otel.algorithms.run_folder import run_folder_for
+from agl_otel.algorithms.run_folder import NEW_RUN, RUN_DIR, folder_of, name_of, run_folder_for, run_id_of
 from agl_otel.compat.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
 from agl_otel.compat.litagent import LitAgent, as_agent
 from agl_otel.compat.llm_proxy import LLMProxy
@@ -22,7 +22,7 @@ from agl_otel.compat.tracer import AgentOpsTracer, Tracer
 from agl_otel.errors import UsageError
 from agl_otel.runner.threads import call
 from agl_otel.store import Store
-from agl_otel.types import Dataset, Hook, NamedResources
+from agl_otel.types import RUN_LABEL, Dataset, Hook, NamedResources
 
 __all__ = ["Trainer", "build_component"]
 STRATEGIES: Final = {
@@ -155,11 +155,18 @@ class Trainer:
     def _execute(self, agent: Any, algorithm: Algorithm | None, train: Dataset[Any] | None, val: Dataset[Any] | None) -> None:
         made = as_agent(agent)
         made.set_trainer(self)
+        folder = folder_of(getattr(algorithm, RUN_DIR, None) or self.run_dir)
+        run_id = run_id_of(folder, name_of(algorithm)) if algorithm is not None else None
 
         async def algorithm_bundle(store: LightningStore, event: ExecutionEvent) -> None:
+            if run_id is not None:
+                NEW_RUN.set((folder.absolute(), run_id) if folder is not None else None)
+                store = store.labelled({RUN_LABEL: run_id})
             await self._run_algorithm(algorithm, store, event, train, val)
 
         async def runner_bundle(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+            if run_id is not None and self.strategy.runs_both:
+                store = store.labelled({RUN_LABEL: run_id})
             await self._run_runner(made, store, worker_id, event)
 
         self.strategy.execute(algorithm_bundle, runner_bundle, self.store)

@@ -83,7 +83,7 @@ class CustomRun(JobRun):
         algorithm.set_adapter(adapter)
         if self.job.resources:
             algorithm.set_initial_resources(self.job.resources)
-        async with LightningStore(self.store.description.queue, token=self.store.token) as store:
+        async with LightningStore(self.store.description.queue, token=self.store.token).labelled(self.store.labels) as store:
             algorithm.set_store(store)
             with run_folder_for(
                 algorithm,

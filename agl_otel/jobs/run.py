@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar
 from pydantic import SecretStr
 
 from agl_otel.algorithms.report import final_rewards
-from agl_otel.algorithms.run_folder import SOURCES, Sources
+from agl_otel.algorithms.run_folder import NEW_RUN, SOURCES, Sources, run_id_of
 from agl_otel.algorithms.utils import failure_summary, is_retryable, sampling_seed
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.jobs.job import Job
@@ -28,7 +28,7 @@ from agl_otel.jobs.sources import sources_of
 from agl_otel.service.processes import Process
 from agl_otel.settings import Settings
 from agl_otel.store import Store
-from agl_otel.types import EnqueueRolloutRequest, RolloutMode
+from agl_otel.types import RUN_LABEL, EnqueueRolloutRequest, RolloutMode
 from agl_otel.types.scores import Score
 
 _log: Final = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class JobRun:
 
     Args:
         job: what to run.
-        store: a connected store.
+        store: a connected store; `self.store` is a copy that labels the run's rollouts, which only the run's runners take, and those that
+            are started by hand.
         folder: the run's folder.
         stack_failed: a future that fails when the stack ends; the run then ends with its error.
         settings: the stack's, for runner processes; None: as this process loads them.
@@ -101,7 +102,11 @@ class JobRun:
         sources.check(self.folder)  # before a runner takes what waits in the store
         SOURCES.set(sources)
         self._exit.callback(SOURCES.set, None)
+        run_id = run_id_of(self.folder, self.job.algorithm.get("name", "grpo").rpartition(":")[2])
+        NEW_RUN.set((self.folder.absolute(), run_id))
+        self._exit.callback(NEW_RUN.set, None)
         try:
+            self.store = await self._exit.enter_async_context(self.store.labelled({RUN_LABEL: run_id}))
             await self._start()
         except BaseException:
             await self._close()
@@ -217,6 +222,7 @@ class Runners:
         arguments = ["--store", f"{training.store.description.queue}", "--concurrency", str(2 if command else agent.concurrency)]
         arguments += ["--grader", agent.grader] if agent.grader else []
         arguments += ["--mode", mode] if mode else []
+        arguments += [option for name, value in training.store.labels.items() for option in ("--label", f"{name}={value}")]
         use_command = command or not agent.function
         arguments += ["--", *(agent.command or [])] if use_command else ["--function", agent.function or ""]
         self._training = training

@@ -132,7 +132,9 @@ def event_line(event: RunnerEvent) -> str:
 @click.option("--concurrency", default=8, show_default=True, type=Whole(min=1), help="How many attempts run at once.")
 @click.option("--max-rollouts", type=Whole(min=1), help="Claim this many rollouts, retries included, and stop when they have ended.")
 @click.option("--mode", "modes", multiple=True, type=RunMode(), help="Only rollouts of this mode; may be repeated.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only rollouts with this label; may be repeated.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only rollouts with this label (agl.run: or none); repeatable."
+)
 @click.option("--store", default="", help="Address of the stack (host:port); default AGL_STORE, else the local queue.")
 @click.option("--worker-id", help="Name of this runner; default: host name, process id and a random suffix.")
 @click.option(

@@ -1,6 +1,7 @@
 """`python -m agl_otel.stack.embedded [SERVICE …]`: the supervisor of a store object's private stack.
 
 It prints the stack's address as one line of JSON and ends with its standard input; with --discard it then removes the data directory.
+While others use the stack it goes on instead, and prints {"shared": true}.
 store/embedded.py starts it and passes its settings.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -15,35 +17,49 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Final
 
-from agl_otel.errors import AglError, InUseError
+from agl_otel.errors import AglError
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
-from agl_otel.stack.supervisor import Stack, read_stack_file
+from agl_otel.stack.supervisor import Stack, last_user, start_or_join
+
+SHARED_LINE: Final = b'{"shared": true}\n'
 
 
 @asynccontextmanager
 async def serving(stack: Stack, *, discard: bool) -> AsyncGenerator[Serving]:
-    """Run the stack until standard input ends. If one already runs on the data directory, yield its address and end at once."""
-    try:
-        await stack.start()
-    except BaseException as error:
-        await stack.stop()
-        running = read_stack_file(stack.data_dir).get("queue") if isinstance(error, InUseError) else None
-        if running is None:
-            raise
-        yield Serving(json.dumps({"address": running["address"]}), asyncio.sleep(0))
-        return
-    try:
-        ended = asyncio.wait([asyncio.ensure_future(_end_of_input()), stack.failed], return_when=asyncio.FIRST_COMPLETED)
-        yield Serving(json.dumps({"address": stack.address}), ended)
-    finally:
-        if discard:
-            await stack.kill()
-        await stack.stop()
-        if discard:
-            shutil.rmtree(stack.data_dir, ignore_errors=True)
+    """Run the stack until standard input ends, and no other command or store uses it any more.
+
+    If one already runs on the data directory, use that one until standard input ends.
+    """
+    only = [service.name for service in stack.services]
+    with contextlib.ExitStack() as until_ended:
+        async with start_or_join(stack, only=only) as address:
+            if address:
+                yield Serving(json.dumps({"address": address}), _end_of_input())
+                return
+
+            async def unused() -> None:
+                await _end_of_input()
+                if not discard:
+                    until_ended.enter_context(await last_user(stack.data_dir, on_wait=_release_owner))
+
+            try:
+                ended = asyncio.wait([asyncio.ensure_future(unused()), stack.failed], return_when=asyncio.FIRST_COMPLETED)
+                yield Serving(json.dumps({"address": stack.address}), ended)
+            finally:
+                if discard:
+                    await stack.kill()
+                    await stack.stop()
+                    shutil.rmtree(stack.data_dir, ignore_errors=True)
+
+
+def _release_owner() -> None:
+    """Tell the store's process, which waits for the end of this one, that the stack goes on for others."""
+    with contextlib.suppress(OSError):  # it was killed
+        os.write(1, SHARED_LINE)
 
 
 async def _end_of_input() -> None:

@@ -1,12 +1,14 @@
 """A private stack of a store: a supervisor process (agl_otel/stack/embedded.py) that starts on first use and ends with this process.
 
-It ends with its standard input, so also when this process is killed. Several can run side by side: all ports are chosen freely.
+It ends with its standard input, so also when this process is killed, but not before the last one that uses the same data directory.
+Several can run side by side: all ports are chosen freely.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -67,7 +69,7 @@ class EmbeddedStack:
         self.settings.update(settings)
 
     def stop(self) -> None:
-        """Stop the stack and wait for its end; a later use starts it again."""
+        """Stop the stack and wait for its end, unless others use it; a later use starts it again."""
         with self._lock:
             if self._stop is not None:
                 self._stop()
@@ -104,6 +106,10 @@ def _end(process: subprocess.Popen[bytes], discard: Path | None, owner: int) -> 
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
+    if process.stdout in select.select([process.stdout], [], [], STOP_SECONDS)[0] and process.stdout.readline():
+        process.stdout.close()
+        process.returncode = 0  # it goes on for others that use the stack, so it is not waited for
+        return
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from agl_otel.queue.client import RolloutUpdate
@@ -24,6 +25,9 @@ OUTPUTS_SEARCHED: Final = 500
 class Rollouts(Connected):
     """Rollouts and attempts."""
 
+    labels: Mapping[str, str] = MappingProxyType({})
+    """Added to the labels of each rollout that is enqueued or started through this object."""
+
     async def enqueue(self, tasks: Sequence[Any], *, idempotency_key: str | None = None, **common: Any) -> list[Rollout]:
         """Queue one rollout for each task, in order.
 
@@ -33,7 +37,12 @@ class Rollouts(Connected):
             common: fields of EnqueueRolloutRequest for plain inputs (`mode`, `resources_id`, `config`, `metadata`, …).
         """
         requests = [t if isinstance(t, EnqueueRolloutRequest) else EnqueueRolloutRequest(input=t, **common) for t in tasks]
-        return await (await self._open()).queue.enqueue(requests, idempotency_key=idempotency_key)
+        return await (await self._open()).queue.enqueue(self._labelled(requests), idempotency_key=idempotency_key)
+
+    def _labelled(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[EnqueueRolloutRequest]:
+        if not self.labels:
+            return requests
+        return [request.model_copy(update={"labels": {**(request.labels or {}), **self.labels}}) for request in requests]
 
     async def rollouts(self, query: RolloutQuery) -> PaginatedResult[Rollout | AttemptedRollout]:
         """Return the matching rollouts with their latest attempts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -52,7 +52,7 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
     def embedded(cls, data_dir: str | Path) -> Self:
         """Return a store with a private stack on `data_dir`, started on first use and stopped by `close` or with this process.
 
-        A stack that already runs on that folder is used instead and left running.
+        A stack that already runs on that folder is used instead, and a stack that others use then goes on until the last of them ends.
         """
         return _copy_of(cls, {}, EmbeddedStack(Path(data_dir)))
 
@@ -70,6 +70,12 @@ class Store(Rollouts, Spans, Resources, Figures, Steps):
     def at(self, address: str) -> Self:
         """Return a copy, of the same class and with the same attributes, over the stack at `address`."""
         return _copy_of(type(self), self._own(), Address(address, self.token))
+
+    def labelled(self, labels: Mapping[str, str]) -> Self:
+        """Return a copy over the same stack, which stays running when the copy is closed, with these `labels`."""
+        made = self.at(self._source.address())
+        made.labels = dict(labels)
+        return made
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         return _copy_of, (type(self), self._own(), Address(self._source.address(), self._source.token))

@@ -23,6 +23,7 @@ from agl_otel.types.resources import (
 from agl_otel.types.rollouts import (
     ADOPTED,
     NOT_RUN,
+    RUN_LABEL,
     TERMINAL_STATUSES,
     UNRESPONSIVE_SECONDS,
     Answered,
@@ -71,6 +72,7 @@ __all__ = [
     "ADOPTED",
     "NOT_RUN",
     "LLM",
+    "RUN_LABEL",
     "TERMINAL_STATUSES",
     "UNRESPONSIVE_SECONDS",
     "Attempt",

@@ -34,6 +34,8 @@ LedgerReach = Literal["hooked", "unhooked", "elsewhere"]
 its reach."""
 
 TERMINAL_STATUSES: frozenset[RolloutStatus] = frozenset({"failed", "succeeded", "cancelled"})
+RUN_LABEL: Final = "agl.run"
+"""The label with the id of the training run that enqueued a rollout. A claim with this label also takes rollouts without it."""
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:

@@ -39,7 +39,7 @@ from agl_otel.algorithms.verl.singletons import needs_more_rollouts
 from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, sink_step
 from agl_otel.errors import AglError, DataError, SettingsError, UsageError
 from agl_otel.service.processes import Process
-from agl_otel.types import Dataset, RolloutConfig, TrainingStep
+from agl_otel.types import RUN_LABEL, Dataset, RolloutConfig, TrainingStep
 
 POLL_SECONDS: Final = 0.5  # between two reads of the metrics
 STOP_SECONDS: Final = 30.0  # for Ray to end its processes
@@ -214,7 +214,9 @@ class VERL(Algorithm):
             raise UsageError(
                 "VERL reads what the proxy captures, and this stack has none: give the store of one that `agl-otel up` started"
             )
-        self._write(self.spec(store=where.queue, run_id=run.run_id, start=start, forced=forced_in(run.folder)), place, files, train, val)
+        label, forced = self.get_store().labels.get(RUN_LABEL, ""), forced_in(run.folder)
+        spec = self.spec(store=where.queue, run_id=run.run_id, start=start, run_label=label, forced=forced)
+        self._write(spec, place, files, train, val)
         sinks = sinks_of(self._sinks, has_folder=self.run_dir is not None)
         async with RunLog(_NO_STEP_STORE, run_id=run.run_id, algorithm=self.name, folder=run.folder, sinks=sinks) as log:
             await self._train(run, place, files, start, log)
@@ -253,7 +255,7 @@ class VERL(Algorithm):
         if code:
             raise _failure(files / "outcome.json", code, process)
 
-    def spec(self, *, store: str, run_id: str, start: int, forced: Sequence[dict[str, Any]] = ()) -> Spec:
+    def spec(self, *, store: str, run_id: str, start: int, run_label: str = "", forced: Sequence[dict[str, Any]] = ()) -> Spec:
         """Return the parameters of one start of a run, as verl's processes read them."""
         return Spec(
             store=store,
@@ -266,6 +268,7 @@ class VERL(Algorithm):
             step_seconds=self.step_timeout_seconds,
             ratio_error_limit=self.ratio_error_limit,
             rules=asdict(self.rules),
+            run_label=run_label,
             forced=[*forced],
         )
 

@@ -18,7 +18,7 @@ from agl_otel.algorithms.verl.sessions import RolloutRequest, Rollouts
 from agl_otel.algorithms.verl.spec import SECTION, Spec
 from agl_otel.algorithms.verl.tally import find_tally
 from agl_otel.store import Store
-from agl_otel.types import RolloutMode
+from agl_otel.types import RUN_LABEL, RolloutMode
 
 NAME: Final = "agl_otel"
 _log = logging.getLogger(__name__)
@@ -94,7 +94,8 @@ def _rollouts(spec: str, model: str, trust_remote_code: bool) -> Rollouts:
     async def count(mode: RolloutMode, counts: Counts) -> None:
         await tally.add.remote(mode, counts)
 
-    return Rollouts(Store(run.store), run, count)
+    store = Store(run.store)
+    return Rollouts(store.labelled({RUN_LABEL: run.run_label}) if run.run_label else store, run, count)
 
 
 def _vocabulary(model: str, trust_remote_code: bool) -> int | None:

@@ -39,6 +39,8 @@ class Spec:
     step_seconds: float | None = None
     """Rollouts of a step that have not finished after this time are cancelled, left out and counted. None: no limit."""
     rules: dict[str, Any] = field(default_factory=lambda: asdict(Rules()))
+    run_label: str = ""
+    """RUN_LABEL of the rollouts; empty: they have none."""
     forced: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """That of run.json (run_folder.py)."""
 

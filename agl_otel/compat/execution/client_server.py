@@ -72,6 +72,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, override=server_host, fallback="localhost")
         self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, override=server_port)
         """None: 4747, or with role both a free port if that is in use."""
+        self.runs_both = self.role == "both"
         if n_runners < 1:
             raise UsageError(f"n_runners is {n_runners}: at least one is needed")
         if main_process == "runner" and (self.role != "both" or n_runners != 1):

@@ -31,6 +31,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
     """
 
     alias = "shm"
+    runs_both = True
 
     def __init__(
         self,

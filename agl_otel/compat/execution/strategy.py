@@ -17,6 +17,9 @@ RunnerBundle = Callable[[LightningStore, int, ExecutionEvent], Awaitable[None]]
 class ExecutionStrategy:
     """Base of strategies."""
 
+    runs_both = False
+    """Whether `execute` runs the algorithm and its runners; these then take no rollouts of other runs."""
+
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Run both until the algorithm ends or is interrupted. Raises the errors of either."""
         raise NotImplementedError(f"{type(self).__name__} gives no execute")

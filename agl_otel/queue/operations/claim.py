@@ -15,7 +15,7 @@ from agl_otel.queue.operations.checks import worker_of
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, RolloutRow
 from agl_otel.queue.transitions import ATTEMPTS, CLAIMABLE, begin_attempts, moved, sync_workers, take_places
-from agl_otel.types import RolloutStatus
+from agl_otel.types import RUN_LABEL, RolloutStatus
 
 MAX_CLAIM: Final = 1000
 """Most rollouts in one claim."""
@@ -81,7 +81,9 @@ def _share(waiting: deque[tuple[RolloutRow, str]], limit: int) -> list[tuple[Rol
 def _claimable(tx: Transaction, request: pb.ClaimRequest, limit: int) -> list[tuple[RolloutRow, str]]:
     if request.modes or request.labels:
         modes = json.dumps(list(request.modes)) if request.modes else None
-        rows = tx.rows("claimable_matching", {"limit": limit, "modes": modes, "labels": json.dumps(dict(request.labels))})
+        labels = dict(request.labels)
+        run = labels.pop(RUN_LABEL, None)
+        rows = tx.rows("claimable_matching", {"limit": limit, "modes": modes, "labels": json.dumps(labels), "run": run})
     else:
         rows = tx.rows("claimable_any", {"limit": limit})
     return [(RolloutRow._make(row[:ROLLOUT_WIDTH]), cast("str", row[ROLLOUT_WIDTH])) for row in rows]

@@ -38,10 +38,11 @@ SELECT {rollout}, i.input FROM (
 ) r JOIN inputs i ON i.ordinal = r.ordinal ORDER BY r.priority DESC, r.position;
 
 -- name: claimable_matching
--- The next rollouts of these modes (JSON list, null: all) that carry all of these labels (JSON object).
+-- The next rollouts of these modes (JSON list, null: all) that carry all of these labels (JSON object), and are of no other run (null: all).
 SELECT {rollout}, i.input FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal
 WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
   AND (:modes::text IS NULL OR r.mode = ANY(ARRAY(SELECT json_array_elements_text(:modes::json))))
+  AND (:run::text IS NULL OR coalesce(r.labels::json ->> 'agl.run', :run::text) = :run::text)
   AND NOT EXISTS (SELECT 1 FROM json_each_text(:labels::json) want
       WHERE NOT EXISTS (SELECT 1 FROM json_each_text(coalesce(r.labels, '{}')::json) have WHERE have.key = want.key AND have.value = want.value))
 ORDER BY r.priority DESC, r.position LIMIT :limit FOR UPDATE OF r SKIP LOCKED;

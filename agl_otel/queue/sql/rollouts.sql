@@ -46,10 +46,11 @@ WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
 ORDER BY r.priority DESC, r.position LIMIT :limit;
 
 -- name: claimable_matching
--- The next rollouts of these modes (JSON list, null: all) that carry all of these labels (JSON object).
+-- The next rollouts of these modes (JSON list, null: all) that carry all of these labels (JSON object), and are of no other run (null: all).
 SELECT {rollout}, i.input FROM rollouts r INDEXED BY rollouts_queue JOIN inputs i ON i.ordinal = r.ordinal
 WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
   AND (:modes IS NULL OR r.mode IN (SELECT value FROM json_each(:modes)))
+  AND (:run IS NULL OR coalesce(json_extract(r.labels, '$."agl.run"'), :run) = :run)
   AND NOT EXISTS (SELECT 1 FROM json_each(:labels) want
       WHERE NOT EXISTS (SELECT 1 FROM json_each(coalesce(r.labels, '{}')) have WHERE have.key = want.key AND have.value = want.value))
 ORDER BY r.priority DESC, r.position LIMIT :limit;

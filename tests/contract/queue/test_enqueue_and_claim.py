@@ -12,7 +12,7 @@ from agl_otel.queue.calls import Calls, new_request_id
 from agl_otel.queue.client import AttemptUpdate, Observation, QueueClient, RolloutUpdate
 from agl_otel.queue.engine import Signals, Transaction
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+from agl_otel.types import LLM, RUN_LABEL, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
 from tests.local_queue import LocalQueue
 
 
@@ -80,6 +80,14 @@ async def test_only_rollouts_of_the_asked_mode_and_labels_are_claimed(queue: Loc
     assert [c.input for c in await queue.client.claim(3, labels={"gpu": "a100"})] == ["gpu"]
     assert [c.input for c in await queue.client.claim(3, modes=["val", "test"])] == ["val"]
     assert [c.input for c in await queue.client.claim(3)] == ["plain"]
+
+
+async def test_runners_of_a_run_take_its_rollouts_and_those_of_no_run(queue: LocalQueue) -> None:
+    labels: list[dict[str, str] | None] = [{RUN_LABEL: "other"}, None, {"gpu": "a100"}, {RUN_LABEL: "mine", "gpu": "a100"}]
+    await queue.client.enqueue([EnqueueRolloutRequest(input=place, labels=each) for place, each in enumerate(labels)])
+    assert [c.input for c in await queue.client.claim(4, labels={RUN_LABEL: "mine", "gpu": "a100"})] == [2, 3]
+    assert [c.input for c in await queue.client.claim(4, labels={RUN_LABEL: "mine"})] == [1]
+    assert [c.input for c in await queue.client.claim(4)] == [0], "a runner without labels takes any"
 
 
 async def test_a_limit_of_zero_claims_nothing(queue: LocalQueue) -> None:

@@ -98,6 +98,21 @@ async def test_embedded_stores_live_side_by_side_and_keep_what_they_hold(tmp_pat
         assert await again.get_rollout_by_id(rollout.rollout_id) == rollout
 
 
+async def test_an_embedded_stack_ends_with_its_last_user(tmp_path: Path) -> None:
+    first, second = LightningStore.embedded(tmp_path), LightningStore.embedded(tmp_path)
+    rollout = await first.enqueue_rollout("task")
+    assert await second.get_rollout_by_id(rollout.rollout_id) == rollout
+    await first.close()
+    assert await second.get_rollout_by_id(rollout.rollout_id) == rollout
+    async with LightningStore.embedded(tmp_path) as third:
+        assert await third.get_rollout_by_id(rollout.rollout_id) == rollout
+        address = second.description.queue
+        assert third.description.queue == address
+    await second.close()
+    async with LightningStore.embedded(tmp_path) as again:  # waits for the end of the stack
+        assert await again.get_rollout_by_id(rollout.rollout_id) == rollout and again.description.queue != address
+
+
 def test_a_store_in_memory_is_made_at_once_and_may_never_be_used() -> None:
     store = InMemoryLightningStore(thread_safe=True, scan_debounce_seconds=0)
     asyncio.run(store.close())

@@ -21,6 +21,7 @@ import agl_otel as agl
 from agl_otel.errors import UsageError
 from agl_otel.jobs.check import CheckReport, check_job
 from agl_otel.store import InMemoryLightningStore, LightningStore
+from agl_otel.types import RUN_LABEL
 from agl_otel_hook import conventions
 from tests.contract.store.test_export import span_of
 
@@ -47,6 +48,49 @@ def rewards(store: LightningStore) -> dict[Any, list[float]]:
 
 def trained(store: LightningStore, **given: Any) -> agl.Trainer:
     return agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), **given)
+
+
+def test_two_runs_at_once_on_one_stack_have_runners_of_their_own(store: LightningStore) -> None:
+    seen: dict[str, set[str]] = {"one": set(), "two": set()}
+
+    def run(name: str) -> None:
+        def agent(task: str) -> float:
+            seen[name].add(task.split()[0])
+            return 1.0
+
+        trained(store, algorithm=agl.Baseline(polling_interval=0.2), n_runners=2).fit(agent, [f"{name} {n}" for n in range(10)])
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {"one": {"one"}, "two": {"two"}}
+
+
+def test_a_run_that_goes_on_owns_the_rollouts_of_its_earlier_attempts(store: LightningStore, tmp_path: Path) -> None:
+    owned: list[dict[str, str] | None] = []
+
+    @agl.algo
+    async def enqueues(*, store: LightningStore, train_dataset: list[str]) -> None:
+        (rollout,) = await store.wait([(await store.enqueue_rollout(task)).rollout_id for task in train_dataset])
+        owned.append(rollout.labels)
+
+    for _ in range(2):
+        trained(store, algorithm=enqueues, run_dir=tmp_path / "run").fit(lambda task: 1.0, ["owned"])
+    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]
+    assert owned == [{RUN_LABEL: run_id}] * 2
+
+
+def test_runners_take_what_others_enqueue_while_no_run_owns_it(store: LightningStore) -> None:
+    """A function of the user's own, over a store that it did not get from the trainer."""
+
+    @agl.algo
+    async def enqueues(train_dataset: list[str]) -> None:
+        (ended,) = await store.wait_for_rollouts([(await store.enqueue_rollout(train_dataset[0])).rollout_id])
+        assert ended.status == "succeeded"
+
+    trained(store, algorithm=enqueues).fit(lambda task: 1.0, ["of no run"])
 
 
 def test_dev_runs_a_plain_function_on_each_task(store: LightningStore) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.errors import InUseError
 from agl_otel.settings import Settings
+from agl_otel.stack import supervisor
 from agl_otel.stack.supervisor import running_address, stack_for
 
 
@@ -47,3 +49,23 @@ async def test_the_command_that_started_the_stack_ends_after_the_one_that_joined
     assert running_address(settings) == ""
     async with stack_for(settings, only=("queue",)) as (store, _):
         assert (await store.queue.describe()).queue == running_address(settings) != address
+
+
+async def test_a_stack_with_too_few_services_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.private(data_dir=tmp_path)
+    monkeypatch.setattr(supervisor, "JOIN_SECONDS", 0.0)
+    async with stack_for(settings, only=("queue",)):
+        told = r"has no collector and no proxy: process \d+ started it for itself. .* `agl-otel up`"
+        with pytest.raises(InUseError, match=told):
+            async with stack_for(settings):
+                pass
+    monkeypatch.setattr(supervisor, "JOIN_SECONDS", 300.0)
+
+    async def needs_proxy() -> None:
+        async with stack_for(settings, only=("queue", "proxy")) as (store, _):
+            assert store.description.proxy
+
+    async with stack_for(settings, only=("queue",)):
+        waiting = asyncio.create_task(needs_proxy())
+        await asyncio.sleep(0)
+    await waiting
