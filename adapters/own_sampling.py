@@ -76,9 +76,12 @@ def own_sampling_of(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> 
     return [*own, *(name for name in attributes.get(conventions.LLM_CONSTRAINED) or () if isinstance(name, str))]
 
 
-def several_choices_warning(several: int, calls: int) -> str:
-    """Return the warning that `several` of the calls read for training are one of several choices."""
+def several_choices_warning(several: int, calls: int, *, told: bool = False) -> str:
+    """Return the warning that `several` of the calls read for training are one of several choices; `told`: the count alone."""
+    counted = f"{several} of {calls} sampled replies ({100 * several / calls:.0f} %) are choices beside others of the same request (n > 1)"
+    if told:
+        return counted
     return (
-        f"{several} of {calls} sampled replies ({100 * several / calls:.0f} %) are choices beside others of the same request (n > 1): "
-        "which of them the agent used is not known, so each has the attempt's reward. Let the agent ask for one choice while it is trained"
+        f"{counted}: which of them the agent used is not known, so each has the attempt's reward. "
+        "Let the agent ask for one choice while it is trained"
     )

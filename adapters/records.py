@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.call_rewards import call_rewards
-from agl_otel.adapters.chats import conversations, unfit
-from agl_otel.adapters.lengths import limit_lengths, pick
+from agl_otel.adapters.chats import CHAT_REFUSALS, conversations, unfit
+from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, pick
 from agl_otel.adapters.messages import image_urls, whole_messages
-from agl_otel.adapters.selection import check_selection, left_out, task_key
+from agl_otel.adapters.selection import SELECTION_REFUSALS, check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
-from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
+from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import whole_triplets
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.spans.calls import repeated
@@ -391,6 +391,21 @@ def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows
     pairs = _pairs(found, traces, lambda row: json.dumps([row["messages"][:-1], row["tools"]], sort_keys=True))
     return Rows([_pair(*pair) for pair in pairs], found.refused)
 
+
+REASONS: Final = {
+    **CHAT_REFUSALS,
+    **CALL_REFUSALS,
+    **ATTEMPT_REFUSALS,
+    **LENGTH_REFUSALS,
+    **SELECTION_REFUSALS,
+    "no_call_reward": "the call has no reward of its own (call_rewards)",
+    "no_pair": "all attempts with this prompt have equal rewards",
+    "filtered": "the filter left the row out",
+    "unreadable_spans": "the adapters cannot read its spans",
+}
+"""Reasons in `Rows.refused`, in words."""
+PAIR_FORMS: Final = frozenset({"dpo", "openai_dpo"})
+"""The forms whose rows are made of two attempts."""
 
 TOKEN_FORMS: Final = frozenset({"trajectories", "transitions", "sft", "dpo", "tinker"})
 """The forms made from columns of token ids."""

@@ -35,6 +35,8 @@ from typing import Final
 
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a write to a disk without room."""
+DISK_IS_FULL: Final = "disk is full"
+"""Words of every DiskFullError, also where an agent quotes the answer of a service."""
 
 
 class AglError(Exception):
@@ -91,8 +93,10 @@ class DiskFullError(UnavailableError):
     @classmethod
     def of(cls, what: str, why: object) -> DiskFullError:
         """Return the error for `what`, which is on the full disk."""
-        return cls(f"{what} cannot be written, its disk is full ({why}): check the disk's free space and make room (`agl-otel disk` shows "
-                   "what of a data directory is large), then try again")  # fmt: skip
+        return cls(
+            f"{what} cannot be written, its {DISK_IS_FULL} ({why}): check the disk's free space and make room "
+            "(`agl-otel disk` shows what of a data directory is large), then try again"
+        )
 
 
 def unwritable(what: str, error: OSError) -> str:

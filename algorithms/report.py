@@ -128,7 +128,7 @@ class TrainingReport:
         rollout_ids = [rollout_id for group in groups for rollout_id in group]
         score = step_score(traces, rollout_ids, asked=asked)
         rows = trained_on.rows.values.astype(np.int64)
-        other, several = _count_unusual(traces, rows, step, temperature, told=any(report.own_sampling for report in earlier))
+        other, several = _count_unusual(traces, rows, step, temperature, earlier)
         report = cls(
             step=step,
             weights_version=versions[0],
@@ -313,18 +313,27 @@ def _fields_of_time(clock: Clock) -> dict[str, Any]:
     }
 
 
-def _count_unusual(traces: Traces, rows: NDArray[np.int64], step: int, temperature: float | None, *, told: bool) -> tuple[int, int]:
+def _count_unusual(
+    traces: Traces, rows: NDArray[np.int64], step: int, temperature: float | None, earlier: Sequence[TrainingReport]
+) -> tuple[int, int]:
     """Count the trained calls that were sampled at another temperature, and those with several choices; log a warning of each.
 
-    `told`: see own_sampling_warning.
+    It is said in full in the first such step of the run, of which `earlier` are the reports.
     """
     other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
     if other:
-        _log.warning("%s", own_sampling_warning(step, other, len(rows), told=told))
+        _log.warning("%s", own_sampling_warning(step, other, len(rows), told=any(report.own_sampling for report in earlier)))
     several = int(traces.calls.several_choices[rows].sum())
     if several:
-        _log.warning("step %d: %s", step, several_choices_warning(several, len(rows)))
+        _log.warning("%s", choices_warning(step, several, len(rows), told=any(report.several_choices for report in earlier)))
     return other, several
+
+
+def choices_warning(step: int, several: int, calls: int, *, told: bool = False) -> str:
+    """Return `several_choices_warning` for a step; `told`: see own_sampling_warning."""
+    return f"step {step}: {several_choices_warning(several, calls, told=told)}" + (
+        "" if told else ". Later steps say only how many they are"
+    )
 
 
 def own_sampling_warning(step: int, other: int, calls: int, *, told: bool = False) -> str:

@@ -6,17 +6,19 @@ import functools
 import hashlib
 import inspect
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet
-from agl_otel.errors import UsageError
+from agl_otel.errors import DISK_IS_FULL, DiskFullError, UsageError
 from agl_otel.types import UNRESPONSIVE_SECONDS, AttemptedRollout, Dataset, Rollout, RolloutConfig
 
 MAX_ATTEMPTS: Final = 3
 _SUPPORTED: Final = ("agent_match", "_skip_empty_token_spans")
 """Options of TracerTraceToTriplet that trajectories support; calls without token ids are refused, and counted, in any case."""
+_FULL_DISK: Final = re.compile(rf"{DISK_IS_FULL}|Insufficient Storage|Error code: 507")  # ours, and HTTP 507 as clients write it
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -115,6 +117,17 @@ def count_failures(rollouts: Iterable[Rollout]) -> Counter[str]:
     """Count the rollouts that did not succeed: {error of the latest attempt, or the status: number of rollouts}."""
     left = [rollout for rollout in rollouts if rollout.status != "succeeded"]
     return Counter((isinstance(one, AttemptedRollout) and one.attempt.error) or str(one.status) for one in left)
+
+
+def check_disk(rollouts: Iterable[Rollout]) -> None:
+    """Raise DiskFullError where rollouts failed because a service's disk was full: that is no failure of the policy or the prompt."""
+    failures = {error: count for error, count in count_failures(rollouts).items() if _FULL_DISK.search(error)}
+    if failures:
+        raise DiskFullError(
+            f"{sum(failures.values())} rollouts failed because a disk is full, so nothing is learnt from this step or scored: "
+            f"{summarise(Counter(failures))}. Make room (`agl-otel disk` shows what of a data directory is large), and start the run "
+            "again: it repeats them"
+        )
 
 
 def failure_summary(rollouts: Iterable[Rollout]) -> str:

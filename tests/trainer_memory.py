@@ -125,16 +125,19 @@ def main(folder: Path, options: dict[str, Any], tokens: int, rows: int) -> None:
     from agl_otel.algorithms.grpo.algorithm import GRPO
     from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
     from agl_otel.algorithms.grpo.learner import Learner
+    from agl_otel.algorithms.grpo.lora import with_lora
     from agl_otel.algorithms.grpo.policy import save_weights
     from tests.qwen_twin import make_model
 
     torch.set_num_threads(options.pop("threads", 2))
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "vocab_size": 1000}
-    small = Learner(
-        make_model(**sizes), learning_rate=0.0, compute_dtype=torch.bfloat16 if options["dtype"] == "bfloat16" else torch.float32
-    )
-    small.update(_batch(64, 2, 1000, 1), np.array([1.0, -1.0], np.float32))  # loads the code of kernels
-    del small
+    low, rank = options["dtype"] == "bfloat16", options.get("lora_rank")
+    small: Any = make_model(**sizes)
+    if rank is not None:  # peft and its code are the process's own: some 70 MB
+        small = with_lora(small.to(torch.bfloat16 if low else torch.float32), rank)
+    learner = Learner(small, learning_rate=0.0, compute_dtype=torch.bfloat16 if low and rank is None else torch.float32)
+    learner.update(_batch(64, 2, 1000, 1), np.array([1.0, -1.0], np.float32))  # loads the code of kernels
+    del small, learner
     grpo: Any = GRPO.from_options(model_dir=folder, model_server_url="", micro_batch_tokens=tokens, **options)
     base = _status("VmRSS")
     grpo._load()

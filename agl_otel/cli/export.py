@@ -15,7 +15,7 @@ from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.adapters.pins import Pin, differences
-from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
+from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollouts_of
 from agl_otel.cli.training_files import WRITERS, check_target, to_stdout, write_rows
@@ -207,7 +207,8 @@ async def _write(
     if pin_file is None:
         to_stdout(rows)
     where = {"file": "standard output" if pin_file is None else str(target), "pin": pin_file and str(pin_file), "form": reading.form}
-    report = {**where, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
+    used = {row[name] for row in found.rows for name in ("rollout_id", "rejected_rollout_id") if name in row}
+    report = {**where, "rows": len(found.rows), "rollouts": len(traces.rollouts), "rollouts_used": len(used)}
     take: Any = reading.take
     bias = bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward)
     several = int(traces.calls.several_choices.sum())
@@ -257,7 +258,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if "file" in report:
         refused = ", ".join(f"{count} {why}" for why, count in sorted(report["refused"].items())) or "none"
         return [
-            f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
+            f"wrote {report['rows']} rows to {report['file']}, made of {report['rollouts_used']} of {report['rollouts']} rollouts",
+            *_unused(report),
             f"refused: {refused}",
             *(
                 f"left out: {count} rollouts of mode {mode}, whose tasks score the training (--mode {mode} takes them)"
@@ -280,6 +282,17 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"mean reward: {old} before, {new} now",
         *(f"since the pin: {change}" for change in report["since_the_pin"]),
     ]
+
+
+def _unused(report: dict[str, Any]) -> list[str]:
+    """Say why the other rollouts are in no row."""
+    others = report["rollouts"] - report["rollouts_used"]
+    if not others:
+        return []
+    why = [f"{name} ({REASONS[name]})" if name in REASONS else name for name in sorted(report["refused"])]
+    if report["form"] in PAIR_FORMS:
+        why.append("a pair has the best and the worst attempt at a task, and leaves out those between")
+    return [f"{others} rollouts are in no row: {'; '.join(why) or 'the adapter made none of their spans'}"]
 
 
 def _most_refused(tasks: dict[str, dict[str, float]]) -> list[tuple[str, dict[str, float]]]:

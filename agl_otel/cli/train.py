@@ -65,8 +65,9 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
         return
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).resolve()
 
+    where = ["--store", store] if store else ["--data-dir", str(data_dir)] if data_dir else []
+
     def interrupted() -> None:
-        where = ["--store", store] if store else ["--data-dir", str(data_dir)] if data_dir else []
         again = shlex.join([own_command(), "train", str(job_file), "--run-dir", str(folder), *where])
         if folder.exists():
             click.echo(f"to resume this run: {again}", err=True)
@@ -76,6 +77,8 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     except (KeyboardInterrupt, UnavailableError):
         interrupted()
         raise
+    look = shlex.join([own_command(), "runs", "show", str(folder), *where])
+    console.print(f"to look at this run: {look}", soft_wrap=True, markup=False, highlight=False)
     if as_json:
         print_json(result)
 

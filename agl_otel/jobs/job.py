@@ -274,6 +274,7 @@ class Job(_Strict):
                 job = cls.model_validate(content)
             except ValidationError:
                 return None, wrong
+        wrong += _unused_tables(job, content)
         job._folder, job._wrong = path.absolute().parent.resolve(), wrong
         return job, wrong
 
@@ -326,6 +327,17 @@ def _check_tasks(tasks: Sequence[Any], place: str) -> None:
             ) from error
 
 
+def _unused_tables(job: Job, content: Mapping[str, Any]) -> list[str]:
+    """Return one line for each table that the job's algorithm does not read."""
+    name = job.algorithm.get("name", "grpo")
+    whose = f"name = {shown(name)}" if name in OPTIONS_OF else "an algorithm of your own"
+    return [
+        f"[{table}] has no effect with {whose}, which does not read it: leave the table out (it is for {', '.join(algorithms)})"
+        for table, algorithms in _USED_BY.items()
+        if content.get(table) and name not in algorithms and not (table == "resources" and _is_custom(name))
+    ]
+
+
 def _merged(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(table)
     for key, value in values.items():
@@ -373,6 +385,12 @@ def _problems(errors: Sequence[Any], content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+_USED_BY: Final = {
+    "policy": ("grpo", "sft", "verl"),
+    "editor": ("apo", "gepa"),
+    "resources": ("apo", "gepa", "random_search", "baseline"),
+}
+"""{table: the built-in algorithms that read it}; all read the others. [resources] are also those of an algorithm of the user's own."""
 _TABLES: Final = ("agent", "data", "policy", "editor", "resources", "algorithm")
 
 

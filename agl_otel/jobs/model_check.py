@@ -103,6 +103,10 @@ _LOGIT_OPTIONS: Final = ("final_logit_softcapping", "logit_scale", "logits_scali
 """Options of a config that change logits after the head; 1 and 0 do not."""
 
 
+_MOST: Final = {"max_position_embeddings": 1 << 30, "hidden_size": 1 << 18, "num_hidden_layers": 1000, "vocab_size": 1 << 23}
+"""{size in config.json: a bound, above which building the model would take hours}"""
+
+
 @dataclass(frozen=True)
 class _Tensor:
     shape: tuple[int, ...]
@@ -122,9 +126,10 @@ def model_facts(
     """Return the facts of the model in a folder of transformers' format, with `attention` as its attn_implementation.
 
     `stored`: {name: (shape, safetensors' dtype)} of weights that are not in the folder; None: they are read from it.
-    Raises SettingsError, which names the file and the remedy, where it is no causal language model, its weights are missing, damaged or of
-    another shape than its config says, or its tokenizer has no usable chat template.
+    Raises SettingsError, which names the file and the remedy, where a file is a pipe or device, it is no causal language model, its
+    weights are missing, damaged or of another shape than its config says, or its tokenizer has no usable chat template.
     """
+    _check_files(folder)
     model = _model_without_weights(_config(folder), attention, folder / "config.json")
     tensors = _stored_tensors(folder) if stored is None else {name: _Tensor(*each) for name, each in stored.items()}
     _check_weights(folder, model, tensors)
@@ -134,6 +139,14 @@ def model_facts(
     warnings = _check_tokenizer(folder, facts)
     _check_ends(folder, model.config, facts)
     return replace(facts, warnings=warnings)
+
+
+def _check_files(folder: Path) -> None:
+    """Raise SettingsError for what is neither file nor folder: reading a named pipe would wait for ever."""
+    for place in sorted(folder.iterdir()):
+        if place.exists() and not (place.is_file() or place.is_dir()):
+            kind = "a named pipe" if place.is_fifo() else "a socket or device"
+            raise _wrong(place, f"it is {kind}, and must be a file", "copy the model's file there, or remove it")
 
 
 def _model_without_weights(config: Any, attention: str | None, file: Path | None = None) -> Any:
@@ -207,10 +220,11 @@ def _config(folder: Path) -> Any:
     if kind is None or (names and not any("CausalLM" in name or "LMHead" in name or name == kind.__name__ for name in names)):
         is_a = ", ".join(names) or config.model_type
         raise _wrong(folder / "config.json", f"it is of a {is_a}, not of a causal language model", "name a model …ForCausalLM")
-    for name in ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size"):
+    for name, most in _MOST.items():
         value = getattr(config.get_text_config(), name, None)
-        if not isinstance(value, int) or value < 1:
-            raise _wrong(folder / "config.json", f"{name} is {shown(value)}: it must be at least 1", "take it from the model's origin")
+        if not isinstance(value, int) or not 1 <= value <= most:
+            why = f"{name} is {shown(value)}: it must be at least 1 and at most {most}, several times that of any published model"
+            raise _wrong(folder / "config.json", why, "take it from the model's origin")
     return config
 
 
@@ -325,7 +339,11 @@ def _check_tokenizer(folder: Path, facts: ModelFacts) -> tuple[str, ...]:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise many kinds for missing and damaged files
         raise _wrong(folder, f"transformers cannot load its tokenizer ({_first_line(error)})", "copy the tokenizer's files") from error
-    if (greatest := max(tokenizer.get_vocab().values(), default=-1)) >= facts.vocabulary:
+    vocabulary = tokenizer.get_vocab()
+    if not vocabulary.keys() - tokenizer.get_added_vocab().keys():
+        why = f"the vocabulary of its tokenizer has {len(vocabulary)} special or added tokens, and none of text: it must have at least 1"
+        raise _wrong(folder / "tokenizer.json", why, "copy the file again, from the model's origin")
+    if (greatest := max(vocabulary.values())) >= facts.vocabulary:
         why = f"its tokenizer has the token id {greatest}: it must be less than {facts.vocabulary}, the size of the model's vocabulary"
         raise _wrong(folder, why, "take both from one model")
     if not tokenizer.chat_template:

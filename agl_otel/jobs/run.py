@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from agl_otel.algorithms.report import final_rewards
 from agl_otel.algorithms.run_folder import NEW_RUN, SOURCES, Sources, run_id_of
-from agl_otel.algorithms.utils import failure_summary, is_retryable, sampling_seed
+from agl_otel.algorithms.utils import check_disk, failure_summary, is_retryable, sampling_seed
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.sources import sources_of
@@ -188,6 +188,7 @@ class JobRun:
         if retry:
             await self.store.set_status([rollout.rollout_id for rollout in rollouts if is_retryable(rollout)], "requeuing")
         finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
+        check_disk(finished)
         traces = await self.store.traces(finished)
         rewards = final_rewards(traces)
         values = [rewards.get(r.rollout_id) if r.status == "succeeded" else None for r in finished]

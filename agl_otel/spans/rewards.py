@@ -49,7 +49,12 @@ def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
 
 
 def get_reward_value(span: Readable) -> float | None:
-    """Return the primary reward of a span, or None. Also reads AgentOps' form and that of releases before 0.3."""
+    """Return the primary reward of a span; None without one, and where the span began after its attempt had ended, when none counts.
+
+    Also reads AgentOps' form and that of releases before 0.3.
+    """
+    if attributes_of(span).get(conventions.LATE) in (True, "true"):  # text, where a collector stores no types
+        return None
     if rewards := get_rewards_from_span(span):
         return rewards[0].value
     attributes = attributes_of(span)

@@ -42,7 +42,7 @@ from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
 from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, only_writer, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
-from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
+from agl_otel.algorithms.utils import agent_match_of, check_disk, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
     AttemptedRollout,
@@ -241,6 +241,7 @@ class GRPO(Algorithm):
         while True:
             new = await self._next_groups(store, self.rollouts.prompts_per_step - len(groups), tasks)
             groups = [*groups, *new]
+            check_disk(_finished(new))
             takes.append(as_take(new))
             if self.rollouts.offline_mode is None:
                 await self._serving.check_server()

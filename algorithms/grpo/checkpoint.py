@@ -42,6 +42,7 @@ from agl_otel.algorithms.run_folder import (
 )
 from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
+from agl_otel.service.private import open_file
 from agl_otel.text import error_text
 
 FOLDER: Final = "checkpoints"
@@ -169,7 +170,7 @@ class Checkpoints:
         with _writing_to(place):
             if snapshot.weights is not None:
                 write_weights(snapshot.weights, beside)
-            torch.save(snapshot.trainer, beside / TRAINER_FILE)
+            _save(snapshot.trainer, beside / TRAINER_FILE)
             if snapshot.adapter is not None:
                 write_adapter(*snapshot.adapter, beside / ADAPTER)
                 names += [f"{ADAPTER}/{name}" for name in (ADAPTER_CONFIG, ADAPTER_FILE)]
@@ -257,11 +258,24 @@ def _writing_to(place: Path) -> Generator[None]:
         shutil.rmtree(place.with_name(f".{place.name}"), ignore_errors=True)
         cause = error.__cause__ if isinstance(error, DiskFullError) else error  # of a file in the temporary folder
         if isinstance(cause, OSError) and cause.errno in FULL_DISK:
-            raise DiskFullError.of(f"the checkpoint {place}", cause.strerror) from error
+            file = f"{TRAINER_FILE} of " if Path(cause.filename or "").name == TRAINER_FILE else ""
+            raise DiskFullError.of(f"{file}the checkpoint {place}", cause.strerror) from error
         raise SettingsError(
             f"the checkpoint {place} cannot be written ({error_text(error)}): check the disk's free space and the folder's permissions, "
             "then start the run again; it resumes after the checkpoint before"
         ) from error
+
+
+def _save(value: Mapping[str, Any], path: Path) -> None:
+    """Write with torch, through a file of Python's: torch's own RuntimeError lacks the cause. Raises OSError, which names `path`."""
+    try:
+        with open_file(path, "wb") as file:
+            torch.save(value, file)
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # torch's writer goes on after a failed write, and fails then
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
 
 
 def _linked(file: Path, link: Path) -> bool:

@@ -14,7 +14,7 @@ from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
 from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
 from agl_otel.algorithms.report import final_rewards
-from agl_otel.algorithms.utils import failure_summary
+from agl_otel.algorithms.utils import check_disk, failure_summary
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
@@ -140,6 +140,7 @@ class Evaluator:
 
     async def _result(self, rollout_ids: list[str], candidate: Candidate) -> Evaluation:
         finished = await self.store.wait(rollout_ids, timeout_seconds=self.timeout_seconds)
+        check_disk(finished)
         status = {rollout.rollout_id: str(rollout.status) for rollout in finished}
         for rollout_id in rollout_ids:
             if rollout_id not in status:

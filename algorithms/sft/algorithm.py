@@ -72,7 +72,7 @@ from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft import train
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
-from agl_otel.algorithms.utils import agent_match_of, failure_summary, items, retry_lost_runner, sampling_seed
+from agl_otel.algorithms.utils import agent_match_of, check_disk, failure_summary, items, retry_lost_runner, sampling_seed
 from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import DataError, UnavailableError, UsageError, writing
 from agl_otel.service.forkserver import ForkServer
@@ -311,6 +311,7 @@ class SFT(Algorithm):
         clock = Clock()
         if self.offline_mode is None:
             ids, finished = await self._roll_out(store, list(islice(tasks, self.prompts_per_step)))
+            check_disk(finished)
             await self._serving.check_server()
         else:
             ids, finished = await self._take_offline(store, self.offline_mode)

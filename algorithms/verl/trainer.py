@@ -18,10 +18,10 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports] - of th
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports] - of the [verl] extra
 
 from agl_otel.adapters.losses import lost
-from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.algorithms.report import (
     MANY_WITHOUT_SAMPLE,
     NOT_FINITE_STEPS,
+    choices_warning,
     own_sampling_warning,
     singleton_warning,
     without_sample_warning,
@@ -65,7 +65,7 @@ class InstrumentedTrainer(_Trainer):
         self._ratios: tuple[float, float] | None = None
         self._not_finite: list[str] = []
         """Of the last steps in a row that were not finite: what was not."""
-        self._told_own_sampling = False
+        self._told_own_sampling = self._told_choices = False
         self._run_log = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
         super().__init__(config)
 
@@ -169,7 +169,8 @@ class InstrumentedTrainer(_Trainer):
             told, self._told_own_sampling = self._told_own_sampling, True
             _log.warning("%s", own_sampling_warning(step, counts.own_sampling, counts.sampled_calls, told=told))
         if counts.several_choices:
-            _log.warning("step %d: %s", step, several_choices_warning(counts.several_choices, counts.sampled_calls))
+            told, self._told_choices = self._told_choices, True
+            _log.warning("%s", choices_warning(step, counts.several_choices, counts.sampled_calls, told=told))
         if without > MANY_WITHOUT_SAMPLE * counts.rollouts:
             losses = lost(self._figures, counts.refused)
             _log.warning("%s", without_sample_warning(step, counts.rollouts, without, losses, counts.failures))

@@ -80,7 +80,7 @@ SEAL_DROPPED: Final = "agentlightning.seal.dropped"
 SEAL_CLOSING: Final = "agentlightning.seal.closing"
 """True on a process's last seal of an attempt: the process ended, or the attempt was closed."""
 LATE: Final = "agentlightning.late"
-"""True on a span that began after the attempt's ledger was read: shown, but not part of the verdict."""
+"""True on a span that began after the attempt had ended and its ledger was read: shown; not part of the verdict, nor its reward."""
 
 # --- model calls: one span for each (call, choice) --------------------------------------------------------------
 LLM_CALL: Final = "agentlightning.llm.call"

@@ -25,6 +25,8 @@ from agl_otel_hook.records import Records, Slot
 
 MAX_ATTEMPTS: Final = 100_000
 """Limit on attempts, some 40 MB; beyond it the oldest idle one is forgotten, or the oldest if none is idle."""
+MAX_ENDED: Final = 10_000
+"""Limit on ended attempts that are remembered, some 3 MB; beyond it the oldest is forgotten."""
 CHECKED_ATTEMPTS: Final = 4  # oldest attempts that are checked with each new one
 Place = tuple[int, int]
 """(trace id, span id)."""
@@ -50,8 +52,9 @@ class Started(NamedTuple):
     """What a started span is marked with."""
 
     marker: str
+    """Empty for a span of an attempt that `end_attempt` has ended: no count of this process has it."""
     late: bool
-    """Whether the span began after the attempt's ledger was read."""
+    """Whether the span began after the attempt had ended, or its ledger was read."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,8 @@ class Ledger:
         self._make_records = records
         self._roots: list[str] = []
         self._on_unrecorded = on_unrecorded
+        self._ended: dict[Key, None] = {}
+        """Attempts that this process's runner has ended, the oldest first."""
         self._records: Records | None = None
         self._reset()
         forks.register(self.after_fork)
@@ -165,6 +170,8 @@ class Ledger:
         """Count a started span of the attempt and return what to mark it with. `place`: ids of its trace and parent (a root: its own)."""
         failed: OSError | None = None
         with self._held():
+            if key in self._ended:
+                return Started("", late=True)
             entry = self._entries.get(key)
             new = entry is None
             if entry is None:
@@ -225,8 +232,11 @@ class Ledger:
             return bool(self._exporting)
 
     def end_attempt(self, key: Key) -> None:
-        """Close one attempt, for which this process does nothing more: its open spans are abandoned."""
+        """Close one attempt, for which this process does nothing more: its open spans are abandoned, and those that begin now are late."""
         with self._held():
+            while len(self._ended) >= MAX_ENDED:
+                self._ended.pop(next(iter(self._ended)))
+            self._ended[key] = None
             if (entry := self._entries.get(key)) is not None:
                 entry.close(self._exporting)
 

@@ -59,7 +59,9 @@ class AttemptProcessor(SpanProcessor):
         context = span.get_span_context()
         opened, span_id = self._open, context.span_id
         started = self._ledger.started(key, span_id, (context.trace_id, (span.parent or context).span_id))
-        ids: dict[str, str | bool] = {conventions.ROLLOUT_ID: key[0], conventions.PROCESS: started.marker}
+        ids: dict[str, str | bool] = {conventions.ROLLOUT_ID: key[0]}
+        if started.marker:
+            ids[conventions.PROCESS] = started.marker
         if key[1]:
             ids[conventions.ATTEMPT_ID] = key[1]
         if started.late:
@@ -83,7 +85,7 @@ class AttemptProcessor(SpanProcessor):
         if known is None or context is None:
             return
         key, _, ids = known
-        marker = str(ids[conventions.PROCESS]) if context.trace_flags.sampled else None
+        marker = str(ids.get(conventions.PROCESS, "")) if context.trace_flags.sampled else None
         if self._ledger.ended(key, context.span_id, marker=marker) and self._on_idle is not None:
             self._on_idle(key)
 

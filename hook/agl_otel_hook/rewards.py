@@ -24,9 +24,10 @@ class LastRewards(SpanProcessor):
     @never_raises
     def on_end(self, span: ReadableSpan) -> None:
         """Store the primary reward of an annotation (OpenTelemetry calls this)."""
-        if span.name != conventions.SPAN_ANNOTATION:
+        attributes = span.attributes or {}
+        if span.name != conventions.SPAN_ANNOTATION or attributes.get(conventions.LATE):
             return
-        value, key = (span.attributes or {}).get(_PRIMARY), key_of_attributes(span)
+        value, key = attributes.get(_PRIMARY), key_of_attributes(span)
         if key is None or isinstance(value, bool) or not isinstance(value, (int, float)):
             return
         while len(self._rewards) >= MAX_ATTEMPTS:

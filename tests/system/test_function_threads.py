@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.algorithms.report import final_rewards
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import Stack
 from agl_otel.store import LightningStore
 from agl_otel.types import LLM
+from agl_otel_hook import conventions
 from tests.model_server import ModelServer
 from tests.system.test_runner import World, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.asyncio]
 
 AGENT = """
-import os, threading, time
+import contextvars, os, threading, time
+import agl_otel
 from openai import OpenAI
 
 client = OpenAI(max_retries=0)
@@ -32,6 +35,14 @@ def leaves_a_call(question):
     else:
         ask(question)
     return 1.0
+
+def goes_on(question):
+    def later():
+        while not os.path.exists("over"): time.sleep(0.01)
+        agl_otel.emit_reward(100.0)
+    ask(question)
+    agl_otel.emit_reward(0.5)
+    threading.Thread(target=contextvars.copy_context().run, args=(later,), daemon=True).start()
 """
 
 
@@ -69,5 +80,40 @@ async def test_a_call_left_open_by_a_thread_is_reported_and_the_next_rollout_run
         assert any("still open when it ended" in note for note in notes) and any("stored after it had ended" in note for note in notes)
         assert sorted(traces.calls.rollout_id) == sorted([first.rollout_id, second.rollout_id])
         assert await process.wait() == 0
+        await world.end()
+    await model.stop()
+
+
+async def test_a_reward_that_a_thread_emits_after_its_rollout_has_ended_does_not_count(tmp_path: Path) -> None:
+    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
+    model = ModelServer()
+    await model.start()
+    async with (
+        Stack(Settings.load(data_dir=tmp_path / "stack", **ports), only=("queue", "collector", "proxy")) as stack,
+        await LightningStore.connect(stack.address) as store,
+    ):
+
+        async def announced() -> bool:
+            store.description = await store.queue.describe()
+            return bool(store.description.proxies and store.description.collectors)
+
+        await eventually(announced)
+        await store.publish({"main": LLM(endpoint=model.url, model="m", api_key="sk")})
+        world = World(store, tmp_path)
+        (tmp_path / "threads.py").write_text(AGENT)
+        [first] = await world.enqueue("first")
+        await world.runner("--function", f"{tmp_path}/threads.py:goes_on")
+        traces = await world.finished([first])
+        [before] = traces.verdicts.values()
+        assert before.kind == "complete" and final_rewards(traces) == {first.rollout_id: 0.5}
+        (tmp_path / "over").touch()
+
+        async def emitted() -> bool:
+            return any(span.attributes.get(conventions.LATE) is True for span in await store.spans([first.rollout_id]))
+
+        await eventually(emitted)
+        traces = await store.traces([first.rollout_id])
+        assert final_rewards(traces) == {first.rollout_id: 0.5}
+        assert list(traces.verdicts.values()) == [before]
         await world.end()
     await model.stop()

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 CASES = (
     Setting(NARROW, {"dtype": "float32", "lora_rank": 8}, 4096, 4),
     Setting(NARROW, {"dtype": "bfloat16", "gradient_checkpointing": True}, 4096, 4),
+    Setting(NARROW, {"dtype": "bfloat16", "lora_rank": 8, "gradient_checkpointing": True}, 8192, 8),
     Setting(NARROW, {"dtype": "bfloat16", "attention": "eager", "kl": 0.1}, 1024, 1),
 )
 """Each option once; `python -m bench.trainer_memory` has the whole table, and the model at its own width."""

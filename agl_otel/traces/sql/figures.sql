@@ -2,8 +2,7 @@
 SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
   Facts[{process:String}] AS Process,
   SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
-  SpanName = {annotation:String} AS IsAnnotation,
-  IsSpan AND Facts[{late:String}] != 'true' AS IsCounted,
+  IsSpan AND Facts[{late:String}] != 'true' AS IsCounted, IsCounted AND SpanName = {annotation:String} AS IsAnnotation,
   SpanName = {seal:String} AND mapContains(Facts, {seal_spans:String}) AS IsSeal, if(IsSeal, toUnixTimestamp64Nano(Timestamp), 0) AS SealTime,
   if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
   if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
@@ -13,7 +12,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   toInt64OrZero(Facts[{call:String}]) AS Call,
   IsCall AND toInt64OrZero(Facts[{choice:String}]) > 0 AS IsFurtherChoice, IsCall AND NOT IsFurtherChoice AS IsFirstChoice,
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
-  notEmpty(Rewards) AS IsReward,
+  IsCounted AND notEmpty(Rewards) AS IsReward,
   StatusCode = 'Error' AS IsError, if(IsFurtherChoice, 0, greatest(PromptTokens, if(IsCall, toUInt64OrZero(Facts[{input_tokens:String}]), 0))) AS ReadTokens,
   ResponseTokens
 FROM (

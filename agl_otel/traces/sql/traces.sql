@@ -6,8 +6,7 @@
 SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
   Facts[{process:String}] AS Process,
   SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
-  SpanName = {annotation:String} AS IsAnnotation,
-  IsSpan AND Facts[{late:String}] != 'true' AS IsCounted,
+  IsSpan AND Facts[{late:String}] != 'true' AS IsCounted, IsCounted AND SpanName = {annotation:String} AS IsAnnotation,
   SpanName = {seal:String} AND mapContains(Facts, {seal_spans:String}) AS IsSeal, if(IsSeal, toUnixTimestamp64Nano(Timestamp), 0) AS SealTime,
   if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
   if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
@@ -24,7 +23,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   ifNull(toFloat64OrNull(Facts[{temperature:String}]), nan) AS Temperature, ifNull(toFloat64OrNull(Facts[{top_p:String}]), nan) AS TopP,
   Facts[{constrained:String}] != '' AS IsConstrained,
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
-  notEmpty(Rewards) AS IsReward,
+  IsCounted AND notEmpty(Rewards) AS IsReward,
   HasMedia, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
 FROM otel.otel_traces
 PREWHERE RolloutId IN {rollouts:Array(String)}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -23,11 +24,12 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.learner import SampledOtherwiseError
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
+from agl_otel.algorithms.grpo.progress import TAKEN
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.run_folder import CHECKSUM, RunFolder, with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
-from agl_otel.errors import DataError, ModelServerError, UsageError
+from agl_otel.errors import DataError, DiskFullError, ModelServerError, UsageError
 from agl_otel.jobs.run import unless_failed
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
@@ -223,6 +225,26 @@ async def test_an_error_names_why_all_rollouts_failed_and_a_resume_retries_them(
     (report,) = await trained(kind, store, folder, tmp_path / "run", as_good)
     assert (report.refused.get("not_succeeded"), report.rollouts, report.reward_mean) == (None, 8, 1.0)
     assert list((await of_run(store, tmp_path / "run")).values()) == [2] * 8
+
+
+async def test_a_full_disk_ends_the_run_before_the_step_is_taken_and_a_resume_repeats_it(
+    kind: Kind, store: LightningStore, folder: Path, tmp_path: Path
+) -> None:
+    """What failed for lack of room is no failure of the policy."""
+    full = DiskFullError.of("the model server's record /data/model_server.jsonl", "No space left on device")
+    failed = Did(error=f"InternalServerError: Error code: 507 - {{'error': {{'message': {str(full)!r}}}}}")
+
+    def decide(rollout: AttemptedRollout) -> Did:
+        return failed if rollout.input == {"n": 2} and member(rollout) else by_place(rollout)
+
+    with pytest.raises(
+        DiskFullError, match=r"1 rollouts failed because a disk is full.*model_server\.jsonl.*start the run again: it repeats"
+    ):
+        await trained(kind, store, folder, tmp_path / "run", decide)
+    assert not (tmp_path / "run" / TAKEN).exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
+    (report,) = await trained(kind, store, folder, tmp_path / "run", by_place)
+    assert (report.reward_mean, report.without_reward, report.refused.get("not_succeeded")) == (0.5, 0, None)
+    assert sorted((await of_run(store, tmp_path / "run")).values()) == [1] * 7 + [2]
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -472,6 +494,27 @@ class Deaf(Engine):
 async def test_a_server_that_ignores_pushed_weights_is_detected(kind: Kind, store: LightningStore, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelServerError, match="does not sample with the weights that were pushed as version 2: the ratios of its tokens"):
         await trained(kind, store, folder, tmp_path / "deaf", by_place, probe_tolerance=1e-3, engine_of=Deaf)
+
+
+async def test_a_role_that_the_chat_template_refuses_fails_its_rollouts_and_the_others_are_trained_on(
+    kind: Kind, store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    template = (folder / "chat_template.jinja").read_text()
+    refuses = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no messages of tools here') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(refuses + template)
+    async with serving(folder) as url, aiohttp.ClientSession() as session:
+        body = {"messages": [{"role": "user", "content": "digit 437"}, {"role": "tool", "content": "7", "tool_call_id": "c"}]}
+        async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+            said = await answer.text()
+            assert answer.status == 400 and "no messages of tools here" in said
+
+    def decide(rollout: AttemptedRollout) -> Did:
+        return Did(error=f"BadRequestError: {said}") if rollout.input == {"n": 2} else by_place(rollout)
+
+    (report,) = await trained(kind, store, folder, tmp_path / "run", decide)
+    assert (report.refused["not_succeeded"], report.rollouts_without_sample, report.samples > 0) == (2, 2, True)
+    assert "2 × BadRequestError" in caplog.text and "no messages of tools here" in caplog.text
 
 
 @pytest.mark.parametrize("kind", SFT_LONG)

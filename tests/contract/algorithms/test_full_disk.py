@@ -37,6 +37,7 @@ ROOM_BYTES: Final = (0, 100_000)
 NAMES: Final = {
     "checkpoint": "the checkpoint {disk}/run/checkpoints/step-000001 cannot be written",
     "checkpoint of an adapter": "the checkpoint {disk}/lora/checkpoints/step-000001 cannot be written",
+    "checkpoint beside pushed weights": "trainer.pt of the checkpoint {disk}/run/checkpoints/step-000001 cannot be written",
     "push": "the weights in {disk}/run/weights/2 cannot be written",
     "push of an adapter": "the weights in {disk}/lora/weights/2 cannot be written",
     "the model's files": "{disk}/other/policy cannot be written",
@@ -61,7 +62,7 @@ def test_a_full_disk_is_named_with_what_could_not_be_written_and_leaves_nothing_
     for what, tries in found.items():
         for tried in tries:
             assert tried["said"] is None or tried["said"].startswith(NAMES[what].format(disk=disk)), (what, tried)
-            assert tried["said"] is None or "free space" in tried["said"], (what, tried)
+            assert tried["said"] is None or ("disk is full (" in tried["said"] and "free space" in tried["said"]), (what, tried)
             assert tried["left"] == [], (what, tried)
         assert tries[0]["said"] is not None, what
 
@@ -79,9 +80,15 @@ def written(disk: Path) -> dict[str, Callable[[], object]]:
     write_round(disk / "round", spec, rows[:1])
     (disk / "other").mkdir()
     first = State(run.run_id, 1, run.run_id, 1, {}, 0)
+    trained = _optimizer(model)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    trained.step()  # whose state is larger than the room
+    beside = kept.of_step(2)
     return {
         "checkpoint": lambda: kept.save(first, model, _optimizer(model)),
         "checkpoint of an adapter": lambda: Checkpoints(disk / "lora", keep=9).save(first, lora, _optimizer(lora)),
+        "checkpoint beside pushed weights": lambda: kept.save(first, model, trained, pushed=beside),
         "push": lambda: Pushes(disk / "run" / "weights", Updates(), 0).write(model, state.version),
         "push of an adapter": lambda: Pushes(disk / "lora" / "weights", Updates(lora_rank=8), 8).write(lora, state.version),
         "the model's files": lambda: keep_small_files(folder, disk / "other"),

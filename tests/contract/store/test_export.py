@@ -112,6 +112,9 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     other = json.loads(cli.run("--diff", pin, "--min-reward", "0.5", "--json"))
     assert (other["only_old"], other["same"], other["refused"]["new"], other["since_the_pin"]) == (1, 1, {"low_reward": 1}, [])
     assert "1 gone" in cli.run("--diff", pin, "--min-reward", "0.5")
+    output = cli.run(str(tmp_path / "good.jsonl"), *which, "--min-reward", "0.5")
+    assert "wrote 1 rows to" in output and "made of 1 of 2 rollouts" in output
+    assert "1 rollouts are in no row: low_reward (its reward is less than min_reward)" in output
 
     rules = tmp_path / "rules.toml"
     rules.write_text("[[rule]]\naction = 'hash_text'\nrole = 'user'\ntext = '[0-9]+'\n")
@@ -149,7 +152,7 @@ def test_rows_go_to_standard_output_and_the_report_to_standard_error(
     written = capsys.readouterr()
     (row,) = map(json.loads, written.out.splitlines())
     assert (ended.value.code, row["rollout_id"]) == (0, begun.rollout_id)
-    assert "wrote 1 rows of 1 rollouts to standard output" in written.err
+    assert "wrote 1 rows to standard output, made of 1 of 1 rollouts" in written.err
     assert list(tmp_path.iterdir()) == []
 
 

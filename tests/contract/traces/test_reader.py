@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.settings import free_port, free_ports
+from agl_otel.spans.rewards import find_final_reward
 from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.figures import SETTLED_SECONDS
@@ -398,6 +399,26 @@ async def test_a_reward_that_the_runner_gave_counts_whatever_the_agent_emits_lat
     (figures,) = await reader.figures([attempt()])
     assert figures.reward == 0.25
     assert (await reader.run_figures(["ro-1"])).column("Reward").to_pylist() == [0.25]
+
+
+async def test_a_reward_that_began_after_its_attempt_had_ended_does_not_count(engine: TraceStore, reader: TraceReader) -> None:
+    value, late = conventions.reward_value_key(0), {conventions.LATE: "true"}
+    insert(engine, row(1, attributes={P: "p"}), row(2, conventions.SPAN_ANNOTATION, {value: "0.5", P: "p"}))
+    insert(engine, row(8, conventions.SPAN_ANNOTATION, {value: "99.0", P: "p", **late}))
+    insert(engine, row(9, conventions.SPAN_ANNOTATION, {value: "100.0", **late}))
+    insert(engine, row(3, RolloutId="ro-2"), row(9, conventions.SPAN_ANNOTATION, {value: "100.0", **late}, RolloutId="ro-2"))
+    traces = await reader.traces([rollout()], [attempt({"p": 2})])
+    assert [reward.value for reward in traces.rewards["ro-1", "at-1"]] == [0.5]
+    (figures,) = await reader.figures([attempt({"p": 2})])
+    assert figures.reward == 0.5
+    for verdict in (traces.verdicts["ro-1", "at-1"], figures.verdict):
+        assert (verdict.kind, verdict.notes) == ("complete", []), "it is in no count either"
+    found = (await reader.run_figures(["ro-1", "ro-2"])).to_pylist()
+    assert {each["RolloutId"]: each["Reward"] for each in found} == {"ro-1": 0.5, "ro-2": None}
+    late_spans = [
+        span for span in await reader.spans(["ro-1"]) if find_final_reward([span]) is None and span.name == conventions.SPAN_ANNOTATION
+    ]
+    assert len(late_spans) == 2 and find_final_reward(await reader.spans(["ro-1"])) == 0.5, "they are shown"
 
 
 async def test_the_reward_of_a_rollout_is_that_of_its_latest_attempt(engine: TraceStore, reader: TraceReader) -> None:

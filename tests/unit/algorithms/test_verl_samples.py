@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from agl_otel.adapters.own_sampling import several_choices_warning
-from agl_otel.algorithms.report import own_sampling_warning
+from agl_otel.algorithms.report import choices_warning, own_sampling_warning
 from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, own_temperature_warning, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, reward
 
@@ -110,7 +110,10 @@ def test_choices_of_one_call_are_counted_as_one_call() -> None:
     rows = [CallRow(call=1, prompt=[1], choice=choice, response=[choice + 2]) for choice in range(3)] + [CallRow(call=2, prompt=[9])]
     counts = to_samples(TracesBuilder().build(*rows), Rules())[1]
     assert (counts.calls, counts.sampled_calls, counts.several_choices, counts.breaks["choice"]) == (2, 4, 3, 2)
-    assert several_choices_warning(3, 4).startswith("3 of 4 sampled replies (75 %) are choices beside others of the same request (n > 1)")
+    counted = "3 of 4 sampled replies (75 %) are choices beside others of the same request (n > 1)"
+    assert several_choices_warning(3, 4).startswith(f"{counted}: which of them")
+    assert choices_warning(1, 3, 4).startswith(f"step 1: {counted}: ") and choices_warning(1, 3, 4).endswith("how many they are")
+    assert choices_warning(2, 3, 4, told=True) == f"step 2: {counted}", "an earlier step of the run has explained it"
 
 
 def test_calls_of_different_processes_or_attempts_are_not_choices() -> None:

@@ -206,6 +206,19 @@ def test_open_spans_of_a_closed_attempt_are_abandoned_unless_they_end_later(root
     assert [counts(slot) for slot in slots(root)] == [(2, 1, 1, 0, True)]
 
 
+def test_a_span_of_an_attempt_that_has_ended_is_late_and_in_no_count(root: Path) -> None:
+    counting = ledger(root)
+    counting.ended(KEY, 1, marker=counting.started(KEY, 1, PLACE).marker)
+    counting.end_attempt(KEY)
+    assert counting.started(KEY, 2, PLACE) == ("", True)
+    assert not counting.ended(KEY, 2, marker="")
+    assert [counts(slot) for slot in slots(root)] == [(1, 1, 0, 0, True)]
+    shutil.rmtree(folder_of(root, *KEY))
+    counting.forget(KEY)  # as a runner that has completed it
+    assert counting.started(KEY, 3, PLACE) == ("", True) and counting.count(KEY) is None
+    assert counting.started(OTHER, 4, PLACE).late is False
+
+
 def test_later_attempts_are_recorded_after_a_folder_is_removed(root: Path) -> None:
     counting = ledger(root)
     counting.started(KEY, 1, PLACE)

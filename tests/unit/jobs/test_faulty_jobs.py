@@ -152,6 +152,14 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("apo", "resources", 'prompt = "{question"', r"prompt cannot be edited: it is no f-string template.*write it"),
     ("apo", "resources", "prompt = 3", r"prompt: .*write a text, or a table"),
     ("apo", "resources", 'llm = { resource_type = "llm", endpoint = "http://m" }', r"llm\.llm\.model: it is missing, and must be given"),
+    (
+        "grpo",
+        "editor",
+        'base_url = "http://127.0.0.1"',
+        r"has no effect with name = \"grpo\".* leave the table out \(it is for apo, gepa\)",
+    ),
+    ("grpo", "resources", 'prompt = "{question}"', r"has no effect with name = \"grpo\".*for apo, gepa, random_search, baseline\)"),
+    ("apo", "policy", 'model = "tiny"', r"has no effect with name = \"apo\".* leave the table out \(it is for grpo, sft, verl\)"),
     # [algorithm] of GRPO: rollouts
     ("grpo", "algorithm", 'name = "gropo"', r"name = \"gropo\": it must be 'grpo', .*did you mean grpo\?"),
     ("grpo", "algorithm", "name = 3", r"name = 3: it must be 'grpo'"),

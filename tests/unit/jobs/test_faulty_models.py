@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -74,6 +75,12 @@ def change_all(name: Callable[[str], str] = str, dtype: torch.dtype = torch.floa
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     return change
+
+
+def without_vocabulary(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"] = {"type": "BPE", "vocab": {}, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 TEMPLATE = (MODEL / "chat_template.jinja").read_text()
@@ -174,6 +181,21 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
             ("top_k", 2.5, "an integer"),
             ("do_sample", "yes", "true or false"),
         ]
+    },
+    "too many layers": (
+        change_json("config.json", num_hidden_layers=100_000),
+        r"config\.json: num_hidden_layers is 100000: it must be at least 1 and at most 1000, .*; take it from the model's origin",
+    ),
+    "a tokenizer without a vocabulary": (
+        without_vocabulary,
+        r"tokenizer\.json: the vocabulary of its tokenizer has \d special or added tokens, and none of text: .* copy the file again",
+    ),
+    **{
+        f"a pipe as {name}": (
+            lambda folder, name=name: ((folder / name).unlink(), os.mkfifo(folder / name)),
+            rf"{re.escape(name)}: it is a named pipe, and must be a file; copy the model's file there",
+        )
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
     },
     "a head beside tied embeddings": (
         change_json("config.json", tie_word_embeddings=True),
