@@ -42,6 +42,7 @@ READ_LIMITS: Final = {
     "max_result_bytes": 1 << 30,
     "max_threads": 2,
     "merge_tree_min_rows_for_concurrent_read": 16_384,  # some hundred rollouts, each one granule, should be read by both threads
+    "preferred_block_size_bytes": 4 << 20,  # rows of random rollouts in fewer, larger blocks: each has a cost on both sides
     "output_format_json_quote_64bit_integers": 0,
     "additional_table_filters": map_literal(READERS_SEE),
 }

@@ -1,4 +1,4 @@
-"""Derives from the table of sql/traces.sql the facts for the verdict, and the digest that identifies the data read."""
+"""Derives from the table of observed.py the facts for the verdict, and the digest that identifies the data read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReadFacts:
 
     @classmethod
     def of(cls, table: Table) -> ReadFacts:
-        """Count the rows of sql/traces.sql by (attempt, marker), column-wise."""
+        """Count the rows of observed.py by (attempt, marker), column-wise."""
         table = table.select(_READ)  # without the tokens, nearly all of the data
         facts = cls(spans=int(column(table, "IsSpan").sum()))
         facts.digest = digest_of(int(np.bitwise_xor.reduce(column(table, "Identity"))), facts.spans)

@@ -1,7 +1,8 @@
 """The only way to read observations: over ClickHouse's HTTP protocol, embedded or a server.
 
 Algorithms use `traces`: it requests a barrier from the collectors, reads all rollouts in one query, and decides on every attempt.
-Queries are in sql/; rows.py converts rows to types, facts.py counts to facts, tokens.py tokens to columns.
+Queries are in sql/; observed.py derives what spans are, rows.py converts rows to types, facts.py counts to facts, tokens.py tokens to
+columns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
 from agl_otel.traces.names import OUTPUT_MESSAGES, names_in
+from agl_otel.traces.observed import with_derived
 from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
@@ -427,7 +429,7 @@ class TraceReader:
     async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts, dict[str, str]]:
         """Return what is stored of these rollouts, and {rollout id: why it cannot be read}."""
         table, unread = await self._in_parts("traces", ids)
-        return (table := distinct_in_order(table)), ReadFacts.of(table), unread
+        return (table := distinct_in_order(with_derived(table))), ReadFacts.of(table), unread
 
     async def _in_parts(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
         """Return the rows of a named query, and {rollout id: why it cannot be read}. A query that is too large is split in halves."""

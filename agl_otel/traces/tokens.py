@@ -1,4 +1,4 @@
-"""Converts the table of sql/traces.sql to CallColumns and rewards; token arrays become numpy views, without a Python loop over tokens.
+"""Converts the table of observed.py to CallColumns and rewards; token arrays become numpy views, without a Python loop over tokens.
 
 pyarrow is imported on use (here, in reader.py and figures.py): most commands and services never read a table.
 """
@@ -26,7 +26,7 @@ _REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Rew
 
 
 def distinct_in_order(table: Table) -> Table:
-    """Sort the rows of sql/traces.sql as CallColumns are, keeping for each identity the one with the lowest sequence number."""
+    """Sort the rows of observed.py as CallColumns are, keeping for each identity the one with the lowest sequence number."""
     from pyarrow import compute
 
     pc: Any = compute  # untyped: its functions are generated on import
@@ -63,7 +63,7 @@ def _taken(lists: Any, rows: NDArray[np.int64]) -> Any:
 
 
 def reward_rows(table: Table) -> list[dict[str, Any]]:
-    """Return the rows of sql/traces.sql with rewards (`Rewards` as a dict), ordered by rollout, attempt and sequence."""
+    """Return the rows of observed.py with rewards (`Rewards` as a dict), ordered by rollout, attempt and sequence."""
     found = table.select(_REWARD_COLUMNS).filter(column(table, "IsReward").astype(bool))
     rows = [{**row, "Rewards": dict(row["Rewards"])} for row in found.to_pylist()]
     return sorted(rows, key=lambda row: (row["RolloutId"], row["AttemptId"], row["SequenceId"], row["SpanId"]))
@@ -97,7 +97,7 @@ def _span_keys(table: Table, name: str) -> list[SpanKey]:
 
 
 def call_columns(table: Table) -> CallColumns:
-    """Return the model calls in the table of sql/traces.sql as columns."""
+    """Return the model calls in the table of observed.py as columns."""
     is_call = column(table, "IsCall").astype(bool)
     calls = table.drop_columns([*_TOKEN_COLUMNS, "Rewards"]).filter(is_call)
     rollouts, attempts, processes = strings(calls, "RolloutId"), strings(calls, "AttemptId"), strings(calls, "Process")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 from typing import Any
@@ -21,8 +22,10 @@ from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.figures import SETTLED_SECONDS
 from agl_otel.traces.names import AGENT_NAME
+from agl_otel.traces.observed import integer
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
+from agl_otel.traces.sql import named_query
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 from agl_otel.types.columns import Traces
 from agl_otel_hook import conventions
@@ -536,3 +539,32 @@ async def test_a_rollout_too_large_alone_is_left_out_and_the_others_are_read(eng
     assert found.calls.rollout_id == ["ro-1", "ro-3"]
     alone = await reader.traces([rollout("ro-2")], [attempt({"x": 1}, "ro-2")])
     assert (len(alone.calls), [verdict.kind for verdict in alone.verdicts.values()]) == (0, ["incomplete"])
+
+
+def test_a_read_of_rollouts_takes_two_granules_of_each_at_most(engine: TraceStore) -> None:
+    engine.command(
+        "INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanName, RolloutId, AttemptId, SequenceId) "
+        "SELECT 1750000000, hex(intDiv(number, 12)), hex(number), 'work', concat('ro-', hex(sipHash64(intDiv(number, 12)))), 'at-1', "
+        "number % 12 FROM numbers(60000)"
+    )
+    chosen = [
+        str(row[0]) for row in engine.select("SELECT DISTINCT RolloutId FROM otel.otel_traces ORDER BY cityHash64(RolloutId) LIMIT 16")
+    ]
+    plan = engine.select(f"EXPLAIN indexes = 1 {named_query('traces')}", {"rollouts": chosen})
+    granules = [int(found[1]) for line in plan if (found := re.search(r"Granules: (\d+)/", str(line[0])))]
+    assert 0 < min(granules) <= 2 * len(chosen)
+
+
+def test_numbers_among_facts_are_read_as_clickhouse_reads_them(engine: TraceStore) -> None:
+    texts = ["", "7", "-3", "+5", " 7", "1_0", "1e3", "0x10", "1.0", str((1 << 63) - 1), str(1 << 63), str(-(1 << 63)), "9" * 50, "٣"]
+    found = engine.select("SELECT toInt64OrZero(arrayJoin({texts:Array(String)}))", {"texts": texts})
+    assert [integer(text) for text in texts] == [int(str(row[0])) for row in found]
+
+
+async def test_of_a_fact_that_a_span_has_twice_the_first_counts(engine: TraceStore, reader: TraceReader) -> None:
+    twice = f"map('{conventions.PROCESS}', 'x', '{conventions.LLM_CALL}', '1', '{conventions.LLM_CALL}', '2')"
+    engine.command(
+        "INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanName, RolloutId, AttemptId, SequenceId, Facts) "
+        f"SELECT 1750000000, 't', 's1', '{conventions.SPAN_LLM}', 'ro-1', 'at-1', 1, {twice}"
+    )
+    assert (await reader.traces([rollout()], [attempt()], barrier=False, deadline_seconds=0)).calls.call.tolist() == [1]

@@ -73,7 +73,7 @@ async def test_an_answer_is_held_once_while_it_comes() -> None:
 
 
 def calls(order: list[int], ids: int = IDS) -> Any:
-    """Rows of sql/traces.sql in four chunks, as ClickHouse sends blocks: calls with these numbers, each with so many ids that hold it."""
+    """Rows of observed.py in four chunks, as ClickHouse sends blocks: calls with these numbers, each with so many ids that hold it."""
 
     def chunk(numbers: list[int]) -> Any:
         count = len(numbers)
