@@ -51,7 +51,8 @@ def check(signal: Signal, raw: bytes) -> int:
     if len(raw) <= FEW_PARTS * LEAST_BYTES:
         return 0
     found = merged.messages(signal, raw)
-    if found > MAX_PARTS - merged.UNSURE or found * LEAST_BYTES > len(raw):  # otherwise the number of parts is within bounds, too
+    # otherwise the number of parts is within bounds, too, and that of the other fields, of at least two bytes each
+    if found > MAX_PARTS - merged.UNSURE or found * LEAST_BYTES > len(raw) or len(raw) > 2 * MAX_OTHERS:
         check_parts(signal, raw)
     return _bounded(signal, raw, found, min(MAX_MESSAGES, len(raw) // LEAST_MESSAGE_BYTES))
 

@@ -4,7 +4,7 @@ The requests are the golden vectors', and generated ones like an agent's of a fe
 pieces of others put into them. Both cores read each, and make its rows. Prints how many requests, spans and records were compared: `read` of
 those that both accept, `rows` of those whose rows were compared too. A request that the two read differently, or make other rows of, is
 printed in hexadecimal, and the exit status is 1: add it to collector/conformance/wire/wire.json. `--seeds FILE` writes the requests before
-they are changed, one a line, as `cargo run --example fuzz` takes them.
+they are changed, one a line, as `make fuzz-native` takes them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def seeds() -> dict[Kind, list[bytes]]:
         logs = ExportLogsServiceRequest()
         logs.resource_logs.add().scope_logs.add().log_records.add(time_unix_nano=NOW, body=values[first], attributes=some)
         found["logs"].append(logs.SerializeToString())
-    if (wire := CONFORMANCE / "wire/wire.json").exists():
-        for vector in json.loads(wire.read_text())["vectors"]:
-            found[vector["signal"]].append(bytes.fromhex(vector["request"]))
+    for vector in json.loads((CONFORMANCE / "wire/wire.json").read_text())["vectors"]:
+        found[vector["signal"]].append(bytes.fromhex(vector["request"]))
     return found
 
 
@@ -119,8 +118,10 @@ def main(seconds: float, seed: int) -> int:
 
 def write_seeds(file: Path) -> None:
     """Write the requests as lines `traces|logs HEX`."""
+    found = seeds()
+    found["traces"].append(long_request(random.Random(1)))
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(f"{kind} {raw.hex()}\n" for kind, requests in seeds().items() for raw in requests))
+    file.write_text("".join(f"{kind} {raw.hex()}\n" for kind, requests in found.items() for raw in requests))
 
 
 if __name__ == "__main__":

@@ -55,5 +55,9 @@ def received(used: Core, kind: Kind, raw: bytes, now: int) -> dict[str, Any]:
 @both_cores
 @pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda vector: vector["name"])
 def test_the_vectors_of_the_wire(vector: dict[str, Any], used_core: Core) -> None:
-    expected = {"refused": True} if vector.get("refused") else {"items": sorted(vector["items"], key=lambda item: item.get("reject") == "unreadable")}
+    expected = (
+        {"refused": True}
+        if vector.get("refused")
+        else {"items": sorted(vector["items"], key=lambda item: item.get("reject") == "unreadable")}
+    )
     assert received(used_core, vector["signal"], bytes.fromhex(vector["request"]), int(VECTORS["nowUnixNano"])) == expected
