@@ -327,7 +327,7 @@ COUNTED: list[dict[str, Any]] = [
 """Figures of the third and the fourth step."""
 NOT_RECORDED = {
     *("step", "weights_version", "next_version", "attempts", "refused", "breaks", "kl", "started_at", "ended_at", "digest", "rollout_ids"),
-    *("read_seconds", "resampled", "carried", "oldest"),
+    *("read_seconds", "resampled", "carried", "oldest", "learning_rate"),
 }
 """Fields of GRPO's report that are the step's own, that may be empty, or that verl has not (tests/unit/algorithms/test_verl_figures.py)."""
 
