@@ -1,10 +1,10 @@
 """Holds the compiled core to its specification on damaged requests: `python -m tests.fuzz.core --seconds 60 --seed 7`.
 
-The requests are the golden vectors', and generated ones like an agent's of a few hundred spans; changed as damage or other encoders would, with
-pieces of others put into them. Both cores read each, and make its rows. Prints how many requests, spans and records were compared: `read` of
-those that both accept, `rows` of those whose rows were compared too. A request that the two read differently, or make other rows of, is
-printed in hexadecimal, and the exit status is 1: add it to collector/conformance/wire/wire.json. `--seeds FILE` writes the requests before
-they are changed, one a line, as `make fuzz-native` takes them.
+The requests are the golden vectors', and generated ones like an agent's of a few hundred spans; changed as damage or other encoders would,
+with pieces of others put into them. Both cores read each, and make its rows. Prints how many requests, spans and records were compared:
+`read` of those that both accept, `rows` of those whose rows were compared too. A request that the two read differently, or make other rows
+of, is printed in hexadecimal, and the exit status is 1: add it to collector/conformance/wire/wire.json. `--seeds FILE` writes the requests
+before they are changed, one a line, as `make fuzz-native` takes them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tests.fuzz.core import seeds
 from tests.otlp_requests import NOW, log_requests, trace_requests
 from tests.unit.adapters.test_hostile_spans import HOSTILE
 
-from .otlp import request_of, span
+from .otlp import Value, request_of, span
 from .stack import Stack, new_stack, start
 
 METHODS: dict[Kind, str] = {
@@ -38,10 +38,11 @@ METHODS: dict[Kind, str] = {
 }
 STORED: dict[Kind, str] = {
     "traces": "SELECT * EXCEPT (BatchId, BatchPos, ReceivedAt, SequenceId) FROM otel_traces ORDER BY BatchId, BatchPos FORMAT JSONEachRow",
-    "logs": "SELECT * EXCEPT (BatchId, BatchPos, ReceivedAt, SequenceId, TimestampTime) REPLACE (if(Timestamp = ReceivedAt, toDateTime64(0, 9), Timestamp) AS Timestamp) "
+    "logs": "SELECT * EXCEPT (BatchId, BatchPos, ReceivedAt, SequenceId, TimestampTime) "
+    "REPLACE (if(Timestamp = ReceivedAt, toDateTime64(0, 9), Timestamp) AS Timestamp) "
     "FROM otel_logs ORDER BY BatchId, BatchPos FORMAT JSONEachRow",
 }
-"""What is stored of each, but for what the clock says: a record without a time has that of its receipt, and numbers are taken batch by batch."""
+"""What is stored of each, but for what the clock says: the receipt, whose time records without one have, and numbers, taken by batches."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def crowded() -> list[tuple[Kind, bytes]]:
 
 
 async def answers(stack: Stack, cases: list[tuple[Kind, bytes]]) -> list[object]:
-    """Send all cases over HTTP, then over gRPC (with another rollout id: else they were resends); return each answer, then what is stored."""
+    """Send all over HTTP, then over gRPC (with another rollout id: else they were resends); return each answer, then what is stored."""
     found: list[object] = []
     async with aiohttp.ClientSession() as session, grpc.aio.insecure_channel(stack.grpc) as channel:
         headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ROLLOUT_ID: "ro-http"}
@@ -118,8 +119,9 @@ async def answers(stack: Stack, cases: list[tuple[Kind, bytes]]) -> list[object]
 @needs_compiled_core
 async def test_the_collector_answers_and_stores_the_same_with_either_core(tmp_path: Path) -> None:
     """Of all golden vectors and hostile requests."""
-    cases: list[tuple[Kind, bytes]] = [(kind, raw) for kind, requests in seeds().items() for raw in requests] + crowded()
-    texts = {f"k{number}": text for number, text in enumerate(HOSTILE) if isinstance(text, str)}
+    found_seeds: dict[Kind, list[bytes]] = seeds()
+    cases: list[tuple[Kind, bytes]] = [*((kind, raw) for kind, requests in found_seeds.items() for raw in requests), *crowded()]
+    texts: dict[str, Value] = {f"k{number}": text for number, text in enumerate(HOSTILE) if isinstance(text, str)}
     cases.append(("traces", request_of([span("hostile", texts, trace=b"t" * 16)]).SerializeToString()))
     found: list[list[object]] = []
     for name in ("compiled", "python"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError
 
-from agl_otel.collector.core import Core, Kind, PythonCore
+from agl_otel.collector.core import Core, Kind
 from agl_otel.collector.identify import identify
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.scan import AHEAD_NANO, PARENT_ID, SPAN_ID, TIMESTAMP, TRACE_ID
