@@ -80,7 +80,7 @@ func spanItems(body []byte, now uint64) ([]item, error) {
 		return nil, err
 	}
 	options := identify.Options{NowUnixNano: now, NoText: new(mender).traces(request)}
-	found := identify.Spans(request, identify.Headers{}, identify.NewMemory(identify.Limits{10, 10, time.Hour}), options)
+	found := identify.Spans(request, identify.Headers{}, identify.NewMemory(identify.Limits{MaxTraces: 10, MaxSpans: 10, MaxAge: time.Hour}), options)
 	items := []item{}
 	for _, group := range request.ResourceSpans().All() {
 		for _, scope := range group.ScopeSpans().All() {
@@ -102,7 +102,7 @@ func recordItems(body []byte, now uint64) ([]item, error) {
 		return nil, err
 	}
 	options := identify.Options{NowUnixNano: now, NoText: new(mender).logs(request)}
-	found := identify.Logs(request, identify.Headers{}, identify.NewMemory(identify.Limits{10, 10, time.Hour}), options)
+	found := identify.Logs(request, identify.Headers{}, identify.NewMemory(identify.Limits{MaxTraces: 10, MaxSpans: 10, MaxAge: time.Hour}), options)
 	items := []item{}
 	for _, group := range request.ResourceLogs().All() {
 		for _, scope := range group.ScopeLogs().All() {
