@@ -1,5 +1,6 @@
 """Group commit: all waiting requests share one write and one fsync, in a dedicated thread.
 
+The requests of one turn of the event loop are handed to the thread at once: waking it for each would cost more than writing.
 Futures complete in log order, on the event loop: when a record is on disk, so is every record before it.
 """
 
@@ -30,7 +31,8 @@ class GroupCommit:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[_Item | _Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Item] | _Work | None] = queue.SimpleQueue()
+        self._turn: list[_Item] = []
         self._closed = False
         self.waiting_bytes = 0
         self.groups = 0
@@ -55,7 +57,9 @@ class GroupCommit:
             raise UnavailableError(f"{self.waiting_bytes >> 20} MiB wait for the disk already: send it again later")
         future: asyncio.Future[Place] = self._loop.create_future()
         self.waiting_bytes += len(payload)
-        self._queue.put((kind, payload, future))
+        if not self._turn:
+            self._loop.call_soon(self._hand_over)
+        self._turn.append((kind, payload, future))
         return future
 
     @property
@@ -81,6 +85,7 @@ class GroupCommit:
         self._closed = True
         if self._next_try is not None:
             self._next_try.cancel()
+        self._hand_over()
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.sleep(0)
@@ -93,20 +98,26 @@ class GroupCommit:
             while True:
                 if item is None:
                     closing = True
-                elif len(item) == 2:
+                elif isinstance(item, list):
+                    group += item
+                else:
                     self._commit(group)
                     group = []
                     self._work(*item)
-                else:
-                    group.append(item)
                 try:
                     item = self._queue.get_nowait()
                 except queue.Empty:
                     break
             self._commit(group)
 
+    def _hand_over(self) -> None:
+        if self._turn:
+            self._queue.put(self._turn)
+            self._turn = []
+
     def _do(self, work: Callable[[], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
+        self._hand_over()
         self._queue.put((work, future))
         return future
 

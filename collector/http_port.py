@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -17,11 +17,12 @@ from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
 from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
-from agl_otel.net.http_server import browser_access, peer_has_certificate, readable
+from agl_otel.net.http_server import DIRECT, browser_access, peer_has_certificate, readable
 from agl_otel.net.in_flight import InFlight
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
+_PROTOBUF: Final = {"Content-Type": PROTOBUF}
 OPEN: Final = frozenset({"/health"})
 """Paths that need neither token nor client certificate."""
 _SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
@@ -65,9 +66,13 @@ class HttpPort:
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""
-        app = web.Application(middlewares=[self._visitors, readable, self._errors, self._bodies.held])
+        around = (self._visitors, readable, self._errors)
+        app = web.Application(middlewares=[*around, self._bodies.held])
+        app[DIRECT] = {}
         for protocol in PROTOCOLS:
-            app.router.add_post(protocol.path, self._export(protocol))
+            handler = self._export(protocol)
+            app.router.add_post(protocol.path, handler)
+            app[DIRECT][protocol.path] = reduce(lambda handler, each: partial(each, handler=handler), reversed(around), handler)
         app.router.add_get("/health", self._get_health)
         app.router.add_post("/barrier", self._post_barrier)
         for path, page in self._pages.items():
@@ -88,7 +93,7 @@ class HttpPort:
             answer = protocol.answer(outcome)
             if request.content_type == JSON:
                 return web.Response(body=otlpjson.to_json(answer), content_type=JSON)
-            return web.Response(body=answer.SerializeToString(), content_type=PROTOBUF)
+            return web.Response(body=answer.SerializeToString(), headers=_PROTOBUF)
 
         return handle
 
@@ -96,6 +101,8 @@ class HttpPort:
         """Read the request as protobuf bytes. The body counts as in flight here only while it arrives; then the intake counts it."""
         convert = partial(otlpjson.to_protobuf, protocol.request) if request.content_type == JSON else None
         try:
+            if convert is None and (body := self._bodies.whole(request)) is not None:  # the usual case
+                return body
             with self._bodies.in_flight.growing() as hold:
                 return await self._bodies.read(request, hold, convert=convert)
         except TooLargeError as error:

@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -30,7 +31,7 @@ from agl_otel.collector.memory import Ids, TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
 from agl_otel.collector.remembered import Remembered
-from agl_otel.collector.resends import Answered, Outcome, reason_text, rejections
+from agl_otel.collector.resends import Answered, Outcome, PendingOutcome, reason_text, rejections
 from agl_otel.collector.scan import AHEAD_NANO, Scan, within
 from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.collector.wal import Place
@@ -40,6 +41,7 @@ from agl_otel.net.auth import TRUSTED, Sender
 from agl_otel.net.in_flight import InFlight
 from agl_otel_hook import conventions
 
+_KEY_BYTES: Final = 16
 METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})
 """Headers that transports pass on; of a repeated one the first, like the Go collector."""
 
@@ -115,26 +117,37 @@ class Intake:
         self._recent.forget_old(now)
         known = self._recent.get(key)
         if known is None or (isinstance(known, Outcome) and known.position in self._writer.lost):
-            known = asyncio.ensure_future(self._accept(signal, raw, metadata, sender, key))
+            known = self._accept(signal, raw, metadata, sender, key, now)
             self._recent.put(key, now, known)
-            known.add_done_callback(functools.partial(self._keep_outcome, key))
         else:
             self.counts["resent"] += 1
-        # a disconnected client does not cancel the write
-        outcome = known if isinstance(known, Outcome) else await asyncio.shield(known)
+        outcome = known if isinstance(known, Outcome) else await known.outcome()
         if outcome.position is not None and metadata.get(conventions.HEADER_ACK) == "stored":
             await self._writer.wait(outcome.position)
             if outcome.position in self._writer.lost:
                 raise UnavailableError("it was damaged in the collector's log before it could be stored: send it again")
         return outcome
 
-    async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
+    def _accept(
+        self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: int, now: float
+    ) -> Outcome | PendingOutcome:
+        """Read a request and append it to the log; a disconnected client does not cancel what has been appended."""
         self._disk.check(0 if self._writer.idle else self._commit.bytes_held)  # stored data counts as none: it must not block new requests
-        with self._in_flight.hold(len(raw)):
-            return await self._write_to_log(signal, raw, metadata, sender, key)
+        size = len(raw)
+        self._in_flight.reserve(size)
+        try:
+            accepted = self._write_to_log(signal, raw, metadata, sender, key, now)
+        except BaseException:
+            self._in_flight.release(size)
+            raise
+        if isinstance(accepted, Outcome):
+            self._in_flight.release(size)
+        return accepted
 
-    async def _write_to_log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
-        now = self._clock()
+    def _write_to_log(
+        self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: int, now: float
+    ) -> Outcome | PendingOutcome:
+        size = len(raw)
         try:
             read, raw, unreadable, expanded = self._read(signal, raw, int(now * 10**9))
         except DataError:
@@ -149,7 +162,7 @@ class Intake:
         if self._masker is not None:
             raw = self._masker.masked(signal, raw)
         reasons = rejections(identities, unreadable)
-        rejected, dropped = reasons.total(), 0
+        rejected, dropped = sum(reasons.values()), 0
         if signal != "metrics":
             self.counts["unidentified"] += identities.count(lambda each: not each.rollout_id and not each.reason)
             identities = apply_policy(identities, self._unidentified)
@@ -163,12 +176,9 @@ class Intake:
             return Outcome(rejected, message)
         request = Request(signal, int(now * 1000), identities, raw, key, unreadable, expanded)
         future = self._commit.append(REQUEST, pack_request(request))
-        future.add_done_callback(functools.partial(self._logged, request))  # in log order, even if the client has disconnected
-        place = await future
-        faults.failpoint("logged")
-        for (rollout_id, attempt_id), count in spans.items():
-            self._heartbeats.add(rollout_id, attempt_id, count, now)
-        return Outcome(rejected, message, place.position)
+        pending = PendingOutcome()
+        future.add_done_callback(functools.partial(self._logged, _Logging(request, rejected, message, spans, now, size, pending)))
+        return pending
 
     def _read(self, signal: Signal, raw: bytes, now: int) -> tuple[Scan | ExportMetricsServiceRequest, bytes, int, int]:
         """Return what was read of a request, its bytes, the number of items removed as unreadable, and the size of its rows.
@@ -215,33 +225,54 @@ class Intake:
             start = end
         return identities, counts
 
-    def _count(self, signal: Signal, raw: bytes, reasons: Counter[str], dropped: int, kept: int) -> None:
+    def _count(self, signal: Signal, raw: bytes, reasons: dict[str, int], dropped: int, kept: int) -> None:
         self.counts["requests"] += 1
         self.counts["bytes"] += len(raw)
         self.counts[signal] += kept
         self.counts["dropped"] += dropped
-        self.counts["rejected"] += reasons.total()
+        self.counts["rejected"] += sum(reasons.values())
         for reason, count in reasons.items():
             self.rejected[signal, reason] += count
 
-    def _logged(self, request: Request, future: asyncio.Future[Place]) -> None:
-        if not future.cancelled() and future.exception() is None:
+    def _logged(self, logging: _Logging, future: asyncio.Future[Place]) -> None:
+        """Take a request that is on disk, in log order; one that failed counts as new if it is sent again."""
+        self._in_flight.release(logging.size)
+        request = logging.request
+        if (error := future.exception()) is not None:
+            self._recent.forget(request.key)
+            logging.pending.fail(error)
+            return
+        outcome = Outcome(logging.rejected, logging.message, future.result().position)
+        try:
             self.counts["logged"] += 1
             self._writer.add(future.result(), request)
             if self._forward is not None:
                 self._forward(request.signal, request.raw)
+            faults.failpoint("logged")
+            for (rollout_id, attempt_id), count in logging.spans.items():
+                self._heartbeats.add(rollout_id, attempt_id, count, logging.now)
+        finally:  # it is on disk
+            self._recent.settle(request.key, outcome)
+            logging.pending.settle(outcome)
 
-    def _keep_outcome(self, key: str, task: asyncio.Future[Outcome]) -> None:
-        """Keep the outcome; a failed request counts as new if it is sent again."""
-        if task.cancelled() or task.exception() is not None:
-            self._recent.forget(key)
-        else:
-            self._recent.settle(key, task.result())
+
+@dataclass(frozen=True, slots=True)
+class _Logging:
+    """A request on its way to the disk."""
+
+    request: Request
+    rejected: int
+    message: str
+    spans: Counter[Ids]
+    now: float
+    size: int
+    """Its bytes in flight."""
+    pending: PendingOutcome
 
 
-def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> str:
+def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> int:
+    ids = (metadata.get(name, "") for name in (conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID))
+    senders = ("/".join(sender.bound or ()),) if sender.is_agent else ()  # senders differ in what they may send
     digest = hashlib.sha1(raw, usedforsecurity=False)  # half the cost of sha256; who finds a collision loses only their own request
-    for name in (conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID):
-        digest.update(b"\0" + metadata.get(name, "").encode())
-    digest.update(b"\0" + "/".join(sender.bound or ()).encode() if sender.is_agent else b"")  # senders differ in what they may send
-    return f"{signal[0]}{digest.hexdigest()[:32]}"
+    digest.update("\0".join(("", signal, *ids, *senders)).encode())
+    return int.from_bytes(digest.digest()[:_KEY_BYTES])

@@ -48,8 +48,8 @@ class Request:
     """One per span, log record or data point in `raw`, including refused ones."""
     raw: bytes
     """The protobuf bytes, unchanged except for removed or masked parts."""
-    key: str = ""
-    """Identifies a resend of it (intake.py)."""
+    key: int = 0
+    """Identifies a resend of it (intake.py); 0: none."""
     unreadable: int = 0
     """Number of spans, records or points removed at receipt (unreadable.py)."""
     expanded: int = 0

@@ -7,22 +7,21 @@ double its size.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections import deque
 from typing import Final, TypeAlias
 
-from agl_otel.collector.resends import MAX_REMEMBERED, RESEND_SECONDS, Outcome
+from agl_otel.collector.resends import MAX_REMEMBERED, RESEND_SECONDS, Outcome, PendingOutcome
 
 ENTRY_BYTES: Final = 160
-"""Size of a plain response: 64 bytes for its key, 32 for its position, the rest for its dictionary slot."""
+"""Size of a plain response: 48 bytes for its key, 32 for its position, the rest for its dictionary slot."""
 MAX_BYTES: Final = MAX_REMEMBERED * ENTRY_BYTES
 _OUTCOME_BYTES: Final = 160  # of an outcome with a message, without the message
 _GENERATION_SECONDS: Final = RESEND_SECONDS / 10
 _GENERATIONS: Final = 20  # minimum number, if all are full
 _NOT_KEPT: Final = -1  # the position of a plain response that has none
 
-_Kept: TypeAlias = "int | Outcome | asyncio.Future[Outcome]"
+_Kept: TypeAlias = int | Outcome | PendingOutcome
 
 
 class _Generation:
@@ -31,7 +30,7 @@ class _Generation:
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
         self.bytes = 0
-        self.answers: dict[bytes, _Kept] = {}
+        self.answers: dict[int, _Kept] = {}
 
 
 class Remembered:
@@ -52,50 +51,42 @@ class Remembered:
         ):
             held.popleft()
 
-    def get(self, key: str) -> Outcome | asyncio.Future[Outcome] | None:
-        """Return the response to the request with this key, or its future; None if the key is unknown."""
-        packed = _packed(key)
+    def get(self, key: int) -> Outcome | PendingOutcome | None:
+        """Return the response to the request with this key; None if the key is unknown."""
         for generation in reversed(self._generations):
-            kept = generation.answers.get(packed)
+            kept = generation.answers.get(key)
             if isinstance(kept, int):
                 return Outcome(position=kept if kept != _NOT_KEPT else None)
             if kept is not None:
                 return kept
         return None
 
-    def put(self, key: str, at: float, answer: Outcome | asyncio.Future[Outcome]) -> None:
+    def put(self, key: int, at: float, answer: Outcome | PendingOutcome) -> None:
         """Store the response to a request received at `at`."""
-        packed = _packed(key)
-        self._remove(packed)
+        self._remove(key)
         last = self._generations[-1] if self._generations else None
         if last is None or at > last.began_at + _GENERATION_SECONDS or last.bytes > self._max_bytes // _GENERATIONS:
             last = _Generation(at)
             self._generations.append(last)
         kept, size = _small(answer)
-        last.answers[packed] = kept
+        last.answers[key] = kept
         last.bytes += size
 
-    def settle(self, key: str, outcome: Outcome) -> None:
-        """Replace a key's future by its outcome; do nothing if the key has been dropped."""
-        packed = _packed(key)
+    def settle(self, key: int, outcome: Outcome) -> None:
+        """Replace a key's pending outcome by its outcome; do nothing if the key has been dropped."""
         for generation in self._generations:
-            if packed in generation.answers:
-                generation.answers[packed], size = _small(outcome)
+            if key in generation.answers:
+                generation.answers[key], size = _small(outcome)
                 generation.bytes += size - ENTRY_BYTES
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: int) -> None:
         """Remove a key, so that the request counts as new when it is sent again."""
-        self._remove(_packed(key))
+        self._remove(key)
 
-    def _remove(self, packed: bytes) -> None:
+    def _remove(self, key: int) -> None:
         for generation in self._generations:
-            if (kept := generation.answers.pop(packed, None)) is not None:
+            if (kept := generation.answers.pop(key, None)) is not None:
                 generation.bytes -= _small(kept)[1]
-
-
-def _packed(key: str) -> bytes:
-    """Pack a key of intake.py, a letter and hexadecimal digits, into half the bytes."""
-    return key[:1].encode() + bytes.fromhex(key[1:])
 
 
 def _small(answer: _Kept) -> tuple[_Kept, int]:

@@ -8,9 +8,9 @@ the batch is stored, before its segments are deleted; a file is deleted when all
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,21 +52,48 @@ class Outcome:
         return cls(sum(reasons.values()), reason_text(reasons), position)
 
 
+class PendingOutcome:
+    """The response to a request that is not on disk yet. Any number of clients may wait for it, and each may stop waiting."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[Outcome]] = []
+
+    def outcome(self) -> asyncio.Future[Outcome]:
+        """Wait for the response. Raises what `fail` gets."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        return future
+
+    def settle(self, outcome: Outcome) -> None:
+        """Answer all that wait."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(outcome)
+
+    def fail(self, error: BaseException) -> None:
+        """Let all that wait raise an error."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
 class Answered(NamedTuple):
     """A request that has got its response."""
 
-    key: str
+    key: int
     """Identifies a resend of the request."""
     received_ms: int
     outcome: Outcome
 
 
-def rejections(identities: Identities, unreadable: int = 0) -> Counter[str]:
+def rejections(identities: Identities, unreadable: int = 0) -> dict[str, int]:
     """Return {reason: number of items rejected for it}; `unreadable` items were removed before."""
-    reasons = Counter({UNREADABLE: unreadable} if unreadable else {})
+    reasons = {UNREADABLE: unreadable} if unreadable else {}
     for count, identity in identities.runs:
         if identity.reason not in _NO_REJECTION:
-            reasons[identity.reason] += count
+            reasons[identity.reason] = reasons.get(identity.reason, 0) + count
     return reasons
 
 

@@ -46,9 +46,11 @@ class Telemetry:
             made = self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=SECONDS)
             return made.record
 
-        self.waited = seconds("agl.collector.wait.duration", "from receipt until the insert begins: log, queue, numbers")
+        self.waited = seconds(
+            "agl.collector.wait.duration", "from receipt of a batch's first request until its insert begins: log, queue, numbers"
+        )
         self.inserted = seconds("agl.collector.insert.duration", "one insert into ClickHouse, all its tables")
-        self.visible = seconds("agl.collector.visible.duration", "from receipt until visible to queries")
+        self.visible = seconds("agl.collector.visible.duration", "from receipt of a batch's first request until visible to queries")
 
     def count(self, name: str, unit: str, description: str, read: Callable[[], Readings]) -> None:
         """Create a counter; its values only increase."""
@@ -58,13 +60,12 @@ class Telemetry:
         """Create a gauge of the current value."""
         self._meter.create_observable_gauge(f"agl.collector.{name}", [_observe(read)], unit, description)
 
-    def batch_stored(self, received_ms: Sequence[int], began_at: float, seconds: float) -> None:
-        """Record a batch that became visible: times of receipt (Unix ms), start (Unix s) and duration of its insert."""
+    def batch_stored(self, received_ms: int, began_at: float, seconds: float) -> None:
+        """Record a batch that became visible: receipt of its first request (Unix ms), start (Unix s) and duration of its insert."""
         self.inserted(seconds)
-        for received in received_ms:
-            waited = max(0.0, began_at - received / 1000)
-            self.waited(waited)
-            self.visible(waited + seconds)
+        waited = max(0.0, began_at - received_ms / 1000)
+        self.waited(waited)
+        self.visible(waited + seconds)
 
     def snapshot(self) -> dict[str, list[dict[str, Any]]]:
         """Return {name: points}: each {"attributes", "value"}, or for durations {"attributes", "count", "sum", "p50", "p99"}."""

@@ -97,7 +97,7 @@ class Writer:
         read: Callable[[Place], bytes],
         resends: ResendJournal,
         *,
-        on_stored: Callable[[Sequence[int], float, float], None] | None = None,
+        on_stored: Callable[[int, float, float], None] | None = None,
     ) -> None:
         self._store = store
         self._recovery = Recovery(store, commit.directory)
@@ -373,7 +373,7 @@ class Writer:
 
         await self._retry_until_done("ClickHouse", attempt)
         if self._on_stored is not None:
-            self._on_stored([request.received_ms for _, request in members], watch.began_at, watch.seconds)
+            self._on_stored(members[0][1].received_ms, watch.began_at, watch.seconds)
         await self._remember(members)
         self._commit.append(STORED, pack_stored(batch)).add_done_callback(_look_at)  # recovery works without this record
         faults.failpoint("stored-noted")

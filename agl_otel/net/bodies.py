@@ -47,6 +47,15 @@ class Bodies:
             request[_READING] = (self, hold)
             return await handler(request)
 
+    def whole(self, request: web.Request) -> bytes | None:
+        """Return the body if all of it came with the head, as it did, and is not compressed. Raises TooLargeError."""
+        if not request.content.is_eof() or "Content-Encoding" in request.headers:
+            return None
+        body = request.content.read_nowait()
+        if len(body) > self._limit:
+            raise too_large(self._limit)
+        return body
+
     async def read(
         self, request: web.Request, hold: Hold, *, packed: bool = False, convert: Callable[[bytes], bytes] | None = None
     ) -> bytes:

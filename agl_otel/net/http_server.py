@@ -15,7 +15,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import aiohttp
 from aiohttp import web
@@ -62,6 +62,12 @@ _CLIENT_ERRORS: Final = ErrorFilter(HttpProcessingError, web.RequestPayloadError
 reason), and for disconnected clients."""
 
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+DIRECT: Final = web.AppKey("direct", dict[str, Handler])
+"""{path: handler of its POST requests}, which neither the router nor middlewares of the application see; for paths on which each
+microsecond counts."""
+
+
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:
     """Return a runner for `listen`; `options` are AppRunner's.
 
@@ -79,7 +85,10 @@ async def _forbid_other_origins(_: web.Request, answer: web.StreamResponse) -> N
 
 
 class _Runner(web.AppRunner):
-    """An AppRunner that also answers a request line without a target (`CONNECT `), whose missing URL would end aiohttp's task."""
+    """An AppRunner with handlers ahead of the application's (DIRECT).
+
+    It also answers a request line without a target (`CONNECT `), whose missing URL would end aiohttp's task.
+    """
 
     async def setup(self) -> None:
         """Set up the server."""
@@ -92,6 +101,17 @@ class _Runner(web.AppRunner):
             return make(message if message.url is not None else message._replace(url=_NO_TARGET), *more)
 
         server.request_factory = with_target
+        direct, handle = self.app.get(DIRECT, {}), server.request_handler
+
+        async def first_direct(request: web.Request) -> web.StreamResponse:
+            if request.method != "POST" or (handler := direct.get(request.path)) is None:
+                return await handle(request)
+            answer = await handler(request)
+            await _forbid_other_origins(request, answer)
+            return answer
+
+        if direct:
+            server.request_handler = cast("Any", first_direct)  # of the requests that `request_factory` makes
 
 
 async def while_connected(request: web.Request, work: Coroutine[Any, Any, T]) -> T:

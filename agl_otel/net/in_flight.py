@@ -24,38 +24,42 @@ class InFlight:
         self._setting = setting
         self._lock = threading.Lock()
 
-    @contextmanager
-    def hold(self, size: int) -> Generator[None]:
-        """Reserve `size` bytes while the block runs; a single request is always admitted.
+    def reserve(self, size: int, held: int = 0) -> None:
+        """Reserve `size` more bytes until `release`; `held` are reserved for this request already. A single request is always admitted.
 
         Raises UnavailableError if there is no room.
         """
-        with self.growing() as more:
-            more(size)
-            yield
+        with self._lock:
+            if self.bytes > held and self.bytes + size > self.limit:
+                self.refused += 1
+                raise UnavailableError(
+                    f"{self.bytes} bytes of requests are being taken already ({self._setting} {self.limit}): send it again later"
+                )
+            self.bytes += size
+
+    def release(self, size: int) -> None:
+        """Give back what was reserved."""
+        with self._lock:
+            self.bytes -= size
 
     @contextmanager
     def growing(self) -> Generator[Hold]:
         """Reserve bytes piece by piece, until the block ends, so that a merely announced length reserves nothing."""
         held = 0
         over = False
+        lock = threading.Lock()
 
         def more(size: int) -> None:
             nonlocal held
-            with self._lock:
+            with lock:
                 if over:
                     raise UnavailableError("nobody waits for this request any more")
-                if self.bytes > held and self.bytes + size > self.limit:
-                    self.refused += 1
-                    raise UnavailableError(
-                        f"{self.bytes} bytes of requests are being taken already ({self._setting} {self.limit}): send it again later"
-                    )
+                self.reserve(size, held)
                 held += size
-                self.bytes += size
 
         try:
             yield more
         finally:
-            with self._lock:
+            with lock:
                 over = True
-                self.bytes -= held
+            self.release(held)

@@ -57,7 +57,7 @@ def note(batch: Batch) -> tuple[int, bytes]:
 
 @given(IDENTITIES, st.binary(), st.sampled_from(["traces", "logs"]), st.integers(0, 2**50))
 def test_a_request_unpacks_to_what_was_packed(identities: list[Identity], raw: bytes, signal: str, received: int) -> None:
-    before = Request("logs" if signal == "logs" else "traces", received, Identities.of(identities), raw, "key", len(raw))
+    before = Request("logs" if signal == "logs" else "traces", received, Identities.of(identities), raw, 5, len(raw))
     assert unpack_request(pack_request(before)) == before
 
 

@@ -6,15 +6,18 @@ import asyncio
 import hashlib
 import tracemalloc
 
+import pytest
+
 from agl_otel.collector.remembered import ENTRY_BYTES, MAX_BYTES, Remembered
-from agl_otel.collector.resends import RESEND_SECONDS, Outcome
+from agl_otel.collector.resends import RESEND_SECONDS, Outcome, PendingOutcome
+from agl_otel.errors import UnavailableError
 
 TOP_RATE = 1_000_000 / 1_080
 """Requests per second: one costs 1,080 µs of CPU (docs/scale.md)."""
 
 
-def key(number: int) -> str:
-    return "t" + hashlib.sha1(b"%d" % number).hexdigest()[:32]
+def key(number: int) -> int:
+    return int.from_bytes(hashlib.sha1(b"%d" % number).digest()[:16])
 
 
 def test_ten_minutes_at_a_collectors_top_rate_fit() -> None:
@@ -63,10 +66,10 @@ def test_above_the_limit_the_oldest_are_dropped_even_within_a_second() -> None:
     assert 100 < len(known) < 1000
 
 
-async def test_a_response_is_first_a_future_and_a_failed_request_counts_as_new() -> None:
-    remembered, future = Remembered(), asyncio.get_running_loop().create_future()
-    remembered.put(key(1), 1.0, future)
-    assert remembered.get(key(1)) is future
+def test_a_response_is_first_pending_and_a_failed_request_counts_as_new() -> None:
+    remembered, pending = Remembered(), PendingOutcome()
+    remembered.put(key(1), 1.0, pending)
+    assert remembered.get(key(1)) is pending
     remembered.put(key(2), 99.0, Outcome())
     remembered.settle(key(1), Outcome(3, "3 × bad"))
     assert remembered.get(key(1)) == Outcome(3, "3 × bad")
@@ -76,3 +79,17 @@ async def test_a_response_is_first_a_future_and_a_failed_request_counts_as_new()
     remembered.settle(key(1), Outcome())  # it has been forgotten
     assert remembered.get(key(1)) is None
     assert len(remembered) == 1
+
+
+async def test_each_client_that_waits_for_a_response_may_stop_waiting() -> None:
+    pending = PendingOutcome()
+    waiting = [asyncio.ensure_future(pending.outcome()) for _ in range(3)]
+    waiting[1].cancel()
+    pending.settle(Outcome(position=7))
+    assert [await waiting[0], await waiting[2]] == [Outcome(position=7)] * 2
+    assert waiting[1].cancelled()
+    failing = PendingOutcome()
+    one = failing.outcome()
+    failing.fail(UnavailableError("no"))
+    with pytest.raises(UnavailableError, match="no"):
+        await one

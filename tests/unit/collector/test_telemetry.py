@@ -18,7 +18,8 @@ def test_counters_are_read_on_demand() -> None:
     numbers = {"a": 1}
     telemetry.count("things", "{thing}", "things", lambda: [(n, {"kind": kind}) for kind, n in numbers.items()])
     numbers |= {"a": 5, "b": 2}
-    telemetry.batch_stored([1000, 2000], 3.0, 0.5)
+    telemetry.batch_stored(1000, 3.0, 0.5)
+    telemetry.batch_stored(2000, 3.0, 0.5)
     found = telemetry.snapshot()
     assert found["agl.collector.things"] == [{"attributes": {"kind": "a"}, "value": 5}, {"attributes": {"kind": "b"}, "value": 2}]
     (visible,) = found["agl.collector.visible.duration"]

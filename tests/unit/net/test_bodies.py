@@ -83,12 +83,15 @@ def test_an_unknown_encoding_and_an_oversized_body_have_their_own_status() -> No
 
 def test_bytes_in_flight_are_bounded_but_one_request_always_fits() -> None:
     flight = InFlight(10)
-    with flight.hold(50):
-        with pytest.raises(UnavailableError, match="AGL_MAX_IN_FLIGHT_BYTES"), flight.hold(1):
-            pass
-        assert flight.bytes == 50
-    with flight.hold(4), flight.hold(6):
-        assert flight.bytes == 10
+    flight.reserve(50)
+    with pytest.raises(UnavailableError, match="AGL_MAX_IN_FLIGHT_BYTES"):
+        flight.reserve(1)
+    assert flight.bytes == 50
+    flight.release(50)
+    flight.reserve(4)
+    flight.reserve(6)
+    assert flight.bytes == 10
+    flight.release(10)
     assert (flight.bytes, flight.refused) == (0, 1)
 
 
@@ -97,8 +100,10 @@ def test_pieces_are_reserved_as_they_arrive_and_released_together() -> None:
     with flight.growing() as slow:
         assert flight.bytes == 0
         slow(4)
-        with flight.hold(6), pytest.raises(UnavailableError):
+        flight.reserve(6)
+        with pytest.raises(UnavailableError):
             slow(1)
+        flight.release(6)
         slow(7)  # alone it may have more than there is
         assert flight.bytes == 11
     assert (flight.bytes, flight.refused) == (0, 1)

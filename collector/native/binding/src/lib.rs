@@ -1,4 +1,4 @@
-//! The Python module `agl_otel.collector._native`. It takes bytes and nothing mutable, works without the GIL, and turns a panic into an error.
+//! The Python module `agl_otel.collector._native`. It takes bytes and nothing mutable, reads large requests without the GIL, and turns a panic into an error.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,9 +18,14 @@ use rows::wire::Malformed;
 create_exception!(_native, MalformedError, PyValueError, "The bytes are no such request.");
 create_exception!(_native, PanicError, PyRuntimeError, "A defect of this module; the request is not to blame, but cannot be read.");
 
-/// Runs `work` without the GIL.
-fn guarded<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
-    py.detach(|| catch_unwind(AssertUnwindSafe(work))).map_err(|panic| panicked(&message_of(panic.as_ref())))
+/// Size in bytes of requests that are read without the GIL: giving it up and taking it again costs more than reading a smaller one.
+const LARGE: usize = 64 << 10;
+
+/// Runs `work` on a request of `size` bytes, without the GIL if it is large.
+fn guarded<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> PyResult<T> {
+    let work = || catch_unwind(AssertUnwindSafe(work));
+    let done = if size < LARGE { work() } else { py.detach(work) };
+    done.map_err(|panic| panicked(&message_of(panic.as_ref())))
 }
 
 fn panicked(message: &str) -> PyErr {
@@ -87,7 +92,7 @@ impl Core {
         let signal = signal_of(signal);
         let limits = Limits { earliest, latest, attributes: max_attributes, tokens: max_tokens };
         let bytes = raw.as_bytes();
-        let scan = guarded(py, || Scan::read(signal, bytes, &limits, &self.names))?.map_err(malformed)?;
+        let scan = guarded(py, bytes.len(), || Scan::read(signal, bytes, &limits, &self.names))?.map_err(malformed)?;
         Scanned::new(py, scan)
     }
 
@@ -180,7 +185,7 @@ impl Rows {
         let bytes = raw.as_bytes();
         let names = &self.names;
         let rows = self.rows.as_mut().ok_or_else(|| PyValueError::new_err("the rows have been taken"))?;
-        let added = guarded(py, || {
+        let added = guarded(py, bytes.len(), || {
             let runs: Vec<_> =
                 runs.iter().map(|(count, ids)| (*count, ids.as_ref().map(|(one, two)| (one.as_str(), two.as_str())))).collect();
             let takes = |position: u32| only.as_ref().is_none_or(|only| only.contains(&position));
