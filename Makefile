@@ -71,11 +71,23 @@ chaos-queue: setup ## kill -9 of queue, PostgreSQL, runners and agents under 64 
 proof: setup ## hold verdicts against what really happened, with kills everywhere (ARGS="--attempts 200 --scenario child-killed --seed 7")
 	$(RUN) python -m tests.proof $(ARGS)
 
-fuzz: setup ## throw hostile bytes at every port of a real stack (ARGS="--seconds 120 queue otlp-grpc otlp-http clickhouse proxy web jaeger")
+fuzz: setup ## hostile bytes at every port of a real stack, then ten minutes for the core (ARGS="--seconds 120 queue otlp-grpc otlp-http clickhouse proxy web jaeger")
 	$(RUN) python -m tests.fuzz $(ARGS)
+	$(if $(shell command -v cargo),$(MAKE) fuzz-core fuzz-native FUZZ_SECONDS=300 ARGS=)
 
-fuzz-core: setup ## hold the compiled core to its specification on damaged requests (ARGS="--seconds 600 --seed 7")
-	$(RUN) python -m tests.fuzz.core $(ARGS)
+# Of each of the two: a minute together.
+FUZZ_SECONDS ?= 30
+
+fuzz-core: setup ## hold the compiled core to its specification on damaged requests (FUZZ_SECONDS=600, ARGS="--seed 7")
+	$(RUN) python -m tests.fuzz.core --seconds $(FUZZ_SECONDS) $(ARGS)
+
+# A folder of its own: other flags are another compilation of all packages. The sanitizer's flag is unstable, what it needs is in every toolchain.
+FUZZ_HOST = $(shell rustc --print host-tuple)
+fuzz-native: setup ## mutate requests in the compiled core, with the address sanitizer (needs Rust's cargo on Linux; FUZZ_SECONDS=600)
+	$(RUN) python -m tests.fuzz.core --seeds build/fuzz/seeds.txt
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=build/fuzz cargo run --quiet --manifest-path collector/native/Cargo.toml --package rows \
+	  --config profile.dev.opt-level=2 --target $(FUZZ_HOST) \
+	  --example fuzz -- $(CURDIR)/build/fuzz/seeds.txt $(FUZZ_SECONDS)
 
 matrix: setup ## play unmodified agents of many frameworks, write docs/frameworks.md (ARGS="langgraph smolagents": some)
 	$(RUN) python -m tests.matrix $(ARGS)
@@ -107,7 +119,7 @@ wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an en
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz fuzz-core matrix lint audit format web wheel
+.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz fuzz-core fuzz-native matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

@@ -51,7 +51,7 @@ def check(signal: Signal, raw: bytes) -> int:
     if len(raw) <= FEW_PARTS * LEAST_BYTES:
         return 0
     found = merged.messages(signal, raw)
-    if found > MAX_PARTS - merged.UNSURE or found * LEAST_BYTES > len(raw):  # otherwise the number of parts is within bounds, too
+    if _may_have_too_many_parts(found, len(raw)):
         check_parts(signal, raw)
     return _bounded(signal, raw, found, min(MAX_MESSAGES, len(raw) // LEAST_MESSAGE_BYTES))
 
@@ -62,13 +62,18 @@ def check_counts(size: int, parts: int, others: int, messages: int, values: int)
         return
     if parts > MAX_PARTS or parts * LEAST_BYTES > size:
         raise _too_many_parts(parts, size)
-    if others > MAX_OTHERS:
+    if others > MAX_OTHERS and _may_have_too_many_parts(messages + values, size):
         raise _too_many_others(size)
     most = min(MAX_MESSAGES, size // LEAST_MESSAGE_BYTES)
     if messages > most:
         raise _too_many_messages(most, size)
     if values > MAX_VALUES:
         raise _too_many_values()
+
+
+def _may_have_too_many_parts(messages: int, size: int) -> bool:
+    """Return whether parts must be counted one by one, which bounds the fields beside them; unknown fields alone cost little."""
+    return messages > MAX_PARTS - merged.UNSURE or messages * LEAST_BYTES > size
 
 
 def check_piece(signal: Signal, raw: bytes) -> None:

@@ -69,25 +69,29 @@ def _rows(request: Parsed) -> int:
         for group in request.resource_spans:
             shared = ROW_BYTES + _text(group.resource.SerializeToString())
             for part in group.scope_spans:
-                found += len(part.spans) * (shared + len(part.scope.name) + len(part.scope.version))
+                found += len(part.spans) * (shared + _bytes(part.scope.name) + _bytes(part.scope.version))
         return found
     if isinstance(request, ExportLogsServiceRequest):
         found = 0
         for logs in request.resource_logs:
-            shared = ROW_BYTES + _text(logs.resource.SerializeToString()) + len(logs.schema_url)
+            shared = ROW_BYTES + _text(logs.resource.SerializeToString()) + _bytes(logs.schema_url)
             for part in logs.scope_logs:
-                found += len(part.log_records) * (shared + _text(part.scope.SerializeToString()) + len(part.schema_url))
+                found += len(part.log_records) * (shared + _text(part.scope.SerializeToString()) + _bytes(part.schema_url))
         return found
     found = 0
     for metrics in request.resource_metrics:
-        shared = ROW_BYTES + _text(metrics.resource.SerializeToString()) + len(metrics.schema_url)
+        shared = ROW_BYTES + _text(metrics.resource.SerializeToString()) + _bytes(metrics.schema_url)
         for part in metrics.scope_metrics:
-            own = shared + _text(part.scope.SerializeToString()) + len(part.schema_url)
+            own = shared + _text(part.scope.SerializeToString()) + _bytes(part.schema_url)
             for metric in part.metrics:
                 kind = metric.WhichOneof("data")
                 points = len(getattr(metric, kind).data_points) if kind is not None else 0
-                found += points * (own + len(metric.name) + len(metric.description) + len(metric.unit))
+                found += points * (own + sum(map(_bytes, (metric.name, metric.description, metric.unit))))
     return found
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode())
 
 
 def _text(data: bytes) -> int:

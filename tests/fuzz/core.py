@@ -1,7 +1,10 @@
 """Holds the compiled core to its specification on damaged requests: `python -m tests.fuzz.core --seconds 60 --seed 7`.
 
-The requests are those of the golden vectors, changed as damage or other encoders would, and pieces of others put into them. Prints how many
-were tried. A request that the two read differently, or make other rows of, is printed in hexadecimal, and the exit status is 1.
+The requests are the golden vectors', and generated ones like an agent's of a few hundred spans; changed as damage or other encoders would,
+with pieces of others put into them. Both cores read each, and make its rows. Prints how many requests, spans and records were compared:
+`read` of those that both accept, `rows` of those whose rows were compared too. A request that the two read differently, or make other rows
+of, is printed in hexadecimal, and the exit status is 1: add it to collector/conformance/wire/wire.json. `--seeds FILE` writes the requests
+before they are changed, one a line, as `make fuzz-native` takes them.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ from tests.otlp_requests import NOW, mutate
 
 CONFORMANCE: Final = Path(__file__).parents[2] / "collector" / "conformance"
 BYTES: Final = {"traceId", "spanId", "parentSpanId"}
+LONG: Final = 300
+"""Spans of a generated request."""
+MOST: Final = 50 * LONG
+"""A generated request has more bytes."""
 
 
 def seeds() -> dict[Kind, list[bytes]]:
@@ -52,6 +59,8 @@ def seeds() -> dict[Kind, list[bytes]]:
         logs = ExportLogsServiceRequest()
         logs.resource_logs.add().scope_logs.add().log_records.add(time_unix_nano=NOW, body=values[first], attributes=some)
         found["logs"].append(logs.SerializeToString())
+    for vector in json.loads((CONFORMANCE / "wire/wire.json").read_text())["vectors"]:
+        found[vector["signal"]].append(bytes.fromhex(vector["request"]))
     return found
 
 
@@ -62,10 +71,28 @@ def _base64(value: Any) -> Any:
     return [_base64(item) for item in value] if isinstance(value, list) else value
 
 
+def long_request(chance: random.Random) -> bytes:
+    """Generate the request of an agent: spans of which each differs from the next in an id, a number or a name."""
+    request = ExportTraceServiceRequest()
+    group = request.resource_spans.add()
+    group.resource.attributes.add(key=conventions.ROLLOUT_ID).value.string_value = f"ro-{chance.randrange(9)}"
+    spans = group.scope_spans.add().spans
+    for _ in range(LONG):
+        span = spans.add(trace_id=chance.randbytes(16), span_id=chance.randbytes(8), name=chance.choice(("a", conventions.SPAN_SEAL)))
+        span.start_time_unix_nano = span.end_time_unix_nano = NOW
+        value = span.attributes.add(key=chance.choice(("n", "k", conventions.LLM_CALL))).value
+        if chance.random() < 0.5:
+            value.int_value = chance.randrange(1 << 40)
+        else:
+            value.double_value = chance.random()
+    return request.SerializeToString()
+
+
 def main(seconds: float, seed: int) -> int:
     """Compare until the time is over; return the exit status."""
     chance, corpus = random.Random(seed), seeds()
-    end, tried = time.monotonic() + seconds, 0
+    long = [long_request(chance) for _ in range(64)]
+    end, tried, read, made = time.monotonic() + seconds, 0, 0, 0
     while time.monotonic() < end:
         kind: Kind = chance.choice(("traces", "logs"))
         raw = chance.choice(corpus[kind])
@@ -74,19 +101,36 @@ def main(seconds: float, seed: int) -> int:
             at, start = chance.randint(0, len(raw)), chance.randint(0, len(other))
             raw = raw[:at] + other[start : start + chance.randint(1, 200)] + raw[at:]
         raw = mutate(raw, chance)
+        if kind == "traces" and chance.random() < 0.5:
+            before, at = chance.choice(long), chance.randrange(MOST)
+            raw = before + raw if chance.random() < 0.5 else before[:at] + bytes([before[at] ^ 1 << chance.randrange(8)]) + before[at + 1 :]
         tried += 1
+        with_rows = len(raw) < 16384 or chance.random() < 0.1  # they cost a hundred times as much as reading
         try:
-            compare(kind, raw)
+            items = compare(kind, raw, with_rows=with_rows)
         except AssertionError as error:
             print(f"seed {seed}, request {tried}, {kind}: {raw.hex()}\n{error}", file=sys.stderr)
             return 1
-    print(json.dumps({"seed": seed, "requests": tried, "seconds": seconds}))
+        read, made = read + items, made + with_rows * items
+    print(json.dumps({"seed": seed, "requests": tried, "read": read, "rows": made, "seconds": seconds}))
     return 0
+
+
+def write_seeds(file: Path) -> None:
+    """Write the requests as lines `traces|logs HEX`."""
+    found = seeds()
+    found["traces"].append(long_request(random.Random(1)))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{kind} {raw.hex()}\n" for kind, requests in found.items() for raw in requests))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--seeds", type=Path, metavar="FILE")
     options = parser.parse_args()
+    if options.seeds is not None:
+        write_seeds(options.seeds)
+        sys.exit(0)
     sys.exit(main(options.seconds, options.seed))

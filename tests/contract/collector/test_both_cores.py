@@ -1,13 +1,17 @@
-"""A real ClickHouse stores the same rows of both cores."""
+"""A real ClickHouse stores the same rows of both cores, and the collector answers the same with either."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import grpc
+import grpc.aio
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -18,8 +22,27 @@ from agl_otel.collector.scan import AHEAD_NANO
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.schema import create_schema
+from agl_otel_hook import conventions
+from agl_otel_hook.varint import varint
 from tests.cores import needs_compiled_core
+from tests.fuzz.core import seeds
 from tests.otlp_requests import NOW, log_requests, trace_requests
+from tests.unit.adapters.test_hostile_spans import HOSTILE
+
+from .otlp import Value, request_of, span
+from .stack import Stack, new_stack, start
+
+METHODS: dict[Kind, str] = {
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+}
+STORED: dict[Kind, str] = {
+    "traces": "SELECT * EXCEPT (BatchId, BatchPos, ReceivedAt, SequenceId) FROM otel_traces ORDER BY BatchId, BatchPos FORMAT JSONEachRow",
+    "logs": "SELECT * EXCEPT (BatchId, BatchPos, ReceivedAt, SequenceId, TimestampTime) "
+    "REPLACE (if(Timestamp = ReceivedAt, toDateTime64(0, 9), Timestamp) AS Timestamp) "
+    "FROM otel_logs ORDER BY BatchId, BatchPos FORMAT JSONEachRow",
+}
+"""What is stored of each, but for what the clock says: the receipt, whose time records without one have, and numbers, taken by batches."""
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +74,64 @@ def test_clickhouse_stores_the_same_rows_of_both_cores(stored_rows: ChdbEngine, 
             found = stored_rows.select(f"SELECT * EXCEPT (BatchId) FROM otel.otel_{signal} WHERE BatchId = {batch} ORDER BY BatchPos")
             seen.append(json.dumps(found))
         assert seen[0] == seen[1]
+
+
+def crowded() -> list[tuple[Kind, bytes]]:
+    """Requests of very many next to empty parts."""
+    spans = b"\x12\x00" * 10_000
+    part = b"\x12" + varint(len(spans)) + spans
+    attributes = b"\x12" + varint(20_000) + b"\x4a\x00" * 10_000
+    other = b"\x12" + varint(len(attributes)) + attributes
+    return [
+        ("traces", b"\x0a\x00" * 70_000),
+        ("logs", b"\x0a\x00" * 70_000),
+        *(("traces", b"\x0a" + varint(len(each)) + each) for each in (part, other)),
+        ("logs", b"\x0a" + varint(len(part)) + part),
+        ("traces", b"\x78\x01" * 300_000),
+    ]
+
+
+async def answers(stack: Stack, cases: list[tuple[Kind, bytes]]) -> list[object]:
+    """Send all over HTTP, then over gRPC (with another rollout id: else they were resends); return each answer, then what is stored."""
+    found: list[object] = []
+    async with aiohttp.ClientSession() as session, grpc.aio.insecure_channel(stack.grpc) as channel:
+        headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ROLLOUT_ID: "ro-http"}
+        for kind, raw in cases:
+            async with session.post(f"{stack.http}/v1/{kind}", data=raw, headers=headers) as response:
+                found.append((response.status, await response.read()))
+        for kind, raw in cases:
+            call: Any = channel.unary_unary(METHODS[kind], request_serializer=bytes, response_deserializer=bytes)
+            try:
+                found.append(await call(raw, metadata=((conventions.HEADER_ROLLOUT_ID, "ro-grpc"),)))
+            except grpc.aio.AioRpcError as error:
+                found.append((error.code(), error.details()))
+        async with session.post(f"{stack.http}/barrier") as response:
+            assert response.status == 200
+        for query in STORED.values():
+            async with session.post(stack.sql, data=query) as response:
+                text = await response.text()
+                assert response.status == 200, text
+                found += text.splitlines()
+    return found
+
+
+@pytest.mark.full
+@needs_compiled_core
+async def test_the_collector_answers_and_stores_the_same_with_either_core(tmp_path: Path) -> None:
+    """Of all golden vectors and hostile requests."""
+    found_seeds: dict[Kind, list[bytes]] = seeds()
+    cases: list[tuple[Kind, bytes]] = [*((kind, raw) for kind, requests in found_seeds.items() for raw in requests), *crowded()]
+    texts: dict[str, Value] = {f"k{number}": text for number, text in enumerate(HOSTILE) if isinstance(text, str)}
+    cases.append(("traces", request_of([span("hostile", texts, trace=b"t" * 16)]).SerializeToString()))
+    found: list[list[object]] = []
+    for name in ("compiled", "python"):
+        (tmp_path / name).mkdir()
+        with closing(new_stack(tmp_path / name)) as stack:
+            stack.environment["AGL_CORE"] = name
+            await start(stack)
+            found.append(await answers(stack, cases))
+    compiled, python = found
+    assert len(compiled) > 3 * len(cases)  # the answers and the rows
+    differing = [(number, one, other) for number, (one, other) in enumerate(itertools.zip_longest(compiled, python)) if one != other]
+    assert not differing[:3]
+    assert {type(each) for each in compiled} == {tuple, bytes, str}

@@ -12,10 +12,10 @@ from google.protobuf import json_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from agl_otel.collector.core import core
+from agl_otel.collector.core import Core, PythonCore, core
 from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.journal import Request
 from agl_otel.errors import SettingsError
@@ -45,6 +45,27 @@ def test_log_records(request: Any, refused: frozenset[int]) -> None:
 def test_damaged_requests_and_those_of_other_encoders(request: Any, random: Random) -> None:
     for _ in range(10):
         compare("traces" if isinstance(request, ExportTraceServiceRequest) else "logs", mutate(request.SerializeToString(), random))
+
+
+def expanded(used: Core, request: Any) -> int:
+    kind = "traces" if isinstance(request, ExportTraceServiceRequest) else "logs"
+    return used.scan(kind, request.SerializeToString(), latest=NOW, max_attributes=3)[1]
+
+
+@WHOLE
+@given(trace_requests() | log_requests())
+def test_a_request_has_one_size_of_its_rows(request: Any) -> None:
+    """Else one core would refuse with AGL_MAX_EXPANDED_BYTES what the other takes."""
+    assert expanded(COMPILED, request) == expanded(PythonCore(), request)
+
+
+@pytest.mark.parametrize("scope", [InstrumentationScope(name="é" * 4000), InstrumentationScope(attributes=[KeyValue(key="k" * 9000)])])
+def test_spans_repeat_the_name_of_their_scope_and_not_its_attributes(scope: InstrumentationScope) -> None:
+    request = one_span()
+    part = request.resource_spans[0].scope_spans[0]
+    part.scope.CopyFrom(scope)
+    part.spans.extend([part.spans[0]] * 50)
+    assert expanded(COMPILED, request) == expanded(PythonCore(), request)
 
 
 def one_span(**values: Any) -> ExportTraceServiceRequest:

@@ -34,6 +34,8 @@ pub enum Defect {
 const ROW_BYTES: u64 = 512;
 const MESSAGE_BYTES: u64 = 16;
 const OF_A_MESSAGE: u64 = 6;
+/// Of a request that is not longer, messages are not counted there.
+const SMALL: usize = 16_384;
 
 #[derive(Default)]
 pub struct Scan<'a> {
@@ -70,7 +72,7 @@ impl<'a> Scan<'a> {
             shared_bytes += scan.group(signal, group, limits, names)?;
         }
         let controls = request.iter().filter(|byte| **byte < 0x20 && !matches!(byte, 0x08 | b'\t' | b'\n' | 0x0c | b'\r')).count() as u64;
-        let messages = scan.counts.messages + scan.counts.values;
+        let messages = if request.len() <= SMALL { 0 } else { scan.counts.messages + scan.counts.values };
         let escaped = controls.saturating_sub(messages * OF_A_MESSAGE);
         scan.expanded = request.len() as u64 + 6 * escaped + messages * MESSAGE_BYTES + shared_bytes;
         Ok(scan)
@@ -83,7 +85,7 @@ impl<'a> Scan<'a> {
 
     /// Reads a ResourceSpans or ResourceLogs, and returns the bytes that its rows share.
     fn group(&mut self, signal: Signal, group: &'a [u8], limits: &Limits, names: &Names) -> Result<u64, Malformed> {
-        let (mut ids, mut shared, mut items, mut rows) = (Vec::new(), ROW_BYTES, 0, 0);
+        let (mut ids, mut shared, mut url, mut items, mut rows) = (Vec::new(), ROW_BYTES, 0, 0, 0);
         for field in fields(group, 1) {
             match field? {
                 (1, Content::Bytes(resource)) => {
@@ -100,25 +102,30 @@ impl<'a> Scan<'a> {
                 (3, Content::Bytes(text)) => {
                     self.counts.others += 1;
                     check_text(text)?;
-                    shared += if signal == Signal::Logs { text.len() as u64 } else { 0 };
+                    url = if signal == Signal::Logs { text.len() as u64 } else { 0 };
                 }
                 _ => self.counts.others += 1,
             }
         }
+        shared += url;
         let mut run: Option<(usize, Vec<u8>)> = None;
         for field in fields(group, 1) {
             let (2, Content::Bytes(part)) = field? else { continue };
             let before = items;
-            let mut own = 0;
+            let (mut attributes, mut name, mut version, mut url) = (0, 0, 0, 0);
             for field in fields(part, 2) {
                 match field? {
                     (1, Content::Bytes(scope)) => {
                         self.counts.others += 1;
                         check(&SCOPE, scope, 3, false, &mut self.counts)?;
-                        own += match signal {
-                            Signal::Traces => scope.len() as u64, // its name and version, about
-                            Signal::Logs => escaped_size(scope),
-                        };
+                        attributes += escaped_size(scope);
+                        for field in fields(scope, 3) {
+                            match field? {
+                                (1, Content::Bytes(text)) => name = text.len() as u64,
+                                (2, Content::Bytes(text)) => version = text.len() as u64,
+                                _ => {}
+                            }
+                        }
                     }
                     (2, Content::Bytes(item)) => {
                         self.part();
@@ -136,11 +143,15 @@ impl<'a> Scan<'a> {
                     (3, Content::Bytes(text)) => {
                         self.counts.others += 1;
                         check_text(text)?;
-                        own += if signal == Signal::Logs { text.len() as u64 } else { 0 };
+                        url = text.len() as u64;
                     }
                     _ => self.counts.others += 1,
                 }
             }
+            let own = match signal {
+                Signal::Traces => name + version, // a span's row has nothing else of its scope
+                Signal::Logs => attributes + url,
+            };
             rows += (items - before) as u64 * (shared + own);
         }
         self.own.extend(run);

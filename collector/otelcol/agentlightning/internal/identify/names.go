@@ -35,6 +35,7 @@ const (
 	ReasonParentID  = "parent span id is not 8 bytes"
 	ReasonText      = "text is no UTF-8"
 	ReasonNesting   = "attributes are nested too deeply"
+	ReasonWire      = "it cannot be read: its bytes are no protobuf"
 	ReasonKey       = "the sender's key is bound to another attempt"
 	ReasonTraining  = "only trainers send figures of training: an agent's key does not"
 	ReasonGiven     = "only the runner marks a reward as given: an agent's key does not"

@@ -1,6 +1,7 @@
 package identify
 
 import (
+	"maps"
 	"os"
 	"regexp"
 	"testing"
@@ -19,6 +20,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 		require.Equal(t, conventions[name], ours, name)
 	}
 	identify := pythonConstants(t, "../../../../identify.py")
+	maps.Copy(identify, pythonConstants(t, "../../../../scan.py"))
 	for name, ours := range map[string]string{
 		"TRACE_ID": ReasonTraceID, "SPAN_ID": ReasonSpanID, "TIMESTAMP": ReasonTimestamp,
 		"ROLLOUT_ID": ReasonRolloutID, "ATTEMPT_ID": ReasonAttemptID,

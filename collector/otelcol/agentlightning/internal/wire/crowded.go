@@ -104,15 +104,17 @@ func countParts(raw []byte, levels []level, parts *int) {
 	}
 }
 
-// survey walks all messages of a request once: how many there are, and whether they are nested too deeply.
+// survey walks all messages of a request once: how many there are, and what is wrong with them.
 type survey struct {
 	messages, values int
-	most             int // messages; the walk ends beyond it
-	deep             bool
+	most             int  // messages; the walk ends beyond it
+	deep             bool // nested too deeply
+	odd              bool // see message.normal
+	malformed        bool // not all of it is protobuf
 }
 
 // surveyed fails where the messages of a request are too many or next to empty.
-func surveyed(body []byte, schema message) (s survey, err error) {
+func surveyed(body []byte, schema *message) (s survey, err error) {
 	s.most = maxMessages
 	if len(body) > fewParts*leastBytes {
 		s.most = min(s.most, len(body)/leastMessageBytes)
@@ -130,17 +132,29 @@ func surveyed(body []byte, schema message) (s survey, err error) {
 // size is what the messages take when they are parsed, beside their bytes.
 func (s *survey) size() int64 { return int64(s.messages)*messageBytes + int64(s.values)*valueBytes }
 
-func (s *survey) walk(raw []byte, schema message, depth int) {
-	_, inList := schema[lists]
-	_ = each(raw, func(f value) bool {
-		inner, is := schema[f.number]
+func (s *survey) walk(raw []byte, schema *message, depth int) {
+	var last field // of the oneof
+	joined := false
+	err := each(raw, func(f value) bool {
+		if schema.foreign(f) {
+			s.odd = true
+			return true
+		}
+		inner, is := schema.inside[f.number]
+		if schema.oneof != nil && slices.Contains(schema.oneof, f.number) {
+			s.odd = s.odd || is && last == f.number
+			last = f.number
+		}
+		if f.number == schema.joined {
+			s.odd, joined = s.odd || joined, true
+		}
 		if !is || f.kind != protowire.BytesType {
 			return true
 		}
-		switch _, packed := inner[counts]; {
-		case inList:
+		switch {
+		case schema.list:
 			s.values++
-		case packed:
+		case inner.packed:
 			s.values += len(f.content)
 			fallthrough
 		default:
@@ -148,11 +162,12 @@ func (s *survey) walk(raw []byte, schema message, depth int) {
 		}
 		if depth == 0 {
 			s.deep = true
-		} else if len(inner) > 0 {
+		} else if inner.known != "" {
 			s.walk(f.content, inner, depth-1)
 		}
 		return s.messages <= s.most && s.values <= maxValues
 	})
+	s.malformed = s.malformed || err != nil
 }
 
 // partPath is the way to items, and to the data points of a metric.

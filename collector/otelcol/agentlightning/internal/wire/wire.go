@@ -17,54 +17,72 @@ import (
 // MaxDepth is how many messages may be inside each other, that of the request not counted: what Python's protobuf reads.
 const MaxDepth = 100
 
+var errMalformed = errors.New(identify.ReasonWire)
+
 // ErrNested is what a request is refused with whose deep value belongs to no item that could be kept.
 var ErrNested = errors.New(identify.ReasonNesting)
 
 type field = protowire.Number
 
-// message says which fields of a message are messages themselves. Lists of texts, and packed counts, are among them to be counted.
-type message map[field]message
+// message says which fields of a message there are, and which of them are messages themselves.
+type message struct {
+	known  string             // of each field that pdata knows, by number: the letter of its wire type, or - for none
+	inside map[field]*message // lists of texts, and packed counts, are among them to be counted
+	oneof  []field            // fields of which only the last counts
+	joined field              // a message that pdata does not merge where it is given again, because it consists of a oneof
 
-// Marks in a message, which are no fields.
-const (
-	lists  field = 0  // its messages are the values of a list
-	counts field = -1 // it holds packed numbers, a byte each at least
-)
+	list   bool // its messages are the values of a list
+	packed bool // it holds packed numbers, a byte each at least
+}
 
+// Wire types: v a varint, 8 and 4 so many bytes, b bytes; p and q are lists of varints and of eight bytes, packed or not.
 var (
-	anyValue   = message{}
-	keyValue   = message{2: anyValue}
-	holder     = func(attributes field) message { return message{attributes: keyValue} }
-	texts      = message{}
-	resource   = message{1: keyValue, 3: {3: texts, 4: texts}} // attributes, entities
-	buckets    = message{counts: nil}
-	numberData = message{7: keyValue, 5: holder(7)}                            // data points of gauges and sums
-	metric     = message{5: {1: numberData}, 7: {1: numberData}, 12: keyValue, // gauge, sum, metadata
-		9:  {1: {9: keyValue, 8: holder(7)}},                          // histogram
-		10: {1: {1: keyValue, 11: holder(7), 8: buckets, 9: buckets}}, // exponential histogram
-		11: {1: {7: keyValue, 6: {}}},                                 // summary
+	anyValue = &message{known: "bvv8bbbv", oneof: []field{1, 2, 3, 4, 5, 6, 7, 8}}
+	keyValue = &message{known: "bbv", inside: inside{2: anyValue}, joined: 2}
+	texts    = &message{} // no message, but a text: none of its bytes is looked at
+	leaf     = func(known string) *message { return &message{known: known} }
+	holder   = func(known string, attributes field) *message {
+		return &message{known: known, inside: inside{attributes: keyValue}}
 	}
-	span = message{9: keyValue, 11: holder(3), 13: holder(4)} // attributes, events, links
-	line = message{5: anyValue, 6: keyValue}                  // body, attributes
+	entity     = &message{known: "bbbb", inside: inside{3: texts, 4: texts}}
+	resource   = &message{known: "bvb", inside: inside{1: keyValue, 3: entity}}
+	scope      = holder("bbbv", 3)
+	exemplar   = holder("-88bb8b", 7)
+	buckets    = &message{known: "vp", packed: true}
+	numberData = &message{known: "-888b8bv", inside: inside{7: keyValue, 5: exemplar}} // data points of gauges and sums
+	histogram  = &message{known: "-8888qqbbv88", inside: inside{9: keyValue, 8: exemplar}}
+	exponents  = &message{known: "b8888v8bbvb888", inside: inside{1: keyValue, 11: exemplar, 8: buckets, 9: buckets}}
+	summary    = &message{known: "-8888bbv", inside: inside{7: keyValue, 6: leaf("88")}}
+	points     = func(known string, data *message) *message { return &message{known: known, inside: inside{1: data}} }
+	metric     = &message{known: "bbb-b-b-bbbb", oneof: []field{5, 7, 9, 10, 11}, inside: inside{
+		5: points("b", numberData), 7: points("bvv", numberData), 9: points("bv", histogram), 10: points("bv", exponents), 11: points("b", summary),
+		12: keyValue, // metadata
+	}}
+	span = &message{known: "bbbbbv88bvbvbvb4", inside: inside{9: keyValue, 11: holder("8bbv", 3), 13: holder("bbbbv4", 4), 15: leaf("-bv")}}
+	line = &message{known: "8vb-bbv4bb8b", inside: inside{5: anyValue, 6: keyValue}, joined: 5} // of a log: its body, its attributes
 
-	requests = map[string]message{ // by the name of the request's type
+	requests = map[string]*message{ // by the name of the request's type
 		"ExportTraceServiceRequest":   grouped(span),
 		"ExportLogsServiceRequest":    grouped(line),
 		"ExportMetricsServiceRequest": grouped(metric),
 	}
 )
 
+type inside = map[field]*message
+
 func init() {
-	anyValue[5] = message{1: anyValue, lists: nil} // array
-	anyValue[6] = message{1: keyValue}             // kvlist
+	anyValue.inside = inside{5: {known: "b", inside: inside{1: anyValue}, list: true}, 6: points("b", keyValue)}
 }
 
 // grouped is a request of items below scopes below resources.
-func grouped(item message) message { return message{1: {1: resource, 2: {1: holder(3), 2: item}}} }
+func grouped(item *message) *message {
+	part := &message{known: "bbb", inside: inside{1: scope, 2: item}}
+	return points("b", &message{known: "bbb", inside: inside{1: resource, 2: part}})
+}
 
 // kind of items: which of their fields are ids, and what is left of one whose values are nested too deeply.
 type kind struct {
-	item       message
+	item       *message
 	attributes field
 	ids        []id
 	kept       []field
@@ -88,7 +106,7 @@ var kinds = map[string]kind{
 
 // Clean gives the bytes of a request of this type so that they parse: those given, where nothing is wrong. Fails where they are no protobuf,
 // where its parts are too many, and with ErrNested; and as `grow` does, which is asked for what parsed messages take beside their bytes.
-func Clean(request string, body []byte, grow func(int64) error) ([]byte, error) {
+func Clean(request string, body []byte, grow func(int64) error) (cleaned []byte, err error) {
 	schema, known := requests[request]
 	if !known {
 		return body, nil
@@ -108,11 +126,17 @@ func Clean(request string, body []byte, grow func(int64) error) ([]byte, error) 
 	if deep && !items {
 		return nil, ErrNested
 	}
-	if !deep && (!items || of.wellFormed(body)) {
+	if found.malformed && !items {
+		return nil, errMalformed
+	}
+	if found.odd {
+		defer func() { cleaned = schema.normal(cleaned) }()
+	}
+	if !deep && !found.malformed && (!items || of.wellFormed(body)) {
 		return body, nil
 	}
 	c := cleaner{kind: of}
-	cleaned := c.rebuild(body, func(out []byte, f value) []byte {
+	cleaned = c.rebuild(body, func(out []byte, f value) []byte {
 		if f.number == 1 && f.kind == protowire.BytesType {
 			return f.with(out, c.group(f.content))
 		}
@@ -135,13 +159,13 @@ const (
 )
 
 func (c *cleaner) group(raw []byte) []byte {
-	raw, reason := c.holder(raw, 1, belowGroup, "")
+	raw, reason := c.holder(raw, resource, 1, belowGroup, "")
 	return c.rebuild(raw, func(out []byte, f value) []byte {
 		if f.number != 2 || f.kind != protowire.BytesType {
 			return append(out, f.raw...)
 		}
-		scope, reason := c.holder(f.content, 3, belowScope, reason)
-		return f.with(out, c.rebuild(scope, func(out []byte, f value) []byte {
+		part, reason := c.holder(f.content, scope, 3, belowScope, reason)
+		return f.with(out, c.rebuild(part, func(out []byte, f value) []byte {
 			if f.number != 2 || f.kind != protowire.BytesType {
 				return append(out, f.raw...)
 			}
@@ -150,11 +174,18 @@ func (c *cleaner) group(raw []byte) []byte {
 	})
 }
 
-// holder takes the attributes of a resource or scope (field 1 of its group) away where they are nested too deeply: then that is why all
-// items of the group are refused.
-func (c *cleaner) holder(raw []byte, attributes field, below int, reason string) ([]byte, string) {
+// holder takes the attributes of a resource or scope (field 1 of its group) away where they are nested too deeply, and all of it where it is
+// no message: then that is why all items of the group are refused.
+func (c *cleaner) holder(raw []byte, schema *message, attributes field, below int, reason string) ([]byte, string) {
 	rebuilt := c.rebuild(raw, func(out []byte, f value) []byte {
-		if f.number != 1 || f.kind != protowire.BytesType || shallow(f.content, holder(attributes), below-1) {
+		if f.number != 1 || f.kind != protowire.BytesType {
+			return append(out, f.raw...)
+		}
+		if !schema.parses(f.content, below-1) {
+			reason = identify.ReasonWire
+			return f.with(out, nil)
+		}
+		if shallow(f.content, schema, below-1) {
 			return append(out, f.raw...)
 		}
 		reason = identify.ReasonNesting
@@ -170,44 +201,51 @@ func (c *cleaner) holder(raw []byte, attributes field, below int, reason string)
 
 // item gives a span or record so that it parses, with the reason for which it is refused, if for any.
 func (c *cleaner) item(raw []byte, reason string) []byte {
-	deep := !shallow(raw, c.kind.item, belowItem)
+	spoiled := !shallow(raw, c.kind.item, belowItem)
 	if reason == "" {
 		reason = c.broken(raw)
 	}
-	if reason == "" && deep {
+	if reason == "" && spoiled {
 		reason = identify.ReasonNesting
 	}
-	var marked []byte
-	if reason != "" { // in front: of a key given twice the first counts
-		marked = protowire.AppendBytes(protowire.AppendTag(nil, c.attributes, protowire.BytesType), invalid(reason))
+	if !c.kind.item.parses(raw, belowItem) {
+		spoiled, reason = true, identify.ReasonWire
 	}
-	return append(marked, c.rebuild(raw, func(out []byte, f value) []byte {
+	var built []byte
+	if reason != "" { // in front: of a key given twice the first counts
+		built = protowire.AppendBytes(protowire.AppendTag(nil, c.attributes, protowire.BytesType), invalid(reason))
+	}
+	_ = each(raw, func(f value) bool { // up to where it does not parse, if it does not
 		switch {
-		case c.wrong(f) != "" || (deep && !slices.Contains(c.kept, f.number)):
-			return out
+		case c.wrong(f) != "" || (spoiled && !slices.Contains(c.kept, f.number)):
 		case c.links != 0 && f.number == c.links && f.kind == protowire.BytesType:
-			return f.with(out, c.rebuild(f.content, func(out []byte, f value) []byte {
+			built = f.with(built, c.rebuild(f.content, func(out []byte, f value) []byte {
 				if wrongLink(f) {
 					return out
 				}
 				return append(out, f.raw...)
 			}))
 		default:
-			return append(out, f.raw...)
+			built = append(built, f.raw...)
 		}
-	})...)
+		return true
+	})
+	return built
 }
 
-// broken says which id of an item has another length than ids have: the first in the order of their checks.
+// broken says which id of an item has another length than ids have: the first in the order of their checks. Of an id given twice the last
+// counts.
 func (k kind) broken(item []byte) string {
-	found := map[string]bool{}
+	found := map[field]string{}
 	_ = each(item, func(f value) bool {
-		found[k.wrong(f)] = true
+		if f.kind == protowire.BytesType {
+			found[f.number] = k.wrong(f)
+		}
 		return true
 	})
 	for _, one := range k.ids {
-		if found[one.reason] {
-			return one.reason
+		if reason := found[one.field]; reason != "" {
+			return reason
 		}
 	}
 	return ""
@@ -261,10 +299,10 @@ func (k kind) wellFormed(body []byte) bool {
 }
 
 // shallow says whether no message of these bytes is more than `depth` levels down.
-func shallow(raw []byte, schema message, depth int) bool {
+func shallow(raw []byte, schema *message, depth int) bool {
 	good := true
 	_ = each(raw, func(f value) bool {
-		if inner, is := schema[f.number]; is && f.kind == protowire.BytesType {
+		if inner, is := schema.inside[f.number]; is && f.kind == protowire.BytesType {
 			good = depth > 0 && shallow(f.content, inner, depth-1)
 		}
 		return good

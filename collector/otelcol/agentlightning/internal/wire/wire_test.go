@@ -2,6 +2,9 @@ package wire
 
 import (
 	"bytes"
+	"encoding/hex"
+	"os"
+	"regexp"
 	"slices"
 	"testing"
 	"unicode/utf8"
@@ -193,8 +196,13 @@ func TestWhatIsNoProtobufIsNotTakenForSome(t *testing.T) {
 			require.Error(t, ptraceotlp.NewExportRequest().UnmarshalProto(cleaned))
 		}
 	}
-	_, err := Clean(traces, request(nil, nil, append(of(1, []byte{1}), 0xff)), unbounded)
-	require.Error(t, err)
+	spans := parsed(t, request(nil, nil, append(slices.Clone(goodSpan), 0xff), goodSpan))
+	require.Equal(t, []string{identify.ReasonWire, ""}, reasons(spans))
+	require.Equal(t, "good", spans[0].Name())
+	spans = parsed(t, append(request([]byte{0xff}, nil, goodSpan), append(request(nil, []byte{0xff}, goodSpan), request(nil, nil, goodSpan)...)...))
+	require.Equal(t, []string{identify.ReasonWire, identify.ReasonWire, ""}, reasons(spans))
+	_, err := Clean(metrics, request(nil, nil, []byte{0xff}), unbounded)
+	require.ErrorIs(t, err, errMalformed)
 	same, err := Clean("ExportProfilesServiceRequest", []byte{0xff}, unbounded)
 	require.NoError(t, err)
 	require.Equal(t, []byte{0xff}, same)
@@ -202,6 +210,13 @@ func TestWhatIsNoProtobufIsNotTakenForSome(t *testing.T) {
 
 func FuzzClean(f *testing.F) {
 	f.Add(request(of(1, nested(40)), nil, of(1, []byte{1}, 9, nested(40), 13, of(1, []byte{3}))))
+	file, err := os.ReadFile("../../../../conformance/wire/wire.json")
+	require.NoError(f, err)
+	for _, seed := range regexp.MustCompile(`"request": "([0-9a-f]+)"`).FindAllSubmatch(file, -1) {
+		raw, err := hex.DecodeString(string(seed[1]))
+		require.NoError(f, err)
+		f.Add(raw)
+	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		for _, name := range []string{traces, logs, metrics} {
 			cleaned, err := Clean(name, raw, unbounded)
@@ -211,6 +226,12 @@ func FuzzClean(f *testing.F) {
 			again, err := Clean(name, cleaned, unbounded)
 			require.NoError(t, err)
 			require.Equal(t, cleaned, again)
+			switch name {
+			case traces:
+				require.NoError(t, ptraceotlp.NewExportRequest().UnmarshalProto(cleaned))
+			case logs:
+				require.NoError(t, plogotlp.NewExportRequest().UnmarshalProto(cleaned))
+			}
 		}
 	})
 }
