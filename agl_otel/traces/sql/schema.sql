@@ -100,7 +100,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_logs (
 PARTITION BY toDate(ReceivedAt)
 ORDER BY (RolloutId, AttemptId, Timestamp)
 SETTINGS index_granularity = 512, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 10000,
-  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1, merge_selector_base = 12;
 
 -- Targets hold idempotent states only (min, max, sets of identities): a repeated insert feeds them again, and recovery refills them by BatchId.
 -- The SELECTs stand again in refill_*.sql; a test compares them. Views write to disk with the rows they derive from, because the log forgets a
@@ -113,7 +113,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces_trace_id_ts (
   ReceivedDay Date,
   RolloutId String CODEC(LZ4)
 ) ENGINE = MergeTree PARTITION BY ReceivedDay ORDER BY (TraceId, Start)
-SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
+SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, merge_selector_base = 12,
+  fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otel_traces_trace_id_ts_mv TO otel.otel_traces_trace_id_ts AS
 SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End, toDate(ReceivedAt) AS ReceivedDay, RolloutId
@@ -128,7 +129,7 @@ CREATE TABLE IF NOT EXISTS otel.rollout_summary_states (
   FirstTime SimpleAggregateFunction(min, DateTime64(9)),
   LastTime SimpleAggregateFunction(max, DateTime64(9))
 ) ENGINE = AggregatingMergeTree ORDER BY (RolloutId, AttemptId)
-SETTINGS fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
+SETTINGS fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1, merge_selector_base = 12;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.rollout_summary_mv TO otel.rollout_summary_states AS
 SELECT RolloutId, AttemptId,
@@ -156,7 +157,7 @@ CREATE TABLE IF NOT EXISTS otel.services (
   FirstTime SimpleAggregateFunction(min, DateTime64(9)),
   LastTime SimpleAggregateFunction(max, DateTime64(9))
 ) ENGINE = AggregatingMergeTree ORDER BY (ServiceName, SpanName, SpanKind)
-SETTINGS fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1;
+SETTINGS fsync_after_insert = 1, min_rows_to_fsync_after_merge = 1, fsync_part_directory = 1, merge_selector_base = 12;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.services_mv TO otel.services AS
 SELECT ServiceName, SpanName, SpanKind, min(Timestamp) AS FirstTime, max(Timestamp) AS LastTime
