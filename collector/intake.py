@@ -12,8 +12,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -256,8 +255,7 @@ class Intake:
             logging.pending.settle(outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class _Logging:
+class _Logging(NamedTuple):
     """A request on its way to the disk."""
 
     request: Request

@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.wal import Record
@@ -37,8 +37,7 @@ Signal = Literal["traces", "logs", "metrics"]
 _SIZE: Final = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """An accepted request."""
 
     signal: Signal
@@ -145,7 +144,7 @@ def without_stored(request: Request, found: Collection[int]) -> Request:
         return request
     stored = set(found)
     each = (i._replace(reason=i.reason or ALREADY) if index in stored else i for index, i in enumerate(request.identities))
-    return replace(request, identities=Identities.of(each))
+    return request._replace(identities=Identities.of(each))
 
 
 def describe(kind: int | None, payload: bytes) -> str:

@@ -31,6 +31,7 @@ import socket
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -346,6 +347,7 @@ def _follows_a_link(headers: Mapping[str, str]) -> bool:
     return (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
 
 
+@lru_cache(maxsize=64)
 def _asked_name(host: str) -> str:
     """Return the host name of a Host header in lower case, without the port; an invalid header unchanged."""
     try:
