@@ -37,7 +37,7 @@ ROOM_BYTES: Final = (0, 100_000)
 NAMES: Final = {
     "checkpoint": "the checkpoint {disk}/run/checkpoints/step-000001 cannot be written",
     "checkpoint of an adapter": "the checkpoint {disk}/lora/checkpoints/step-000001 cannot be written",
-    "checkpoint beside pushed weights": "trainer.pt of the checkpoint {disk}/run/checkpoints/step-000001 cannot be written",
+    "checkpoint beside pushed weights": "the checkpoint {disk}/run/checkpoints/step-000001 cannot be written",
     "push": "the weights in {disk}/run/weights/2 cannot be written",
     "push of an adapter": "the weights in {disk}/lora/weights/2 cannot be written",
     "the model's files": "{disk}/other/policy cannot be written",
@@ -59,9 +59,12 @@ def test_a_full_disk_is_named_with_what_could_not_be_written_and_leaves_nothing_
     found, of_round = json.loads(ended.stdout.splitlines()[-1])
     assert found.keys() == NAMES.keys()
     assert of_round[0] == of_round[1], "a round that is trained again after a full disk has the weights of one that had room"
+    beside_weights = found["checkpoint beside pushed weights"][0]["said"]
+    assert beside_weights is not None and beside_weights.startswith("trainer.pt of the checkpoint ")
     for what, tries in found.items():
         for tried in tries:
-            assert tried["said"] is None or tried["said"].startswith(NAMES[what].format(disk=disk)), (what, tried)
+            said = tried["said"] and tried["said"].removeprefix("trainer.pt of ")
+            assert said is None or said.startswith(NAMES[what].format(disk=disk)), (what, tried)
             assert tried["said"] is None or ("disk is full (" in tried["said"] and "free space" in tried["said"]), (what, tried)
             assert tried["left"] == [], (what, tried)
         assert tries[0]["said"] is not None, what
