@@ -26,6 +26,7 @@ from agl_otel.jobs.served import (
     vllm_arguments,
 )
 from agl_otel.jobs.sft import SFTRun
+from agl_otel.store import Store
 
 
 def job(*, device: str = "cpu", options: dict[str, Any] | None = None, **policy: Any) -> Job:
@@ -97,7 +98,7 @@ async def test_a_run_writes_nothing_to_a_folder_that_another_process_works_in(tm
     (tmp_path / "mine.py").write_text("def agent(task): return 1.0\n")
     made = job()
     made.agent.function = str(tmp_path / "mine.py:agent")
-    store: Any = None  # the folder is locked before it is asked
+    store = Store("127.0.0.1:1")  # the folder is locked before it is asked
     with lock_run(folder := tmp_path / "run"), pytest.raises(InUseError, match=r"another process works on the run in .* wait for its end"):
         async with kind(made, store, folder):
             pass
