@@ -106,8 +106,10 @@ class JobRun:
         NEW_RUN.set((self.folder.absolute(), run_id))
         self._exit.callback(NEW_RUN.set, None)
         try:
-            self.store = await self._exit.enter_async_context(self.store.labelled({RUN_LABEL: run_id}))
+            self.store = self.store.labelled({RUN_LABEL: run_id})
+            self._exit.push_async_callback(self.store.close)
             await self._start()
+            await self.store.open()
         except BaseException:
             await self._close()
             raise
