@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import shutil
 import subprocess
 import sys
@@ -106,7 +106,10 @@ def _end(process: subprocess.Popen[bytes], discard: Path | None, owner: int) -> 
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
-    if process.stdout in select.select([process.stdout], [], [], STOP_SECONDS)[0] and process.stdout.readline():
+    with selectors.DefaultSelector() as selector:  # select() refuses file numbers from 1024
+        selector.register(process.stdout, selectors.EVENT_READ)
+        told = selector.select(STOP_SECONDS) and process.stdout.readline()
+    if told:
         process.stdout.close()
         process.returncode = 0  # it goes on for others that use the stack, so it is not waited for
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import select
+import selectors
 import socket
 import threading
 import time
@@ -83,21 +83,24 @@ class Exchange:
                 self._stopping.wait(RECONNECT_SECONDS)
 
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
-        while True:
-            self._send(connection)
-            received = False
-            for notification in connection.notifies(timeout=0):
-                if notification.pid != connection.info.backend_pid:
-                    received = True
-                    self._receive(_read(notification.payload))
-            if self._stopping.is_set():
-                return
-            ready, _, _ = select.select([connection.fileno(), self._wake_reader], [], [], 0 if received else LOOK_SECONDS)
-            if self._wake_reader in ready:
-                self._wake_reader.recv(4096)
-            if not ready and not received:
-                self.clock_ahead = server_clock_ahead(connection)  # also detects a dead connection
-                self._receive(Signals(missed=True))
+        with selectors.DefaultSelector() as selector:  # select() refuses file numbers from 1024
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            while True:
+                self._send(connection)
+                received = False
+                for notification in connection.notifies(timeout=0):
+                    if notification.pid != connection.info.backend_pid:
+                        received = True
+                        self._receive(_read(notification.payload))
+                if self._stopping.is_set():
+                    return
+                ready = [key.fileobj for key, _ in selector.select(0 if received else LOOK_SECONDS)]
+                if self._wake_reader in ready:
+                    self._wake_reader.recv(4096)
+                if not ready and not received:
+                    self.clock_ahead = server_clock_ahead(connection)  # also detects a dead connection
+                    self._receive(Signals(missed=True))
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
         with self._lock:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,25 @@ async def test_a_claim_that_waits_at_one_gets_what_is_enqueued_at_the_other(pair
     await until_waiting(pair[1], 1)
     await pair[0].client.enqueue(tasks("x"))
     assert [c.input for c in await claim] == ["x"]
+
+
+@pytest.fixture
+def crowded() -> Iterator[None]:
+    """More open files than select() takes, as a service with a thousand clients has."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4096, limits[1])), limits[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    yield
+    for each in held:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_services_with_a_thousand_open_files_hear_of_each_other(crowded: None, pair: tuple[LocalQueue, LocalQueue]) -> None:
+    waiting = asyncio.create_task(pair[0].client.claim(worker_id="w", wait_seconds=300))
+    await until_waiting(pair[0], 1)
+    await pair[1].client.enqueue(tasks("x"))
+    assert [each.input for each in await waiting] == ["x"]
 
 
 async def test_a_wait_at_one_ends_when_the_rollout_ends_at_the_other(pair: tuple[LocalQueue, LocalQueue]) -> None:
