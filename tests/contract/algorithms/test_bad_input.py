@@ -288,7 +288,10 @@ async def test_calls_that_the_agent_constrained_are_counted_and_said(
         kind, store, folder, tmp_path / "run", lambda rollout: replace(by_place(rollout), constrained=member(rollout) == 1), **options
     )
     assert (report.own_sampling, report.calls_trained, report.figures["own_sampling_share"]) == (4, 8, 0.5)
-    assert "step 1: 4 of 8 model calls read for training (50 %) were sampled with settings" in caplog.text and "a forced tool call" in caplog.text
+    assert (
+        "step 1: 4 of 8 model calls read for training (50 %) were sampled with settings" in caplog.text
+        and "a forced tool call" in caplog.text
+    )
 
 
 async def test_equal_rewards_change_no_weights(
