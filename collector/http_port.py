@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, reduce
 from typing import Any, Final, cast
 
@@ -17,7 +17,7 @@ from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
 from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
-from agl_otel.net.http_server import DIRECT, browser_access, peer_has_certificate, readable
+from agl_otel.net.http_server import DIRECT, Handler, browser_access, peer_has_certificate, readable
 from agl_otel.net.in_flight import InFlight
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -27,7 +27,6 @@ OPEN: Final = frozenset({"/health"})
 """Paths that need neither token nor client certificate."""
 _SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
 _ADMISSION: Final = web.RequestKey("admission", Admission)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpPort:

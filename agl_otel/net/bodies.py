@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from aiohttp import web
 
 from agl_otel.errors import UnavailableError
 from agl_otel.net.compress import decompress, too_large
+from agl_otel.net.http_server import Handler
 from agl_otel.net.in_flight import Hold, InFlight
 
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
@@ -23,7 +24,6 @@ LARGE_BYTES: Final = 1 << 20  # bodies of this size have their own threads, so t
 UNPACKING: Final = 3  # threads in each pool
 _SMALL: Final = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack")
 _LARGE: Final = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack-large")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Bodies:
@@ -49,7 +49,11 @@ class Bodies:
 
     def whole(self, request: web.Request) -> bytes | None:
         """Return the body if all of it came with the head, as it did, and is not compressed. Raises TooLargeError."""
-        if not request.content.is_eof() or "Content-Encoding" in request.headers:
+        return None if "Content-Encoding" in request.headers else self._arrived(request)
+
+    def _arrived(self, request: web.Request) -> bytes | None:
+        """Return the body as it came if all of it is there, the usual case. Raises TooLargeError."""
+        if not request.content.is_eof():
             return None
         body = request.content.read_nowait()
         if len(body) > self._limit:
@@ -77,6 +81,10 @@ class Bodies:
         return await asyncio.get_running_loop().run_in_executor(_SMALL if len(body) < LARGE_BYTES else _LARGE, unpack)
 
     async def _come(self, request: web.Request, hold: Hold) -> bytes:
+        if (body := self._arrived(request)) is not None:
+            if body:
+                hold(len(body))
+            return body
         parts: list[bytes] = []
         size = 0
 
@@ -88,10 +96,6 @@ class Bodies:
             hold(len(part))
             parts.append(part)
 
-        if request.content.is_eof():  # the usual case: all of it came with the head
-            if body := request.content.read_nowait():
-                take(body)
-            return body
         try:
             async with asyncio.timeout(self._seconds):
                 async for part in request.content.iter_any():

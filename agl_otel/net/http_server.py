@@ -33,6 +33,7 @@ LOOK_SECONDS: Final = 0.25  # between two checks whether a client is still conne
 STALLED_SECONDS: Final = 60.0  # without progress of a client that reads its answer, which stays in memory meanwhile
 _NO_TARGET: Final = URL("*")  # as in `OPTIONS *`; matches no route
 T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def listens(address: str, *, seconds: float = 1.0) -> bool:
@@ -62,7 +63,6 @@ _CLIENT_ERRORS: Final = ErrorFilter(HttpProcessingError, web.RequestPayloadError
 reason), and for disconnected clients."""
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DIRECT: Final = web.AppKey("direct", dict[str, Handler])
 """{path: handler of its POST requests}, which neither the router nor middlewares of the application see; for paths on which each
 microsecond counts."""
@@ -144,7 +144,7 @@ def browser_access(visitors: BrowserAccess, *, page: str = "") -> Any:
     """Middleware that refuses requests by the rules of `visitors`; other sites may link to the route named `page`."""
 
     @web.middleware
-    async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         link = bool(page) and request.match_info.route.name == page
         if (why := visitors.refusal(request.method, request.headers, link=link)) is not None:
             return web.Response(status=403, text=why + "\n")
@@ -154,7 +154,7 @@ def browser_access(visitors: BrowserAccess, *, page: str = "") -> Any:
 
 
 @web.middleware
-async def readable(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+async def readable(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: answer 400 to JSON too deeply nested for Python's parser, and to a body that violates HTTP."""
     try:
         return await handler(request)
@@ -174,7 +174,7 @@ def require_certificate(open_paths: Collection[str] = ()) -> Any:
     """Middleware that refuses clients without a certificate, except on `open_paths`."""
 
     @web.middleware
-    async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in open_paths and not peer_has_certificate(request.transport):
             return web.Response(status=401, text=NO_CERTIFICATE + "\n")
         return await handler(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, cast
 
 from aiohttp import web
@@ -19,7 +19,7 @@ from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
 from agl_otel.net import auth
 from agl_otel.net.bodies import Bodies, body_of
-from agl_otel.net.http_server import browser_access, readable
+from agl_otel.net.http_server import Handler, browser_access, readable
 from agl_otel.net.in_flight import InFlight
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
@@ -60,7 +60,6 @@ KNOWN: Final = (
     "POST /close, POST /delete, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Proxy:

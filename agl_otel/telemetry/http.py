@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from time import perf_counter
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agl_otel.errors import InUseError
 from agl_otel.net.auth import METRICS, BrowserAccess, own_names
-from agl_otel.net.http_server import browser_access, listen, make_runner, require_certificate
+from agl_otel.net.http_server import Handler, browser_access, listen, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.settings import Settings
 from agl_otel.telemetry.meters import Meters
@@ -22,7 +22,6 @@ DISCONNECTED: Final = "499"
 CRASHED: Final = "520"
 """The `status` of a request whose handler failed."""
 OPEN_PATHS: Final = frozenset({"/health"})
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def counted_requests(meters: Meters) -> Any:

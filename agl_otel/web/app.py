@@ -5,7 +5,7 @@ Routes are in rest.py, views.py, relay.py and jaeger/rest.py. SQL belongs to tra
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import distribution
 from typing import Final
 
@@ -15,7 +15,7 @@ from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import AglError, UnavailableError, http_status
 from agl_otel.net.auth import WEB, BrowserAccess
 from agl_otel.net.bodies import Bodies
-from agl_otel.net.http_server import browser_access, end_stalled, readable
+from agl_otel.net.http_server import Handler, browser_access, end_stalled, readable
 from agl_otel.net.in_flight import InFlight
 from agl_otel.queue.convert import reachable
 from agl_otel.store import DESCRIBE_PATH
@@ -43,7 +43,6 @@ _CORS: Final = {
     "Access-Control-Max-Age": "600",
     "Vary": "Origin",
 }
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def health(request: web.Request) -> web.Response:

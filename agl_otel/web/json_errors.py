@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
+
+from agl_otel.net.http_server import Handler
 
 RELAYED: Final = web.RequestKey("relayed", bool)
 """Set on a request that another service answered: its error is returned unchanged."""
 _ROOT: Final = "/v1/"
 _BODY_HEADERS: Final = frozenset({"Content-Type", "Content-Length"})
 _log = logging.getLogger(__name__)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware

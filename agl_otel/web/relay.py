@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import aiohttp
@@ -42,7 +41,6 @@ ALARMS: Final = web.AppKey("alarms", Alarms)
 METERS: Final = web.AppKey("meters", Meters)
 OWN_TOKEN: Final = web.AppKey("own_token", str)
 _log = logging.getLogger(__name__)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def _collector(request: web.Request) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.net import bodies
+from agl_otel.net.http_server import Handler
 from agl_otel.types import PaginatedResult, ResourcesUpdate
 from agl_otel.types.model import describe_invalid
 from agl_otel.types.strict import check_json, number_in_range
@@ -24,7 +25,6 @@ LARGEST: Final = (1 << 62) - 1
 PIECE: Final = 500  # items of a long page per chunk of the response
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Route(NamedTuple):
