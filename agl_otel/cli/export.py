@@ -23,7 +23,7 @@ from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import ConflictError, NotFoundError, UsageError, unwritable
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner.loading import load_function
-from agl_otel.stack.supervisor import open_store
+from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import json_text
 from agl_otel.types import RolloutMode, Span, VerdictKind

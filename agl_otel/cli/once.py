@@ -20,7 +20,8 @@ from agl_otel.runner.agents import CommandAgent
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.runner import new_worker_id
 from agl_otel.settings import PRIVATE, Settings
-from agl_otel.stack.supervisor import running_address, stack_for
+from agl_otel.stack.sharing import stack_for
+from agl_otel.stack.supervisor import running_address
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 from agl_otel.types.columns import Traces

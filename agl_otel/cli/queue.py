@@ -20,7 +20,7 @@ from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import DAY_SECONDS
-from agl_otel.stack.supervisor import must_have_data, stack_for
+from agl_otel.stack.sharing import must_have_data, stack_for
 from agl_otel.types import AttemptedRollout, Rollout, RolloutMode, RolloutStatus
 from agl_otel.types.options import Whole
 

@@ -21,7 +21,7 @@ from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
-from agl_otel.stack.supervisor import open_store
+from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import printable
 from agl_otel.types import (

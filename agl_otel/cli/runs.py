@@ -27,7 +27,7 @@ from agl_otel.cli.training_steps import configuration_of, forced_of, run_id_of
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
-from agl_otel.stack.supervisor import open_store
+from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import printable_lines
 from agl_otel.traces.figures import Curve, curve_of

@@ -16,7 +16,7 @@ from agl_otel.cli.rollouts import one_rollout
 from agl_otel.cli.training_steps import steps
 from agl_otel.runner.environment import first_llm
 from agl_otel.spans.history import expand_spans
-from agl_otel.stack.supervisor import open_store
+from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.types import Rollout

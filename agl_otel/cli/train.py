@@ -122,7 +122,7 @@ async def _train(job_file: Path, settings: Settings, folder: Path, console: Cons
 @asynccontextmanager
 async def _stack(settings: Settings) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
     """Like `stack_for`; prints a line on stderr once the stack answers, with the dashboard's address."""
-    from agl_otel.stack.supervisor import stack_for
+    from agl_otel.stack.sharing import stack_for
 
     async with stack_for(settings) as (store, failed):
         web = store.description.web

@@ -13,7 +13,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.output import open_console, table_of
 from agl_otel.cli.queue import clock
 from agl_otel.errors import NotFoundError
-from agl_otel.stack.supervisor import open_store
+from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.types import TrainingRun, TrainingStep
 

@@ -23,7 +23,8 @@ from agl_otel.errors import AglError
 from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
-from agl_otel.stack.supervisor import Stack, last_user, start_or_join
+from agl_otel.stack.sharing import last_user, start_or_join
+from agl_otel.stack.supervisor import Stack
 
 SHARED_LINE: Final = b'{"shared": true}\n'
 

@@ -10,8 +10,9 @@ import pytest
 
 from agl_otel.errors import InUseError
 from agl_otel.settings import Settings
-from agl_otel.stack import supervisor
-from agl_otel.stack.supervisor import running_address, stack_for
+from agl_otel.stack import sharing
+from agl_otel.stack.sharing import stack_for
+from agl_otel.stack.supervisor import running_address
 
 
 async def test_the_command_that_started_the_stack_ends_after_the_one_that_joined_it(tmp_path: Path) -> None:
@@ -53,13 +54,13 @@ async def test_the_command_that_started_the_stack_ends_after_the_one_that_joined
 
 async def test_a_stack_with_too_few_services_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.private(data_dir=tmp_path)
-    monkeypatch.setattr(supervisor, "JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.0)
     async with stack_for(settings, only=("queue",)):
         told = r"has no collector and no proxy: process \d+ started it for itself. .* `agl-otel up`"
         with pytest.raises(InUseError, match=told):
             async with stack_for(settings):
                 pass
-    monkeypatch.setattr(supervisor, "JOIN_SECONDS", 300.0)
+    monkeypatch.setattr(sharing, "JOIN_SECONDS", 300.0)
 
     async def needs_proxy() -> None:
         async with stack_for(settings, only=("queue", "proxy")) as (store, _):
