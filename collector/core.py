@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector import crowded, expansion
-from agl_otel.collector.decode import LOG_COLUMNS, SERVICE_NAME, TRACE_COLUMNS, JsonRows, log_rows, span_rows
+from agl_otel.collector.decode import LOG_COLUMNS, SERVICE_NAME, TRACE_COLUMNS, Accepted, JsonRows, log_rows, span_rows
 from agl_otel.collector.journal import Request
 from agl_otel.collector.scan import (
     EARLIEST_UNIX_NANO,
@@ -128,9 +128,9 @@ class PythonRows(JsonRows):
 
     def add(self, request: Request, numbers: Sequence[int], *, batch: int, first: int, only: frozenset[int] | None) -> None:
         """Add the rows of a request."""
-        where: dict[str, Any] = {"received_ms": request.received_ms, "batch": batch, "first": first, "only": only, "counts": self.counts}
         build = log_rows if self._kind == "logs" else span_rows
-        self.rows += build(request.raw, request.identities, iter(numbers), **where)
+        accepted = Accepted(request.identities, iter(numbers), first, only)
+        self.rows += build(request.raw, accepted, received_ms=request.received_ms, batch=batch, counts=self.counts)
 
 
 class CompiledCore:

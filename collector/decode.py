@@ -42,24 +42,9 @@ LOG_COLUMNS: Final = (
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
-def span_rows(
-    raw: bytes,
-    identities: Identities,
-    numbers: Iterator[int],
-    *,
-    received_ms: int,
-    batch: int,
-    first: int,
-    only: Container[int] | None = None,
-    counts: Counter[str] | None = None,
-) -> list[str]:
-    """Return the rows (JSON texts) of the accepted spans, or of those whose BatchPos is in `only`.
-
-    `identities` has one entry per span of the request; `numbers` yields the sequence number of each accepted span in turn;
-    `first` is the BatchPos of the first accepted span. `counts`: see values.to_map.
-    """
+def span_rows(raw: bytes, accepted: Accepted, *, received_ms: int, batch: int, counts: Counter[str] | None = None) -> list[str]:
+    """Return the rows (JSON texts) of the accepted spans; `counts`: see values.to_map."""
     rows: list[str] = []
-    accepted = _Accepted(identities, numbers, first, only)
     for resource_spans in ExportTraceServiceRequest.FromString(raw).resource_spans:
         resource_types: dict[str, str] = {}
         resource = to_map(resource_spans.resource.attributes, resource_types, "resource:", counts=counts)
@@ -125,21 +110,10 @@ def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None 
     return columns, to_map(span.attributes, types, counts=counts, columns=moved)
 
 
-def log_rows(
-    raw: bytes,
-    identities: Identities,
-    numbers: Iterator[int],
-    *,
-    received_ms: int,
-    batch: int,
-    first: int,
-    only: Container[int] | None = None,
-    counts: Counter[str] | None = None,
-) -> list[str]:
+def log_rows(raw: bytes, accepted: Accepted, *, received_ms: int, batch: int, counts: Counter[str] | None = None) -> list[str]:
     """Return the rows (JSON texts) of the accepted log records; see `span_rows`."""
     counts = Counter() if counts is None else counts
     rows: list[str] = []
-    accepted = _Accepted(identities, numbers, first, only)
     for resource_logs in ExportLogsServiceRequest.FromString(raw).resource_logs:
         resource_types: dict[str, str] = {}
         resource = to_map(resource_logs.resource.attributes, resource_types, "resource:", counts=counts)
@@ -179,10 +153,17 @@ def _record(record: LogRecord, received_ms: int, types: dict[str, str], counts: 
     }
 
 
-class _Accepted:
-    """The accepted items of a request, with what identification and the batch say of each; see `span_rows`."""
+class Accepted:
+    """The accepted items of a request, with what identification and the batch say of each.
 
-    def __init__(self, identities: Identities, numbers: Iterator[int], first: int, only: Container[int] | None) -> None:
+    Args:
+        identities: one for each item of the request.
+        numbers: the sequence number of each accepted item in turn.
+        first: BatchPos of the first accepted item.
+        only: the BatchPos of the items that become rows; None: all.
+    """
+
+    def __init__(self, identities: Identities, numbers: Iterator[int], first: int = 0, only: Container[int] | None = None) -> None:
         self._identities = iter(identities)
         self._numbers = numbers
         self._positions = itertools.count(first)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agl_otel.collector.decode import log_rows
+from agl_otel.collector.decode import Accepted, log_rows
 from agl_otel.collector.journal import Member, Request
 from agl_otel.collector.metrics import TABLES, kinds_of, metric_rows
 from agl_otel.traces.engine import DATABASE, Engine
@@ -57,7 +57,7 @@ def _others(engine: Engine, request: Request) -> list[int]:
     received = request.received_ms
     if request.signal == "logs":
         kinds: list[str | None] = ["logs"] * len(request.identities)
-        rows = {"logs": log_rows(request.raw, request.identities, itertools.repeat(0), received_ms=received, batch=0, first=0)}
+        rows = {"logs": log_rows(request.raw, Accepted(request.identities, itertools.repeat(0)), received_ms=received, batch=0)}
     else:
         kinds = kinds_of(ExportMetricsServiceRequest.FromString(request.raw))
         rows = metric_rows(request.raw, request.identities, received_ms=received, batch=0, first={})

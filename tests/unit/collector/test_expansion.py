@@ -15,7 +15,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberData
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from agl_otel.collector.decode import log_rows, span_rows
+from agl_otel.collector.decode import Accepted, log_rows, span_rows
 from agl_otel.collector.expansion import MESSAGES, Parsed, check, size_of
 from agl_otel.collector.expansion import size as estimate
 from agl_otel.collector.identities import Identities, Identity
@@ -98,7 +98,7 @@ def test_no_resource_takes_more_of_a_row_than_estimated(attributes: dict[str, An
     identities = [Identity("ro-1", "at-1")] * 10
 
     def rows(request: ExportTraceServiceRequest) -> int:
-        made = span_rows(request.SerializeToString(), Identities.of(identities), iter(range(10)), received_ms=1, batch=1, first=0)
+        made = span_rows(request.SerializeToString(), Accepted(Identities.of(identities), iter(range(10))), received_ms=1, batch=1)
         return sum(len(row.encode()) for row in made)
 
     assert rows(several) - rows(few) <= 2 * check(estimate(several, several.SerializeToString(), 0), 1 << 30)
@@ -129,9 +129,9 @@ def row_bytes(signal: Signal, raw: bytes, count: int) -> int:
     """Return the size in bytes of the JSON rows of a request with `count` items."""
     taken = [Identity("ro-1", "at-1")] * count
     if signal == "traces":
-        rows = list(span_rows(raw, Identities.of(taken), iter(range(count)), received_ms=1, batch=1, first=0))
+        rows = list(span_rows(raw, Accepted(Identities.of(taken), iter(range(count))), received_ms=1, batch=1))
     elif signal == "logs":
-        rows = list(log_rows(raw, Identities.of(taken), iter(range(count)), received_ms=1, batch=1, first=0))
+        rows = list(log_rows(raw, Accepted(Identities.of(taken), iter(range(count))), received_ms=1, batch=1))
     else:
         rows = [row for rows in metric_rows(raw, Identities.of(taken), received_ms=1, batch=1, first={}).values() for row in rows]
     return sum(len(row.encode()) for row in rows)

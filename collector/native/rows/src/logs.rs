@@ -1,9 +1,9 @@
 //! Rows of otel_logs.
 
-use crate::attributes::{Map, Texts, push_type};
+use crate::attributes::{Map, push_type};
 use crate::block::{Block, Column, Refused, column};
 use crate::config::Names;
-use crate::traces::{Cursor, Given, Shared, inner, nanoseconds};
+use crate::traces::{Given, Reader, Shared, each_group, inner, nanoseconds, scope_names};
 use crate::value::{Value, write_text};
 use crate::wire::{Content, Malformed, fields};
 
@@ -60,15 +60,7 @@ const POSITION: usize = 30;
 
 /// Adds the rows of a request's log records; `given` has the explicit number of each, or 0. Returns the number of repeated attribute keys, which were dropped.
 pub fn add(block: &mut Block, request: &[u8], given: &Given, names: &Names) -> Result<u64, Refused> {
-    Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request)
-}
-
-struct Reader<'a, 'g> {
-    block: &'g mut Block,
-    given: &'g Given<'g>,
-    names: &'g Names,
-    cursor: Cursor<'g>,
-    texts: Texts<'a>,
+    each_group(block, request, given, names, Reader::logs)
 }
 
 #[derive(Default)]
@@ -124,16 +116,13 @@ fn known(id: &[u8]) -> &[u8] {
 }
 
 impl<'a> Reader<'a, '_> {
-    /// Adds the rows, and returns the number of repeated keys.
-    fn request(mut self, request: &'a [u8]) -> Result<u64, Refused> {
-        for group in inner(&[request], 1, 0)? {
-            let shared = Shared::read(&inner(&[group], 1, 1)?, self.names, &mut self.texts)?;
-            for part in inner(&[group], 2, 1)? {
-                self.part(part, &shared, text(group, 3, 1)?)?;
-            }
+    fn logs(&mut self, group: &'a [u8]) -> Result<(), Refused> {
+        let shared = Shared::read(&inner(&[group], 1, 1)?, self.names, &mut self.texts)?;
+        let url = text(group, 3, 1)?;
+        for part in inner(&[group], 2, 1)? {
+            self.part(part, &shared, url)?;
         }
-        self.cursor.end()?;
-        Ok(self.texts.repeated)
+        Ok(())
     }
 
     fn part(&mut self, part: &'a [u8], shared: &Shared, resource_url: &[u8]) -> Result<(), Refused> {
@@ -186,17 +175,9 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn scope(&mut self, pieces: &[&'a [u8]], shared: &Shared) -> Result<Scope<'a>, Malformed> {
-        let mut scope = Scope::default();
+        let (name, version) = scope_names(pieces)?;
+        let mut scope = Scope { name, version, ..Scope::default() };
         scope.types.extend(&shared.types);
-        for piece in pieces {
-            for field in fields(piece, 3) {
-                match field? {
-                    (1, Content::Bytes(text)) => scope.name = text,
-                    (2, Content::Bytes(text)) => scope.version = text,
-                    _ => {}
-                }
-            }
-        }
         self.texts.add(&inner(pieces, 3, 3)?, b"scope:", 4, &mut scope.attributes, &mut scope.types)?;
         Ok(scope)
     }

@@ -183,15 +183,47 @@ pub fn inner<'a>(pieces: &[&'a [u8]], number: u32, depth: u32) -> Result<Vec<&'a
 
 /// Adds the rows of a request's spans. Returns the number of repeated attribute keys, which were dropped.
 pub fn add(block: &mut Block, request: &[u8], given: &Given, names: &Names) -> Result<u64, Refused> {
-    Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() }.request(request)
+    each_group(block, request, given, names, Reader::spans)
 }
 
-struct Reader<'a, 'g> {
+/// Reads the groups of a request (ResourceSpans or ResourceLogs) with `read`, and returns the number of repeated attribute keys.
+pub fn each_group<'a, 'g>(
     block: &'g mut Block,
+    request: &'a [u8],
     given: &'g Given<'g>,
     names: &'g Names,
-    cursor: Cursor<'g>,
-    texts: Texts<'a>,
+    read: fn(&mut Reader<'a, 'g>, &'a [u8]) -> Result<(), Refused>,
+) -> Result<u64, Refused> {
+    let mut reader = Reader { block, given, names, cursor: Cursor::new(given), texts: Texts::default() };
+    for group in inner(&[request], 1, 0)? {
+        read(&mut reader, group)?;
+    }
+    reader.cursor.end()?;
+    Ok(reader.texts.repeated)
+}
+
+/// What reading a request's groups shares.
+pub struct Reader<'a, 'g> {
+    pub block: &'g mut Block,
+    pub given: &'g Given<'g>,
+    pub names: &'g Names,
+    pub cursor: Cursor<'g>,
+    pub texts: Texts<'a>,
+}
+
+/// The last name and version of a scope that is given in pieces.
+pub fn scope_names<'a>(pieces: &[&'a [u8]]) -> Result<(&'a [u8], &'a [u8]), Malformed> {
+    let (mut name, mut version): (&[u8], &[u8]) = (b"", b"");
+    for piece in pieces {
+        for field in fields(piece, 3) {
+            match field? {
+                (1, Content::Bytes(text)) => name = text,
+                (2, Content::Bytes(text)) => version = text,
+                _ => {}
+            }
+        }
+    }
+    Ok((name, version))
 }
 
 /// The fields of a span; those that are lists are kept from one span to the next.
@@ -254,30 +286,12 @@ fn name_of(number: i32, names: &'static [&'static [u8]]) -> &'static [u8] {
 }
 
 impl<'a> Reader<'a, '_> {
-    /// Adds the rows, and returns the number of repeated keys.
-    fn request(mut self, request: &'a [u8]) -> Result<u64, Refused> {
-        for group in inner(&[request], 1, 0)? {
-            self.group(group)?;
-        }
-        self.cursor.end()?;
-        Ok(self.texts.repeated)
-    }
-
-    fn group(&mut self, group: &'a [u8]) -> Result<(), Refused> {
+    fn spans(&mut self, group: &'a [u8]) -> Result<(), Refused> {
         let shared = Shared::read(&inner(&[group], 1, 1)?, self.names, &mut self.texts)?;
         let mut span = Span::default();
         let (mut texts, mut types) = (Map::default(), Map::default());
         for part in inner(&[group], 2, 1)? {
-            let (mut scope_name, mut scope_version): (&[u8], &[u8]) = (b"", b"");
-            for scope in inner(&[part], 1, 2)? {
-                for field in fields(scope, 3) {
-                    match field? {
-                        (1, Content::Bytes(text)) => scope_name = text,
-                        (2, Content::Bytes(text)) => scope_version = text,
-                        _ => {}
-                    }
-                }
-            }
+            let (scope_name, scope_version) = scope_names(&inner(&[part], 1, 2)?)?;
             for field in fields(part, 2) {
                 let (2, Content::Bytes(bytes)) = field? else { continue };
                 let Some(item) = self.cursor.next_item()? else { continue };
