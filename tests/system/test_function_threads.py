@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,18 @@ def goes_on(question):
 """
 
 
-async def test_a_call_left_open_by_a_thread_is_reported_and_the_next_rollout_runs(tmp_path: Path) -> None:
-    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
     model = ModelServer()
     await model.start()
+    yield model
+    await model.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, model: ModelServer) -> AsyncIterator[World]:
+    """A stack of its own, whose latest resources have the model."""
+    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
     async with (
         Stack(Settings.load(data_dir=tmp_path / "stack", **ports), only=("queue", "collector", "proxy")) as stack,
         await LightningStore.connect(stack.address) as store,
@@ -62,58 +71,44 @@ async def test_a_call_left_open_by_a_thread_is_reported_and_the_next_rollout_run
         await eventually(announced)
         await store.publish({"main": LLM(endpoint=model.url, model="m", api_key="sk")})
         world = World(store, tmp_path)
-        (tmp_path / "leaves.py").write_text(AGENT)
-        [first] = await world.enqueue("leave")
-        [second] = await world.enqueue("plain")
-        model.hold = asyncio.Event()
-        process = await world.runner("--function", f"{tmp_path}/leaves.py:leaves_a_call", "--max-rollouts", "2", "--concurrency", "1")
-        await model.asked.wait()
-        (tmp_path / "asked").touch()
-        await world.store.wait([first.rollout_id], timeout_seconds=60)
-        open_call = await world.store.traces([first], deadline_seconds=0)
-        [verdict] = open_call.verdicts.values()
-        assert (verdict.kind, verdict.missing) == ("incomplete", 1) and "proxy" in verdict.reasons[0]
-        model.hold.set()
-        traces = await world.finished([first, second])
-        assert {verdict.kind for verdict in traces.verdicts.values()} == {"complete"}, traces.verdicts
-        notes = [note for verdict in traces.verdicts.values() for note in verdict.notes]
-        assert any("still open when it ended" in note for note in notes) and any("stored after it had ended" in note for note in notes)
-        assert sorted(traces.calls.rollout_id) == sorted([first.rollout_id, second.rollout_id])
-        assert await process.wait() == 0
+        yield world
         await world.end()
-    await model.stop()
 
 
-async def test_a_reward_that_a_thread_emits_after_its_rollout_has_ended_does_not_count(tmp_path: Path) -> None:
-    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
-    model = ModelServer()
-    await model.start()
-    async with (
-        Stack(Settings.load(data_dir=tmp_path / "stack", **ports), only=("queue", "collector", "proxy")) as stack,
-        await LightningStore.connect(stack.address) as store,
-    ):
+async def test_a_call_left_open_by_a_thread_is_reported_and_the_next_rollout_runs(world: World, model: ModelServer, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(AGENT)
+    [first] = await world.enqueue("leave")
+    [second] = await world.enqueue("plain")
+    model.hold = asyncio.Event()
+    process = await world.runner("--function", f"{tmp_path}/leaves.py:leaves_a_call", "--max-rollouts", "2", "--concurrency", "1")
+    await model.asked.wait()
+    (tmp_path / "asked").touch()
+    await world.store.wait([first.rollout_id], timeout_seconds=60)
+    open_call = await world.store.traces([first], deadline_seconds=0)
+    [verdict] = open_call.verdicts.values()
+    assert (verdict.kind, verdict.missing) == ("incomplete", 1) and "proxy" in verdict.reasons[0]
+    model.hold.set()
+    traces = await world.finished([first, second])
+    assert {verdict.kind for verdict in traces.verdicts.values()} == {"complete"}, traces.verdicts
+    notes = [note for verdict in traces.verdicts.values() for note in verdict.notes]
+    assert any("still open when it ended" in note for note in notes) and any("stored after it had ended" in note for note in notes)
+    assert sorted(traces.calls.rollout_id) == sorted([first.rollout_id, second.rollout_id])
+    assert await process.wait() == 0
 
-        async def announced() -> bool:
-            store.description = await store.queue.describe()
-            return bool(store.description.proxies and store.description.collectors)
 
-        await eventually(announced)
-        await store.publish({"main": LLM(endpoint=model.url, model="m", api_key="sk")})
-        world = World(store, tmp_path)
-        (tmp_path / "threads.py").write_text(AGENT)
-        [first] = await world.enqueue("first")
-        await world.runner("--function", f"{tmp_path}/threads.py:goes_on")
-        traces = await world.finished([first])
-        [before] = traces.verdicts.values()
-        assert before.kind == "complete" and final_rewards(traces) == {first.rollout_id: 0.5}
-        (tmp_path / "over").touch()
+async def test_a_reward_that_a_thread_emits_after_its_rollout_has_ended_does_not_count(world: World, tmp_path: Path) -> None:
+    (tmp_path / "threads.py").write_text(AGENT)
+    [first] = await world.enqueue("first")
+    await world.runner("--function", f"{tmp_path}/threads.py:goes_on")
+    traces = await world.finished([first])
+    [before] = traces.verdicts.values()
+    assert before.kind == "complete" and final_rewards(traces) == {first.rollout_id: 0.5}
+    (tmp_path / "over").touch()
 
-        async def emitted() -> bool:
-            return any(span.attributes.get(conventions.LATE) is True for span in await store.spans([first.rollout_id]))
+    async def emitted() -> bool:
+        return any(span.attributes.get(conventions.LATE) is True for span in await world.store.spans([first.rollout_id]))
 
-        await eventually(emitted)
-        traces = await store.traces([first.rollout_id])
-        assert final_rewards(traces) == {first.rollout_id: 0.5}
-        assert list(traces.verdicts.values()) == [before]
-        await world.end()
-    await model.stop()
+    await eventually(emitted)
+    traces = await world.store.traces([first.rollout_id])
+    assert final_rewards(traces) == {first.rollout_id: 0.5}
+    assert list(traces.verdicts.values()) == [before]
