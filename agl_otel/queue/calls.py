@@ -40,6 +40,8 @@ OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 WHERE: Final = "the queue's HOST:PORT or the web service's http://HOST:PORT (--store, AGL_STORE)"
+_AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""Statuses of a service that is down or stops; a call that its own client cancels raises asyncio.CancelledError."""
 _HTTP1: Final = "http1.x server"  # in gRPC's details
 _TOO_LARGE: Final = "larger than max"  # in gRPC's own refusals; those of the queue mean a full disk
 _LATE: Final = "the queue at {} did not answer in time: it is overloaded, or the network is slow"
@@ -155,7 +157,7 @@ class Calls:
 
     async def _pause(self, tries: Tries, error: grpc.aio.AioRpcError) -> None:
         """Wait before the next try; raise the AglError for `error` if a retry is useless or time is up."""
-        passing = error.code() is grpc.StatusCode.UNAVAILABLE and _HTTP1 not in (error.details() or "")
+        passing = error.code() in _AWAY and _HTTP1 not in (error.details() or "")
         if not passing or (seconds := tries.pause()) is None:
             raise translated(error, self.address, self._token, secure=self.trust.uses_tls(self.address)) from None
         await asyncio.sleep(seconds)
@@ -172,7 +174,7 @@ def translated(error: grpc.aio.AioRpcError, address: str, token: str, *, secure:
     if code is grpc.StatusCode.UNAVAILABLE and _HTTP1 in details:
         url = f"{'https' if secure else 'http'}://{tls.target(address)}"
         return UnavailableError(f"what answers at {address} speaks HTTP/1: if it is a stack's web service, write {url}")
-    if code is grpc.StatusCode.UNAVAILABLE:
+    if code in _AWAY:
         what_to_do = tls.advice(details, secure=secure) or "is it running? (agl-otel up, or AGL_STORE)"
         return UnavailableError(f"the queue at {address} does not answer ({details}): {what_to_do}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

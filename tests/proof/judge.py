@@ -3,8 +3,8 @@
 Lost is what is not stored of: a span that ended, a span that was open when its process was cut off, a call whose reply was sampled; and
 every span of a process that should have an SDK and has none.
 Not lost: a span that its process left open and that then closed itself (`abandoned`: a leak, a SIGTERM, os._exit, an exec), and what
-began when the attempt was over (late). Where these files cannot tell what happened (`unclear`: a kill between two lines), either verdict
-is right.
+began when the attempt was over (late). Where these files cannot tell what happened (`unclear`: a kill between two lines), and where a
+process could keep no ledger, which is incomplete whatever was sent in time, either verdict is right.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ def _of_process(found: Loss, process: Process, ids: Collection[str], over: int |
             found.unclear.append(f"{what} and was ending it when it closed")
         else:
             found.abandoned += 1
+    if process.of("leaving"):
+        found.unclear.append(f"process {process.pid} left the folder of its ledger, and was refused for that alone")
     if len(process.of("beginning")) > len(process.of("begun")):
         found.unclear.append(f"process {process.pid} was cut off between two lines")
 

@@ -51,9 +51,6 @@ val = "{folder}/tasks.jsonl"
 prompt_template = "be kind"
 main_llm = {{ resource_type = "llm", endpoint = "{url}", model = "m" }}
 
-[editor]
-base_url = "{url}"
-
 [algorithm]
 name = "{name}"
 {options}

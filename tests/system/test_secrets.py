@@ -49,9 +49,6 @@ train = "tasks.jsonl"
 [resources]
 main_llm = {{ resource_type = "llm", endpoint = "http://someone:{password}@{host}/v1", model = "m", api_key = "{resource}" }}
 
-[editor]
-base_url = "http://someone:{password}@{host}/v1"
-
 [algorithm]
 name = "functions.py:search"
 api_key = "{job}"

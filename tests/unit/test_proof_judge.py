@@ -34,6 +34,8 @@ def lost(lines: list[list[Any]], *stored: str, signals: bytes = b"", kills: tupl
         pytest.param(ENDED[:3], (), 1, 0, 0, id="cut off while ending it"),
         pytest.param([*OPEN, CLOSING], (), 0, 1, 0, id="left open by a process that closes"),
         pytest.param(ENDED[:1], (), 0, 0, 1, id="cut off before it could say that it began"),
+        pytest.param([*ENDED, ["leaving", 5, "mount"]], ("a1",), 0, 0, 1, id="stored, of one that could keep no ledger"),
+        pytest.param([*ENDED, ["leaving", 5, "mount"]], (), 1, 0, 1, id="not stored, of one that could keep no ledger"),
         pytest.param([["born", 0, 7, 1, False], ["begun", 2, ""], CLOSING], (), 1, 0, 0, id="of a tracer that makes no spans"),
         pytest.param([["born", 0, 7, 1, True], ["begun", 2, ""], CLOSING], (), 0, 0, 0, id="of one that is not to make any"),
     ],

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from agl_otel.errors import SettingsError, UnavailableError, UsageError
 from agl_otel.queue.calls import Calls
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.types import EnqueueRolloutRequest
 from tests.local_queue import LocalQueue
 
@@ -153,6 +157,26 @@ async def test_a_queue_that_stays_away_is_reported_with_its_address() -> None:
     async with QueueClient("127.0.0.1:9", retry_seconds=0.1) as client:
         with pytest.raises(UnavailableError, match=r"queue at 127.0.0.1:9 does not answer"):
             await client.describe()
+
+
+async def test_a_queue_that_breaks_calls_off_as_it_ends_is_away() -> None:
+    class Ending(queue_pb2_grpc.QueueServicer):
+        calls = 0
+
+        async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:  # noqa: N802 - gRPC's name
+            self.calls += 1
+            await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")  # as the client sees a service that is killed before it answers
+            raise AssertionError
+
+    server, ending = grpc.aio.server(), Ending()
+    queue_pb2_grpc.add_QueueServicer_to_server(ending, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with QueueClient(address, retry_seconds=0.5) as client:
+        with pytest.raises(UnavailableError, match=rf"queue at {address} does not answer \(CANCELLED\)"):
+            await client.describe()
+    await server.stop(None)
+    assert ending.calls > 1, "a call that was broken off is made again"
 
 
 async def test_a_queue_with_a_token_answers_only_callers_with_it(queue_url: str) -> None:
