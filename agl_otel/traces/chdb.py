@@ -32,20 +32,9 @@ from agl_otel.service.disk import try_disk
 from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
 from agl_otel.traces.detached_parts import DamagedPart, examine
-from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, insert_into, map_literal, parameter
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READ_SETTINGS, ClickHouseError, insert_into, parameter
 
-# Limits of one read, set before readonly, so that no query can change them.
-READ_LIMITS: Final = {
-    "max_memory_usage": 2 << 30,
-    "max_execution_time": 60,
-    "max_result_rows": 20_000_000,
-    "max_result_bytes": 1 << 30,
-    "max_threads": 2,
-    "merge_tree_min_rows_for_concurrent_read": 16_384,  # some hundred rollouts, each one granule, should be read by both threads
-    "preferred_block_size_bytes": 4 << 20,  # rows of random rollouts in fewer, larger blocks: each has a cost on both sides
-    "output_format_json_quote_64bit_integers": 0,
-    "additional_table_filters": map_literal(READERS_SEE),
-}
+READ_LIMITS: Final = {**READ_SETTINGS, "max_threads": 2}
 
 CONFIG: Final = Path(__file__).with_name("chdb.xml")
 ROOM_BYTES: Final = 4 << 20  # what the disk must take before ClickHouse writes to it

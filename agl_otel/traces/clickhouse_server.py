@@ -24,7 +24,7 @@ from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.traces import detached_parts
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
-from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, insert_into, map_literal
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READ_SETTINGS, ClickHouseError, insert_into
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 90.0  # over HTTP: an insert, or a read with its limit of 60 s
@@ -38,18 +38,7 @@ SESSION: Final[dict[str, str | int]] = {
     **INSERT_SETTINGS,
     "distributed_foreground_insert": 1,
 }
-# Limits of one user's query; guard.py in the collector decides which queries may run.
-READ_LIMITS: Final = {
-    "max_memory_usage": 2 << 30,
-    "max_execution_time": 60,
-    "max_result_rows": 20_000_000,
-    "max_result_bytes": 1 << 30,
-    "merge_tree_min_rows_for_concurrent_read": 16_384,  # some hundred rollouts, each one granule, should be read by several threads
-    "preferred_block_size_bytes": 4 << 20,  # rows of random rollouts in fewer, larger blocks: each has a cost on both sides
-    "output_format_json_quote_64bit_integers": 0,
-    "additional_table_filters": map_literal(READERS_SEE),
-    "readonly": 2,
-}
+READ_LIMITS: Final = {**READ_SETTINGS, "readonly": 2}
 # A subquery on one distributed table within a query on another runs once, for all nodes.
 CLUSTER_READS: Final = {"distributed_product_mode": "global"}
 CLUSTER_SESSION: Final[dict[str, str | int]] = {

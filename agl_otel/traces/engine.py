@@ -143,3 +143,16 @@ def _tsv(text: str) -> str:
 def insert_into(table: str, columns: Sequence[str]) -> str:
     """Format the head of an INSERT."""
     return f"INSERT INTO {table} ({', '.join(columns)})" if columns else f"INSERT INTO {table}"
+
+
+READ_SETTINGS: Final[dict[str, str | int]] = {
+    "max_memory_usage": 2 << 30,
+    "max_execution_time": 60,
+    "max_result_rows": 20_000_000,
+    "max_result_bytes": 1 << 30,
+    "merge_tree_min_rows_for_concurrent_read": 16_384,  # some hundred rollouts, each one granule, should be read by several threads
+    "preferred_block_size_bytes": 4 << 20,  # rows of random rollouts in fewer, larger blocks: each has a cost on both sides
+    "output_format_json_quote_64bit_integers": 0,
+    "additional_table_filters": map_literal(READERS_SEE),
+}
+"""Settings of every read, which no query can exceed; guard.py in the collector decides which queries may run."""

@@ -30,6 +30,8 @@ _ORDERS: Final = {
     "kind": "SpanKind",
     "status": "StatusCode",
 }
+_EACH_ONCE: Final = "ORDER BY RolloutId, SequenceId, Timestamp, AttemptId, SpanId LIMIT 1 BY RolloutId, AttemptId, TraceId, SpanId"
+"""Of the rows of one identity, that with the lowest sequence."""
 _TIES: Final = "SequenceId, StartNano, AttemptId, SpanId"
 
 
@@ -99,5 +101,5 @@ class SpanQuery:
         return (
             "\n".join(lines)
             .replace("$where", f"({where or 1}) AND SpanName NOT IN {{hidden:Array(String)}}")
-            .replace("$spans", named_query("spans"))
+            .replace("$spans", named_query("spans") + _EACH_ONCE)
         )

@@ -13,3 +13,4 @@ SELECT *, count() OVER () AS Total FROM (
   LIMIT 1 BY AttemptId, TraceId, SpanId
 )
 ORDER BY AttemptId, StartNano, SequenceId, SpanId LIMIT {limit:UInt64} OFFSET {offset:UInt64}
+SETTINGS max_threads = 1

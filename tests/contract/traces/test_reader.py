@@ -555,6 +555,20 @@ def test_a_read_of_rollouts_takes_two_granules_of_each_at_most(engine: TraceStor
     assert 0 < min(granules) <= 2 * len(chosen)
 
 
+async def test_reads_come_in_blocks_of_four_mebibytes(engine: TraceStore, reader: TraceReader) -> None:
+    """Each block costs both sides, and rows of random rollouts would come in many small ones."""
+    engine.command(
+        "INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanName, StatusMessage, RolloutId, AttemptId, SequenceId) "
+        "SELECT 1750000000, 't', hex(number), 'work', repeat('x', 512), 'ro-1', 'at-1', number FROM numbers(140000)"
+    )
+    blocks = (
+        "SELECT uniqExact(blockNumber()) AS n, countIf(endsWith(StatusMessage, 'x')) AS rows FROM otel.otel_traces SETTINGS max_threads = 1"
+    )
+    [found] = await reader.query(blocks)
+    assert int(found["rows"]) == 140_000
+    assert int(found["n"]) < 30, "with ClickHouse's own setting of 1 MB there are 90"
+
+
 def test_numbers_among_facts_are_read_as_clickhouse_reads_them(engine: TraceStore) -> None:
     texts = ["", "7", "-3", "+5", " 7", "1_0", "1e3", "0x10", "1.0", str((1 << 63) - 1), str(1 << 63), str(-(1 << 63)), "9" * 50, "٣"]
     found = engine.select("SELECT toInt64OrZero(arrayJoin({texts:Array(String)}))", {"texts": texts})
