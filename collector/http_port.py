@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping
-from functools import partial, reduce
+from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -13,19 +15,22 @@ from google.rpc.status_pb2 import Status
 from agl_otel.collector import otlpjson
 from agl_otel.collector.intake import METADATA
 from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
+from agl_otel.collector.resends import Outcome
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
 from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
-from agl_otel.net.http_server import DIRECT, Handler, browser_access, peer_has_certificate, readable
+from agl_otel.net.front import Reply, SmallRequest, response
+from agl_otel.net.http_server import FRONT, Handler, browser_access, peer_has_certificate, readable
 from agl_otel.net.in_flight import InFlight
+from agl_otel_hook.conventions import HEADER_ACK
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 _PROTOBUF: Final = {"Content-Type": PROTOBUF}
 OPEN: Final = frozenset({"/health"})
 """Paths that need neither token nor client certificate."""
-_SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
+_PROTOCOLS: Final = {protocol.path: protocol for protocol in PROTOCOLS}
 _ADMISSION: Final = web.RequestKey("admission", Admission)
 
 
@@ -61,17 +66,15 @@ class HttpPort:
         self._pages = pages or {}
         self._actions = actions or {}
         self._client_certificate = client_certificate
-        self._visitors = browser_access(BrowserAccess(names))
+        self._visitors = BrowserAccess(names)
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""
-        around = (self._visitors, readable, self._errors)
-        app = web.Application(middlewares=[*around, self._bodies.held])
-        app[DIRECT] = {}
+        app = web.Application(middlewares=[browser_access(self._visitors), readable, self._errors, self._bodies.held])
+        if not self._client_certificate:
+            app[FRONT] = (tuple(_PROTOCOLS), self._take)
         for protocol in PROTOCOLS:
-            handler = self._export(protocol)
-            app.router.add_post(protocol.path, handler)
-            app[DIRECT][protocol.path] = reduce(lambda handler, each: partial(each, handler=handler), reversed(around), handler)
+            app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
         app.router.add_post("/barrier", self._post_barrier)
         for path, page in self._pages.items():
@@ -79,6 +82,28 @@ class HttpPort:
         for path, action in self._actions.items():
             app.router.add_post(path, action)
         return app
+
+    def _take(self, request: SmallRequest, reply: Reply) -> bool:
+        """Take a request in protobuf that may come in (front.py); others, and those that wait for the store, take the way of `_export`."""
+        path, headers, body = request
+        if headers.get("content-type") != PROTOBUF or HEADER_ACK in headers or self._visitors.refusal("POST", {"Host": headers["host"]}):
+            return False
+        admitted = admission(self._receiver.token, headers.get("authorization", ""), sending=True)
+        if admitted.refusal is not None:
+            return False
+        protocol = _PROTOCOLS[path]
+        try:
+            self._receiver.check(protocol)
+            metadata = {name: headers[name] for name in METADATA if name in headers}
+            outcome = self._receiver.intake.begin(protocol.signal, body, metadata, admitted.sender)
+        except AglError as error:
+            reply(_refused(error))
+            return True
+        if isinstance(outcome, Outcome):
+            reply(_answered(protocol, outcome))
+        else:
+            outcome.outcome().add_done_callback(partial(_reply_later, protocol, reply))
+        return True
 
     def _export(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.Response:
@@ -135,8 +160,7 @@ class HttpPort:
         try:
             return await handler(request)
         except AglError as error:
-            headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
-            return _refusal(request, http_status(error), status_of(error), headers)
+            return _refusal(request, http_status(error), status_of(error), _retry_after(error))
         except web.HTTPNotFound:
             return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
         except web.HTTPMethodNotAllowed as error:
@@ -148,7 +172,7 @@ class HttpPort:
         if self._client_certificate and not peer_has_certificate(request.transport):
             return web.Response(status=401, text=NO_CERTIFICATE + "\n")
         scopes = ("metrics",) if request.path == "/metrics" else ()
-        request[_ADMISSION] = found = self._admission(request, *scopes, sending=request.path in _SENDING)
+        request[_ADMISSION] = found = self._admission(request, *scopes, sending=request.path in _PROTOCOLS)
         if found.refusal is not None:
             return web.Response(status=401, text=found.refusal + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None
@@ -163,6 +187,28 @@ class HttpPort:
 
 def _texts(values: Any) -> list[str]:
     return [each for each in cast("list[Any]", values) if isinstance(each, str)] if isinstance(values, list) else []
+
+
+def _reply_later(protocol: Protocol, reply: Reply, future: asyncio.Future[Outcome]) -> None:
+    error = future.exception()
+    if error is not None and not isinstance(error, AglError):
+        reply(response("500 Internal Server Error", b"", "Connection: close"))
+        raise error
+    reply(_answered(protocol, future.result()) if error is None else _refused(error))
+
+
+def _answered(protocol: Protocol, outcome: Outcome) -> bytes:
+    return response("200 OK", protocol.answer(outcome).SerializeToString(), f"Content-Type: {PROTOBUF}")
+
+
+def _refused(error: AglError) -> bytes:
+    code = http_status(error)
+    headers = (f"Content-Type: {PROTOBUF}", *(f"{name}: {value}" for name, value in _retry_after(error).items()))
+    return response(f"{code} {HTTPStatus(code).phrase}", status_of(error).SerializeToString(), *headers)
+
+
+def _retry_after(error: AglError) -> dict[str, str]:
+    return {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
 
 
 def _page(page: Callable[[], web.Response]) -> Handler:

@@ -109,6 +109,16 @@ class Intake:
 
         Raises DataError if nothing can be parsed, and UnavailableError if the client should send it again later.
         """
+        known = self.begin(signal, raw, metadata, sender)
+        outcome = known if isinstance(known, Outcome) else await known.outcome()
+        if outcome.position is not None and metadata.get(conventions.HEADER_ACK) == "stored":
+            await self._writer.wait(outcome.position)
+            if outcome.position in self._writer.lost:
+                raise UnavailableError("it was damaged in the collector's log before it could be stored: send it again")
+        return outcome
+
+    def begin(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender = TRUSTED) -> Outcome | PendingOutcome:
+        """Accept a request; the outcome may be pending until it is on disk. Raises as `take` does."""
         if not raw:
             return Outcome()
         key = _key(signal, raw, metadata, sender)
@@ -120,12 +130,7 @@ class Intake:
             self._recent.put(key, now, known)
         else:
             self.counts["resent"] += 1
-        outcome = known if isinstance(known, Outcome) else await known.outcome()
-        if outcome.position is not None and metadata.get(conventions.HEADER_ACK) == "stored":
-            await self._writer.wait(outcome.position)
-            if outcome.position in self._writer.lost:
-                raise UnavailableError("it was damaged in the collector's log before it could be stored: send it again")
-        return outcome
+        return known
 
     def _accept(
         self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: int, now: float

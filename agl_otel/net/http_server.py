@@ -15,7 +15,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -24,6 +24,7 @@ from aiohttp.log import server_logger
 from yarl import URL
 
 from agl_otel.net.auth import NO_CERTIFICATE, BrowserAccess
+from agl_otel.net.front import Front, Take
 from agl_otel.service.logs import ErrorFilter
 
 BACKLOG: Final = 1024
@@ -63,9 +64,8 @@ _CLIENT_ERRORS: Final = ErrorFilter(HttpProcessingError, web.RequestPayloadError
 reason), and for disconnected clients."""
 
 
-DIRECT: Final = web.AppKey("direct", dict[str, Handler])
-"""{path: handler of its POST requests}, which neither the router nor middlewares of the application see; for paths on which each
-microsecond counts."""
+FRONT: Final = web.AppKey("front", tuple[Collection[str], Take])
+"""Paths whose small POST requests are taken ahead of the application (front.py), and what takes them."""
 
 
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:
@@ -76,7 +76,7 @@ def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **o
     """
     server_logger.addFilter(_CLIENT_ERRORS)
     app.on_response_prepare.append(_forbid_other_origins)
-    return _Runner(app, access_log=None, keepalive_timeout=idle_seconds, auto_decompress=False, **options)
+    return _Runner(app, idle_seconds, access_log=None, keepalive_timeout=idle_seconds, auto_decompress=False, **options)
 
 
 async def _forbid_other_origins(_: web.Request, answer: web.StreamResponse) -> None:
@@ -85,15 +85,21 @@ async def _forbid_other_origins(_: web.Request, answer: web.StreamResponse) -> N
 
 
 class _Runner(web.AppRunner):
-    """An AppRunner with handlers ahead of the application's (DIRECT).
+    """An AppRunner with a front, if its application has one (FRONT).
 
     It also answers a request line without a target (`CONNECT `), whose missing URL would end aiohttp's task.
     """
 
+    def __init__(self, app: web.Application, idle_seconds: float, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._idle_seconds = idle_seconds
+        self._patience: float = options.get("shutdown_timeout", 60.0)
+        self._front: Front | None = None
+
     async def setup(self) -> None:
         """Set up the server."""
         await super().setup()
-        server = self.server
+        server = super().server
         assert server is not None, "it was just made"
         make = server.request_factory
 
@@ -101,17 +107,19 @@ class _Runner(web.AppRunner):
             return make(message if message.url is not None else message._replace(url=_NO_TARGET), *more)
 
         server.request_factory = with_target
-        direct, handle = self.app.get(DIRECT, {}), server.request_handler
+        if FRONT in self.app:
+            self._front = Front(*self.app[FRONT], server, idle_seconds=self._idle_seconds)
 
-        async def first_direct(request: web.Request) -> web.StreamResponse:
-            if request.method != "POST" or (handler := direct.get(request.path)) is None:
-                return await handle(request)
-            answer = await handler(request)
-            await _forbid_other_origins(request, answer)
-            return answer
+    @property
+    def server(self) -> Any:
+        """The protocol factory, which sites listen with."""
+        return self._front or super().server
 
-        if direct:
-            server.request_handler = cast("Any", first_direct)  # of the requests that `request_factory` makes
+    async def shutdown(self) -> None:
+        """Let what is under way be answered."""
+        if self._front is not None:
+            await self._front.close(self._patience)
+        await super().shutdown()
 
 
 async def while_connected(request: web.Request, work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,192 @@
+"""Small POST requests are answered ahead of aiohttp, everything else by it, on one connection and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+
+from agl_otel.net.front import LARGEST_BYTES, Reply, SmallRequest, response
+from agl_otel.net.http_server import FRONT, listen, make_runner
+from tests.unit.net.test_http_server import PATIENCE_SECONDS, SHORT_SECONDS, connection, until_closed
+
+
+@dataclass
+class Port:
+    """A server whose front answers `front BODY`, and later where BODY begins with `later`; aiohttp answers `aiohttp BODY`."""
+
+    runner: web.AppRunner
+    number: int = 0
+    taken: list[SmallRequest] = field(default_factory=list[SmallRequest])
+    later: list[Reply] = field(default_factory=list[Reply])
+
+    def take(self, request: SmallRequest, reply: Reply) -> bool:
+        if "x-not-here" in request.headers:
+            return False
+        self.taken.append(request)
+        if request.body.startswith(b"later"):
+            self.later.append(reply)
+        else:
+            reply(response("200 OK", b"front " + request.body))
+        return True
+
+
+@contextlib.asynccontextmanager
+async def serving(*, front: bool = True, idle_seconds: float = PATIENCE_SECONDS) -> AsyncGenerator[Port]:
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(body=b"aiohttp " + await request.read())
+
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_post("/in", echo)
+    app.router.add_get("/in", echo)
+    port = Port(make_runner(app, idle_seconds=idle_seconds))
+    if front:
+        app[FRONT] = (["/in"], port.take)
+    await port.runner.setup()
+    port.number = await listen(port.runner, "127.0.0.1", 0, None)
+    try:
+        yield port
+    finally:
+        await port.runner.cleanup()
+
+
+def post(body: bytes, *headers: str, head: str = "POST /in HTTP/1.1\r\nHost: here") -> bytes:
+    lines = (head, *headers, f"Content-Length: {len(body)}")
+    return "\r\n".join((*lines, "", "")).encode("latin-1") + body
+
+
+async def answers(reader: asyncio.StreamReader, count: int) -> list[bytes]:
+    """Read so many responses; return their bodies."""
+    found: list[bytes] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(found) < count:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"\r\ncontent-length: (\d+)\r\n", head, re.IGNORECASE)
+            assert length is not None, head
+            found.append(await reader.readexactly(int(length[1])))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20], ids=["byte by byte", "in pieces", "at once"])
+async def test_requests_are_answered_in_order_however_they_come(size: int) -> None:
+    sent = [f"{number}".encode() * number for number in range(1, 20)] + [b"", b"x" * LARGEST_BYTES]
+    data = b"".join(post(body, "User-Agent: a b", "accept:*/*", "Connection: keep-alive") for body in sent)
+    data = data if size > 7 else data[: -LARGEST_BYTES - 1]
+    async with serving() as port, connection(port.number) as (reader, writer):
+        for start in range(0, len(data), size):
+            writer.write(data[start : start + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        expected = [b"front " + body for body in sent][: len(sent) if size > 7 else -1]
+        assert await answers(reader, len(expected)) == expected
+        assert port.taken[0].headers["user-agent"] == "a b" and port.taken[0].headers["accept"] == "*/*"
+
+
+async def test_a_response_that_is_due_comes_before_the_next() -> None:
+    async with serving() as port, connection(port.number) as (reader, writer):
+        writer.write(post(b"later") + post(b"next") + post(b"last", "X-Not-Here: 1"))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not port.later:  # noqa: ASYNC110 - the server has not read it yet
+                await asyncio.sleep(0)
+        assert len(port.taken) == 1
+        port.later.pop()(response("200 OK", b"at last"))
+        assert await answers(reader, 3) == [b"at last", b"front next", b"aiohttp last"]
+
+
+ODD = {
+    "another method": b"GET /in HTTP/1.1\r\nHost: here\r\n\r\n",
+    "another path": post(b"x", head="POST /out HTTP/1.1\r\nHost: here"),
+    "a query": post(b"x", head="POST /in?a=1 HTTP/1.1\r\nHost: here"),
+    "HTTP/1.0": post(b"x", head="POST /in HTTP/1.0\r\nHost: here"),
+    "no host": post(b"x", head="POST /in HTTP/1.1"),
+    "two lengths": post(b"x", "Content-Length: 1"),
+    "two lengths that differ": post(b"xy", "Content-Length: 1"),
+    "a length with a sign": b"POST /in HTTP/1.1\r\nHost: here\r\nContent-Length: +1\r\n\r\nx",
+    "a length of other digits": "POST /in HTTP/1.1\r\nHost: here\r\nContent-Length: \u00b2\r\n\r\nx".encode("latin-1"),
+    "no length": b"POST /in HTTP/1.1\r\nHost: here\r\n\r\n",
+    "chunks": b"POST /in HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+    "chunks and a length": post(b"1\r\nx\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+    "a long body": post(b"x" * (LARGEST_BYTES + 1)),
+    "a folded header": post(b"x", "A: b\r\n c"),
+    "a space before the colon": post(b"x", "A : b"),
+    "no colon": post(b"x", "A"),
+    "a bare newline": post(b"x", "A: b\nB: c"),
+    "a zero byte": post(b"x", "A: b\0"),
+    "a letter with an accent": post(b"x", "A: \xe9"),
+    "a header twice": post(b"x", "A: b", "a: c"),
+    "a page's origin": post(b"x", "Origin: http://here"),
+    "close": post(b"x", "Connection: close"),
+    "a name that is none": post(b"x", "A(b): c"),
+    "two spaces": post(b"x", head="POST  /in HTTP/1.1\r\nHost: here"),
+    "no HTTP": b"\x16\x03\x01 hello\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "left to aiohttp": post(b"x", "X-Not-Here: 1"),
+    "a head without end": b"POST /in HTTP/1.1\r\nA: " + b"a" * (1 << 17),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_what_is_odd_is_aiohttps_also_behind_a_request_that_is_not(odd: bytes) -> None:
+    """The status is that of the same server without a front."""
+    statuses: list[bytes] = []
+    for front in (False, True):
+        async with serving(front=front) as port, connection(port.number) as (reader, writer):
+            writer.write(post(b"first") + (odd if front else b""))
+            assert await answers(reader, 1) == [b"front first" if front else b"aiohttp first"]
+            writer.write(b"" if front else odd)  # aiohttp alone would not answer the first: it judges what it has read as one
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                statuses.append(await reader.readuntil(b"\r\n"))
+            assert len(port.taken) == front
+    assert statuses[0] == statuses[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [(b"", b""), (post(b"whole") + b"POST /in HT", b""), (b"POST /in HTTP/1.1\r\nX-Slow: ", b"a"), (post(b"x" * 100)[:-90], b"")],
+    ids=["nothing", "half a line", "a byte now and then", "half a body"],
+)
+async def test_a_connection_without_a_whole_request_is_closed(first: bytes, drip: bytes) -> None:
+    async with serving(idle_seconds=SHORT_SECONDS) as port, connection(port.number) as (reader, writer):
+        writer.write(first)
+        answered = await until_closed(reader, writer, drip)
+        assert answered.count(b"HTTP/1.1") == first.count(b"whole")
+
+
+async def test_who_waits_for_a_response_is_not_idle() -> None:
+    async with serving(idle_seconds=SHORT_SECONDS) as port, connection(port.number) as (reader, writer):
+        writer.write(post(b"later"))
+        await asyncio.sleep(SHORT_SECONDS * 3)
+        port.later.pop()(response("200 OK", b"at last"))
+        assert await answers(reader, 1) == [b"at last"]
+
+
+async def test_a_server_that_ends_answers_what_it_has_taken() -> None:
+    async with serving() as port, connection(port.number) as (reader, writer), connection(port.number) as (idle, _):
+        writer.write(post(b"later") + post(b"too late"))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not port.later:  # noqa: ASYNC110 - the server has not read it yet
+                await asyncio.sleep(0)
+            ending = asyncio.create_task(port.runner.cleanup())
+            assert await idle.read() == b""
+            assert not ending.done()
+            port.later.pop()(response("200 OK", b"at last"))
+            assert (await reader.read()).endswith(b"at last")
+            await ending
+        assert len(port.taken) == 1
+
+
+async def test_a_client_that_reads_nothing_is_not_served_on() -> None:
+    many = post(b"x" * 1000) * 50_000
+    async with serving() as port, connection(port.number) as (reader, writer):
+        writer.write(many)
+        taken = -1
+        while taken != len(port.taken):
+            taken = len(port.taken)
+            await asyncio.sleep(0.3)
+        assert taken < 50_000, "its responses would fill the memory"
+        assert len(await answers(reader, 50_000)) == 50_000
