@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -24,7 +24,8 @@ AT_MOST: Final = 256
 class _Batch(Generic[R, T]):
     """Requests that run as one operation."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Hashable) -> None:
+        self.kind = kind
         self.requests: list[R] = []
         self.futures: list[asyncio.Future[T]] = []
         self.keys: set[str] = set()
@@ -50,30 +51,35 @@ class RequestBatcher(Generic[R, T]):
         self._engine = engine
         self._operation = operation
         self._lock = threading.Lock()  # the engine runs operations in its own threads
-        self._open: _Batch[R, T] | None = None
+        self._open: dict[Hashable, _Batch[R, T]] = {}
 
-    def write(self, request: R, key: str, weight: int = 1) -> asyncio.Future[T]:
-        """Run a request as Engine.write does. Requests with the same key run one after the other; one of weight AT_MOST runs alone."""
+    def write(self, request: R, key: str, weight: int = 1, kind: Hashable = None) -> asyncio.Future[T]:
+        """Run a request as Engine.write does, in a batch of its kind.
+
+        Requests with the same key run one after the other; one of weight AT_MOST runs alone.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
-            if self._open is not None and self._open.fits(key, weight):
-                self._open.add(request, key, weight, future)
+            batch = self._open.get(kind)
+            if batch is not None and batch.fits(key, weight):
+                batch.add(request, key, weight, future)
                 return future
-            batch = self._open = _Batch[R, T]()
+            batch = self._open[kind] = _Batch[R, T](kind)
             batch.add(request, key, weight, future)
         self._engine.write(partial(self._run, batch)).add_done_callback(partial(self._deliver, batch))
         return future
 
     def _run(self, batch: _Batch[R, T], tx: Transaction) -> Sequence[T | Exception]:
-        with self._lock:
-            if self._open is batch:
-                self._open = None
+        self._shut(batch)
         return self._operation(tx, batch.requests)
 
-    def _deliver(self, batch: _Batch[R, T], done: asyncio.Future[Sequence[T | Exception]]) -> None:
+    def _shut(self, batch: _Batch[R, T]) -> None:
         with self._lock:
-            if self._open is batch:  # the engine refused it without running it
-                self._open = None
+            if self._open.get(batch.kind) is batch:
+                del self._open[batch.kind]
+
+    def _deliver(self, batch: _Batch[R, T], done: asyncio.Future[Sequence[T | Exception]]) -> None:
+        self._shut(batch)  # the engine may have refused it without running it
         error = done.exception()
         if error is None:
             for future, outcome in zip(batch.futures, done.result(), strict=True):

@@ -138,7 +138,7 @@ class QueueService:
 
     async def Enqueue(self, request: pb.EnqueueRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
         """Enqueue rollouts. Waiting claims are served in the same transaction, so that enqueue and claim share one sync to disk."""
-        if waiters := self._waiters.begin_hand_off(len(request.rollouts), HAND_OFFS):
+        if waiters := self._waiters.begin_hand_off(request.rollouts, HAND_OFFS):
             asked = [waiter.request for waiter in waiters]
             writing = self._engine.write(lambda tx: enqueue.enqueue_and_claim(tx, request, asked, self._clock()))
             writing.add_done_callback(partial(_hand_off, waiters))  # even if the caller disconnects
@@ -276,7 +276,8 @@ class QueueService:
         return True
 
     async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
-        return await self._claimed(self._claims.write(request, request.request_id, claim.weight(request)), request)
+        claiming = self._claims.write(request, request.request_id, claim.weight(request), claim.kind(request))
+        return await self._claimed(claiming, request)
 
     async def _claimed(self, claiming: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
         """Await a claim; if the caller disconnects meanwhile, put back what it took or may still take."""

@@ -1,18 +1,19 @@
 """The waiters of a service: long-polling claims, and `wait` streams. Runs on the event loop, without polling.
 
-A claim that found nothing waits here. A commit that makes rollouts claimable wakes as many of the longest-waiting claims as needed, and
-every claim with a filter, since only its own query can decide whether it matches. An unused wake-up passes to the next claim. An enqueue
-may claim for idle waiters in its own transaction (`begin_hand_off`, `ClaimWaiter.handed`): one sync, not two.
+A claim that found nothing waits here. A commit that makes rollouts claimable wakes as many of the longest-waiting claims of each filter as
+there may be rollouts for; an unused wake-up passes to the next claim. An enqueue may claim for idle waiters in its own transaction
+(`begin_hand_off`, `ClaimWaiter.handed`): one sync, not two.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 from agl_otel.queue.engine import Signals
+from agl_otel.queue.operations.claim import admits, kind
 from agl_otel.queue.proto import queue_pb2 as pb
 
 ALL: Final = 1 << 62
@@ -24,7 +25,7 @@ class ClaimWaiter:
     def __init__(self, request: pb.ClaimRequest) -> None:
         self.request = request
         self.limit = max(request.limit, 1)
-        self.filtered = bool(request.modes or request.labels)
+        self.kind = kind(request)
         self.event = asyncio.Event()
         self.idle = False
         """Whether it waits for `event`, rather than for its own query."""
@@ -69,23 +70,28 @@ class Waiters:
             self.wake_claims(waiter.limit)
 
     def wake_claims(self, claimable: int) -> None:
-        """Wake the longest-waiting claims for `claimable` rollouts, and all claims with a filter."""
-        if claimable <= 0:
-            return
+        """Wake the longest-waiting claims of each filter for `claimable` rollouts: all of them may be what it asks for."""
+        left: dict[Hashable, int] = {}
         for waiter in self._claims:
-            if waiter.filtered:
+            if left.setdefault(waiter.kind, claimable) > 0 and waiter.handed is None and not waiter.event.is_set():
                 waiter.event.set()
-            elif claimable > 0 and waiter.handed is None and not waiter.event.is_set():
-                waiter.event.set()
-                claimable -= waiter.limit
+                left[waiter.kind] -= waiter.limit
 
-    def begin_hand_off(self, work: int, at_most: int) -> list[ClaimWaiter]:
-        """Select the longest-waiting idle claims without a filter for `work` rollouts, at most `at_most`; give each a `handed` future."""
+    def begin_hand_off(self, rollouts: Sequence[pb.NewRollout], at_most: int) -> list[ClaimWaiter]:
+        """Select the longest-waiting idle claims, at most `at_most`, for these rollouts; give each a `handed` future.
+
+        All have the filter of the one that has waited longest for one of the first of these rollouts.
+        """
         taken: list[ClaimWaiter] = []
+        work, admitted = len(rollouts), dict[Hashable, bool]()
         for waiter in self._claims:
             if work <= 0 or len(taken) >= at_most:
                 break
-            if waiter.idle and not waiter.filtered and waiter.handed is None and not waiter.event.is_set():
+            if not waiter.idle or waiter.handed is not None or waiter.event.is_set() or (taken and waiter.kind != taken[0].kind):
+                continue
+            if waiter.kind not in admitted:
+                admitted[waiter.kind] = any(admits(waiter.request, rollout) for rollout in rollouts[:at_most])
+            if admitted[waiter.kind]:
                 waiter.handed = asyncio.get_running_loop().create_future()
                 taken.append(waiter)
                 work -= waiter.limit

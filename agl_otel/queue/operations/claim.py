@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final, cast
 
 from agl_otel.queue.answers import claims_of, recall, recall_all, remember, remember_all
-from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import rollout_fields, split
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.checks import worker_of
@@ -24,14 +23,28 @@ MAX_CLAIM_BYTES: Final = 24 << 20
 
 
 def weight(request: pb.ClaimRequest) -> int:
-    """Return a claim's weight in a batch: its limit, or AT_MOST if it filters by mode or label, because its query fits no other claim."""
-    return AT_MOST if request.modes or request.labels else max(request.limit, 1)
+    """Return a claim's weight in a batch: its limit."""
+    return max(request.limit, 1)
+
+
+def kind(request: pb.ClaimRequest) -> Hashable:
+    """Return what the claims of one batch must have in common: their filter."""
+    return tuple(sorted(request.modes)), tuple(sorted(request.labels.items()))
+
+
+def admits(request: pb.ClaimRequest, rollout: pb.NewRollout) -> bool:
+    """Whether the filter of a claim admits a rollout, as in claimable_matching."""
+    labels = dict(request.labels)
+    run = labels.pop(RUN_LABEL, None)
+    if (request.modes and rollout.mode not in request.modes) or (run is not None and rollout.labels.get(RUN_LABEL, run) != run):
+        return False
+    return all(rollout.labels.get(name) == value for name, value in labels.items())
 
 
 def claim_all(tx: Transaction, requests: Sequence[pb.ClaimRequest], now: float) -> list[pb.Rollouts]:
     """Serve these claims in turn with the next rollouts, each with a new attempt; without claimable rollouts nothing is changed.
 
-    A claim with a filter must be the only one (see `weight`).
+    All must have the same filter (`kind`).
     """
     known = recall_all(tx, (request.request_id for request in requests), "Claim")
     answers = [claims_of(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]

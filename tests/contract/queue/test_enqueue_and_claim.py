@@ -11,8 +11,9 @@ from agl_otel.errors import ConflictError, InvalidIdError, NotFoundError, UsageE
 from agl_otel.queue.calls import Calls, new_request_id
 from agl_otel.queue.client import AttemptUpdate, Observation, QueueClient, RolloutUpdate
 from agl_otel.queue.engine import Signals, Transaction
+from agl_otel.queue.operations.claim import admits
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.types import LLM, RUN_LABEL, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+from agl_otel.types import LLM, RUN_LABEL, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutMode
 from tests.local_queue import LocalQueue
 
 
@@ -66,6 +67,30 @@ async def test_a_rollout_is_not_claimed_before_its_time(queue: LocalQueue) -> No
     assert [c.input for c in await queue.client.claim(2)] == ["now"]
     queue.clock.advance(10)
     assert [c.input for c in await queue.client.claim(2)] == ["later"]
+
+
+@pytest.mark.parametrize("modes", [(), ("train",), ("val", "test")])
+@pytest.mark.parametrize("labels", [{}, {"gpu": "a"}, {RUN_LABEL: "mine"}, {RUN_LABEL: "mine", "gpu": "a"}, {"gpu": "b"}])
+async def test_an_enqueue_serves_the_waiting_claims_whose_filter_admits_it(
+    queue: LocalQueue, modes: tuple[RolloutMode, ...], labels: dict[str, str]
+) -> None:
+    """What `admits` says of a new rollout is what the query of a claim finds."""
+    kinds: list[dict[str, str]] = [{}, {"gpu": "a"}, {RUN_LABEL: "mine"}, {RUN_LABEL: "other", "gpu": "a"}, {RUN_LABEL: "mine", "gpu": "a"}]
+    for mode in (None, "train", "val"):
+        for given in kinds:
+            claiming = asyncio.create_task(queue.client.claim(1, wait_seconds=300, modes=modes, labels=labels))
+            await until_idle(queue, 1)
+            request = pb.ClaimRequest(modes=modes, labels=labels)
+            expected = admits(request, pb.NewRollout(mode=mode, labels=given))
+            [rollout] = await queue.client.enqueue([EnqueueRolloutRequest(input=1, mode=mode, labels=given)])
+            if not expected:
+                assert await queue.client.claim(1, modes=modes, labels=labels) == []
+                await queue.client.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
+                claiming.cancel()
+                await asyncio.gather(claiming, return_exceptions=True)
+            else:
+                assert [claim.rollout_id for claim in await claiming] == [rollout.rollout_id]
+            await until_waiting(queue, 0)
 
 
 async def test_only_rollouts_of_the_asked_mode_and_labels_are_claimed(queue: LocalQueue) -> None:

@@ -49,6 +49,14 @@ async def busy(tmp_path: Path) -> AsyncIterator[Busy]:
     await busy.engine.close()
 
 
+async def test_only_requests_of_one_kind_share_an_operation(busy: Busy) -> None:
+    for name, kind in (("a", 1), ("b", 2), ("c", 1), ("d", None), ("e", 2)):
+        busy.batcher.write(name, name, kind=kind)
+    await busy.release()
+    await busy.engine.read(lambda _: None)
+    assert busy.operations == [["a", "c"], ["b", "e"], ["d"]]
+
+
 async def test_calls_that_wait_become_one_operation_and_each_gets_its_own_answer(busy: Busy) -> None:
     answers = [busy.batcher.write(name, name) for name in ("a", "refused", "b")]
     await busy.release()

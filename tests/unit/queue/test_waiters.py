@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agl_otel.queue.engine import Signals
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.waiters import ClaimWaiter, Waiters
@@ -40,13 +42,12 @@ def test_a_claim_that_is_awake_already_does_not_use_up_a_second_rollout() -> Non
     assert woken(claims) == [True, True]
 
 
-def test_claims_with_a_filter_are_always_woken_and_use_up_nothing() -> None:
+def test_claims_of_each_filter_are_woken_for_as_many_rollouts_as_there_are() -> None:
     waiters = Waiters()
-    filtered = waiting_claims(waiters, 1, 1, filtered=True)
-    plain = waiting_claims(waiters, 1)
-    waiters.on_signals(Signals(claimable=1))
-    assert woken(filtered) == [True, True]
-    assert woken(plain) == [True]
+    filtered = waiting_claims(waiters, 1, 1, 1, filtered=True)
+    plain = waiting_claims(waiters, 1, 1, 1)
+    waiters.on_signals(Signals(claimable=2))
+    assert woken(filtered) == woken(plain) == [True, True, False]
 
 
 def test_an_unused_wake_up_passes_to_the_next_claim() -> None:
@@ -65,6 +66,10 @@ def test_removing_a_sleeping_claim_wakes_no_other() -> None:
     assert not stays.event.is_set()
 
 
+def new(count: int, **fields: Any) -> list[pb.NewRollout]:
+    return [pb.NewRollout(**fields) for _ in range(count)]
+
+
 async def test_a_hand_off_takes_as_many_idle_claims_as_there_is_work_for() -> None:
     waiters = Waiters()
     [trying], [filtered], [first, second, third] = (
@@ -74,16 +79,28 @@ async def test_a_hand_off_takes_as_many_idle_claims_as_there_is_work_for() -> No
     )
     for waiter in (filtered, first, second, third):
         waiter.idle = True
-    assert waiters.begin_hand_off(3, at_most=16) == [first, second]
-    assert waiters.begin_hand_off(1, at_most=16) == [third]  # the others expect theirs already
+    assert waiters.begin_hand_off(new(3, mode="val"), at_most=16) == [first, second]
+    assert waiters.begin_hand_off(new(1), at_most=16) == [third]  # the others expect theirs already
     assert trying.handed is filtered.handed is None
+
+
+async def test_a_hand_off_serves_claims_of_one_filter_which_admits_the_rollouts() -> None:
+    waiters = Waiters()
+    [plain], train = waiting_claims(waiters, 1), waiting_claims(waiters, 1, 1, 1, filtered=True)
+    for waiter in (*train, plain):
+        waiter.idle = True
+    waiters.remove(plain)
+    waiters.add(plain)  # the last in the row
+    assert waiters.begin_hand_off(new(2, mode="train"), at_most=16) == train[:2]
+    assert waiters.begin_hand_off(new(2, mode="train"), at_most=16) == train[2:]
+    assert waiters.begin_hand_off(new(2, mode="train"), at_most=16) == [plain]
 
 
 async def test_a_claim_that_expects_a_hand_off_is_not_woken_too() -> None:
     waiters = Waiters()
     served, other = waiting_claims(waiters, 1, 1)
     served.idle = True
-    assert waiters.begin_hand_off(5, at_most=1) == [served]
+    assert waiters.begin_hand_off(new(5), at_most=1) == [served]
     waiters.on_signals(Signals(claimable=1))
     assert woken([served, other]) == [False, True]
 
