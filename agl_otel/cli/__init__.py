@@ -23,28 +23,28 @@ from agl_otel.service.private import keep_private
 from agl_otel.text import printable_lines
 
 COMMANDS: Final = {
-    "up": "agl_otel.cli.up:up",
-    "store": "agl_otel.cli.store:store",
-    "demo": "agl_otel.cli.demo:demo",
-    "run": "agl_otel.cli.run:run",
-    "runner": "agl_otel.runner.__main__:runner",
-    "train": "agl_otel.cli.train:train",
-    "top": "agl_otel.cli.top:top",
-    "runs": "agl_otel.cli.runs:runs",
-    "rollouts": "agl_otel.cli.rollouts:rollouts",
-    "queue": "agl_otel.cli.queue:queue",
-    "resources": "agl_otel.cli.records:resources",
-    "workers": "agl_otel.cli.records:workers",
-    "traces": "agl_otel.cli.traces:traces",
-    "collector": "agl_otel.cli.collector:collector",
-    "doctor": "agl_otel.cli.doctor:doctor",
-    "maintain": "agl_otel.cli.maintain:maintain",
-    "export": "agl_otel.cli.export:export",
-    "disk": "agl_otel.cli.disk:disk",
-    "token": "agl_otel.cli.token:token",
-    "data": "agl_otel.cli.data:data",
+    "up": ("agl_otel.cli.up:up", "Run the stack until Ctrl+C: queue, collector, proxy and web."),
+    "store": ("agl_otel.cli.store:store", "Run the stack without runners; all of it answers at one URL."),
+    "demo": ("agl_otel.cli.demo:demo", "Train an unmodified agent from its own traces, on this machine."),
+    "run": ("agl_otel.cli.run:run", "Run a command once as an attempt, then show its trace as a tree."),
+    "runner": ("agl_otel.runner.__main__:runner", "Claim rollouts and run an agent for each."),
+    "train": ("agl_otel.cli.train:train", "Run a job file: score, train, score again."),
+    "top": ("agl_otel.cli.top:top", "Watch a running stack: rollouts, workers, collectors."),
+    "runs": ("agl_otel.cli.runs:runs", "List, show and compare runs, or export a run's model."),
+    "rollouts": ("agl_otel.cli.rollouts:rollouts", "List rollouts and work on them."),
+    "queue": ("agl_otel.cli.queue:queue", "Count rollouts, list failed ones, remove old ones."),
+    "resources": ("agl_otel.cli.records:resources", "Show the prompts and model addresses that agents are given."),
+    "workers": ("agl_otel.cli.records:workers", "Show the processes that claim rollouts."),
+    "traces": ("agl_otel.cli.traces:traces", "Show what agents emitted: as a tree, by step, or with SQL."),
+    "collector": ("agl_otel.cli.collector:collector", "Show what the collectors take, store and refuse."),
+    "doctor": ("agl_otel.cli.doctor:doctor", "Check with your own agent that what training needs arrives."),
+    "maintain": ("agl_otel.cli.maintain:maintain", "Maintain a stack's stores; `up` runs this as a service."),
+    "export": ("agl_otel.cli.export:export", "Write training data to a file or folder."),
+    "disk": ("agl_otel.cli.disk:disk", "Show the disk usage of a data directory by part."),
+    "token": ("agl_otel.cli.token:token", "Make a token for some services and a limited time."),
+    "data": ("agl_otel.cli.data:data", "Back up, restore, or move the data of a stack."),
 }
-"""{command: module and name}, imported on use to keep `agl-otel --help` fast."""
+"""{command: (module and name, summary)}. A command is imported on use; the summary is what `agl-otel --help` says of it."""
 REMOVED: Final = {
     "vllm": "start vLLM itself with `vllm serve MODEL` (0.10.2 or later): the proxy asks it for token ids with every call",
     "prometheus": "let Prometheus scrape /metrics (or /v1/prometheus) on the port of `agl-otel store`, which serves it always",
@@ -66,8 +66,13 @@ class _Commands(click.Group):
             raise UsageError(f"there is no `agl-otel {cmd_name}`: {REMOVED[cmd_name]}")
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         return getattr(importlib.import_module(module), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
