@@ -86,6 +86,8 @@ class HttpPort:
     def _take(self, request: SmallRequest, reply: Reply) -> bool:
         """Take a request in protobuf that may come in (front.py); others, and those that wait for the store, take the way of `_export`."""
         path, headers, body = request
+        if len(body) > self._receiver.max_message_bytes:
+            return False
         if headers.get("content-type") != PROTOBUF or HEADER_ACK in headers or self._visitors.refusal("POST", {"Host": headers["host"]}):
             return False
         admitted = admission(self._receiver.token, headers.get("authorization", ""), sending=True)

@@ -82,6 +82,7 @@ class _Insert:
 
     last: int
     """Log position of its last request."""
+    rows: int = 0
     done: bool = False
 
 
@@ -146,8 +147,8 @@ class Writer:
 
     @property
     def backlog(self) -> int:
-        """Number of rows waiting."""
-        return self._rows
+        """Number of rows in the log that are not stored yet."""
+        return self._rows + sum(insert.rows for insert in self._inserts if not insert.done)
 
     def add(self, place: Place, request: Request) -> None:
         """Add a request that is on disk in the log."""
@@ -279,6 +280,7 @@ class Writer:
         while self._waiting and room.takes(self._waiting[0].rows, self._waiting[0].size, self._waiting[0].expanded):
             item = self._waiting.popleft()
             insert.last = item.position
+            insert.rows += item.rows
             self._rows -= item.rows
             self._bytes -= item.size
             self._expanded -= item.expanded

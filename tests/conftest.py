@@ -30,6 +30,8 @@ from tests.service_logs import pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]  # a hook
 
+pytest.register_assert_rewrite("tests.cores")  # whose assertions compare for many tests
+
 # Several workers share the cores, and no model here is large: a second thread of torch or numpy would wait for its turn, at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 read_one_certificate()

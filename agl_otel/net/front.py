@@ -19,11 +19,17 @@ LARGEST_BYTES: Final = 64 << 10
 _HEAD_BYTES: Final = 16 << 10
 _HEADERS: Final = re.compile(r"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e]*)+")
 _LENGTH: Final = re.compile(r"[0-9]{1,5}")
-_AIOHTTPS: Final = frozenset(
-    {"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te", "origin", "referer", "sec-fetch-site"}
+AIOHTTPS: Final = frozenset(
+    {
+        *("transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te", "origin", "referer", "sec-fetch-site"),
+        *("proxy-connection", "keep-alive", "http2-settings"),
+    }
 )
 """Headers of requests that are not answered here: other bodies, other protocols, and those of browsers."""
+_MOST_HEADERS: Final = 100
 _LOOK_SECONDS: Final = 0.01
+_PART_SECONDS: Final = 0.2
+"""After this time a request of which only a part has come is aiohttp's, too, which bounds the time and counts the bytes of slow ones."""
 
 
 class SmallRequest(NamedTuple):
@@ -36,7 +42,9 @@ class SmallRequest(NamedTuple):
 
 Reply = Callable[[bytes], None]
 Take = Callable[[SmallRequest, Reply], bool]
-"""Takes a request and calls `Reply` once, now or later, with the response; returns False, having done nothing, to leave it to aiohttp."""
+"""Takes a request and calls `Reply` once, now or later, with the response; returns False, having done nothing, to leave it to aiohttp.
+
+It runs on the event loop, and no body is counted before it: what takes long, or grows (a compressed body), is left to aiohttp."""
 
 
 class NotSimpleError(Exception):
@@ -69,7 +77,13 @@ def read_request(data: bytes, paths: Collection[str]) -> tuple[SmallRequest, int
     lines = head[line_end + 2 :].split("\r\n")
     headers = {name.lower(): value.strip(" \t") for name, _, value in (each.partition(":") for each in lines)}
     length = headers.get("content-length", "")
-    if len(headers) != len(lines) or "host" not in headers or not _AIOHTTPS.isdisjoint(headers) or _LENGTH.fullmatch(length) is None:
+    if (
+        len(headers) != len(lines)
+        or len(lines) > _MOST_HEADERS
+        or "host" not in headers
+        or not AIOHTTPS.isdisjoint(headers)
+        or _LENGTH.fullmatch(length) is None
+    ):
         raise NotSimpleError
     if int(length) > LARGEST_BYTES or headers.get("connection", "keep-alive").lower() != "keep-alive":
         raise NotSimpleError
@@ -116,7 +130,8 @@ class _Connection(asyncio.Protocol):
         self._data = b""
         self._taken = False
         """Whether a request has been taken that has no response yet."""
-        self._full = self._paused = self._ending = False
+        self._reading = self._full = self._paused = self._ending = self._over = False
+        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -129,11 +144,15 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
 
+    def eof_received(self) -> bool:
+        """Keep the connection for the responses that are due, which TLS does not allow."""
+        self._over = True
+        return self._taken and self._transport.get_extra_info("sslcontext") is None
+
     def data_received(self, data: bytes) -> None:
         self._data = self._data + data if self._data else data
-        if not self._taken and not self._full:
-            self._read()
-        if len(self._data) > LARGEST_BYTES + _HEAD_BYTES and not self._paused and self in self._front.connections:
+        self._read()
+        if len(self._data) > LARGEST_BYTES + _HEAD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
@@ -148,7 +167,7 @@ class _Connection(asyncio.Protocol):
         """Close now, or after the response that is due."""
         self._ending = True
         if not self._taken:
-            self._transport.close()
+            self._close()
 
     def abort(self) -> None:
         """Close without a response."""
@@ -156,24 +175,40 @@ class _Connection(asyncio.Protocol):
 
     def _read(self) -> None:
         """Take requests until one has no response yet."""
-        while self._data and not (self._taken or self._full or self._ending):
-            try:
-                found = read_request(self._data, self._front.paths)
-            except NotSimpleError:
-                self._hand_over()
-                return
-            if found is None:
-                break
-            request, length = found
-            whole, self._data = self._data, self._data[length:]
-            self._taken = True
-            if not self._front.take(request, self._reply):
-                self._data = whole
-                self._hand_over()
-                return
-        if self._paused and not self._taken and not self._full:
+        if self._reading:
+            return
+        self._reading = True
+        part = False
+        while self._data and not (part or self._taken or self._full or self._ending or self._transport.is_closing()):
+            part = not self._take_next()
+        self._reading = False
+        if self._late is not None and not part:
+            self._late.cancel()
+            self._late = None
+        elif self._late is None and part and self._data:
+            self._late = self._loop.call_later(_PART_SECONDS, self._hand_over)
+        if self._over and not self._taken:
+            self._transport.close()
+        elif self._paused and not (self._taken or self._full):
             self._paused = False
             self._transport.resume_reading()
+
+    def _take_next(self) -> bool:
+        """Take the next request, or hand the connection over; return whether it was there as a whole."""
+        try:
+            found = read_request(self._data, self._front.paths)
+        except NotSimpleError:
+            self._hand_over()
+            return True
+        if found is None:
+            return False
+        request, length = found
+        whole, self._data = self._data, self._data[length:]
+        self._taken = True
+        if not self._front.take(request, self._reply):
+            self._taken, self._data = False, whole
+            self._hand_over()
+        return True
 
     def _reply(self, answer: bytes) -> None:
         self._taken = False
@@ -183,21 +218,35 @@ class _Connection(asyncio.Protocol):
         self._since = self._loop.time()
         if self._ending:
             self._transport.close()
-        elif self._data:
-            self._loop.call_soon(self._read)  # not at once: this may be called by what `take` has called
+        elif (self._data or self._over) and not self._reading:
+            self._read()
 
     def _hand_over(self) -> None:
+        if self._transport.is_closing():
+            return
+        data, paused = self._data, self._paused
         self._leave()
         protocol = self._front.behind()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if self._paused:
+        if paused:
             self._transport.resume_reading()
-        protocol.data_received(self._data)
+        protocol.data_received(data)
 
     def _leave(self) -> None:
+        """Forget the connection: it is lost, or aiohttp's."""
+        self._data, self._paused = b"", False
         self._timer.cancel()
+        if self._late is not None:
+            self._late.cancel()
         self._front.connections.discard(self)
+
+    def _close(self) -> None:
+        """Close; where the client reads nothing, at once."""
+        if self._full:
+            self._transport.abort()
+        else:
+            self._transport.close()
 
     def _look(self) -> None:
         """Close the connection if no request has come for too long."""
@@ -205,4 +254,4 @@ class _Connection(asyncio.Protocol):
         if self._taken or left > 0:
             self._timer = self._loop.call_later(self._front.idle_seconds if self._taken else left, self._look)
         else:
-            self._transport.close()
+            self._close()

@@ -114,6 +114,10 @@ async def test_the_deadline_holds_with_a_frozen_or_dead_collector_or_frozen_clic
             assert found == f"ClickHouse does not answer at {on_server.sql}"
             print(f"ClickHouse frozen: refused after {seconds:.1f} of 5 s")
             assert (await until(lambda: health(on_server), lambda found: found["status"] == "degraded"))["reason"]
+            await post_spans(on_server, span_request([("ro-2", "at-2")], spans=2))
+            for _ in range(3):  # waiting, and then in an insert that is tried again
+                assert (await health(on_server))["backlog_rows"] == 2
+                await asyncio.sleep(0.5)
             server.signal(signal.SIGCONT)
             await until(lambda: took(5.0, rollout), lambda answer: isinstance(answer[0], Traces))
     finally:

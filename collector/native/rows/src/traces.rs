@@ -43,7 +43,7 @@ pub static COLUMNS: [Column; 34] = [
     column("HasMedia", "Bool", 1),
 ];
 
-// The first stream of each column.
+// The first stream of each column: a new column comes last, for the others keep their numbers.
 const TIMESTAMP: usize = 0;
 const TRACE_ID: usize = 1;
 const SPAN_ID: usize = 2;
