@@ -192,6 +192,7 @@ def test_the_docs_program_that_reads_traces_works_on_a_stack(folder: Path) -> No
 def test_the_docs_script_that_sends_otlp_is_read_back(protocol: str, folder: Path, tmp_path: Path) -> None:
     (script,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "otlp.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "send.py").write_text(script.replace("proto.http", f"proto.{protocol}"))
+    until(lambda: "Ctrl+C" in (folder / "up.log").read_text(), "up has printed the endpoints, which it does after stack.json is there")
     (endpoint,) = re.findall(rf"otlp {protocol} +(\S+)", (folder / "up.log").read_text())
     headers = f"agl-rollout-id=ro-by-{protocol},agl-ack=stored"
     env = {**ENVIRONMENT, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_HEADERS": headers}
