@@ -21,12 +21,14 @@ $(STAMP): pyproject.toml uv.lock | $(UV)
 	@touch $@
 
 CORE := collector/_native.abi3.so
+WITHOUT_CORE := "make: there is no cargo on the PATH, so the compiled core was not built: the collector does without it"
 setup: $(STAMP) $(if $(shell command -v cargo),$(CORE)) ## install everything into .venv (uv too, where it is missing), and build the compiled core where cargo is at hand
+	$(if $(shell command -v cargo)$(wildcard $(CORE)),,$(if $(filter setup,$(MAKECMDGOALS)),@echo $(WITHOUT_CORE)))
 
 # Without cargo or without its packages the collector reads requests and builds rows in Python: slower, with the same results.
 export CARGO_TARGET_DIR ?= $(CURDIR)/build/native
 $(CORE): $(shell find collector/native -type f) hatch_build.py
-	$(PYTHON) hatch_build.py || echo "make: the compiled core was not built (above): the collector does without it"
+	$(PYTHON) hatch_build.py || { rm -f $@; echo "make: the compiled core was not built (above): the collector does without it"; }
 
 core: ## build the collector's compiled core (needs Rust's cargo)
 	$(PYTHON) hatch_build.py

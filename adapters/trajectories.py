@@ -1,4 +1,4 @@
-"""Converts columns to trajectories: the model calls that are fit for training, merged, with one reward each (contracts.md §7).
+"""Converts columns to trajectories: the model calls that are fit for training, merged, with one reward each (docs/training-files.md).
 
 First every attempt is taken or refused, then every call of the taken ones, then calls are merged (merge.py). Refusals are counted by
 reason and never repaired: a missing reward does not become 0, and text is never tokenised again. Attempts that are one chain, the common

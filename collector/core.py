@@ -37,6 +37,8 @@ try:
 except ImportError:
     _native = None
 
+COMPILED: Final = _native is not None
+"""Whether the compiled core is installed."""
 _logger = logging.getLogger(__name__)
 Kind = Literal["traces", "logs"]
 _DEFECTS: Final = {

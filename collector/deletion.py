@@ -1,8 +1,8 @@
 """Delete rollouts from ClickHouse: spans, log records, metrics, sums (orphans.py). The queue deletes them first; this is the second half.
 
 Rows without ids that were copied to a rollout later (late_pass.py) are deleted with it. They are found by its copies, so they are deleted
-before these: an interrupted deletion is finished by repeating the request. Data that arrives for a rollout afterwards is stored
-(contracts.md §2.6). Deleted rows are invisible to queries at once (ClickHouse's lightweight DELETE, awaited); `purge` clears them from
+before these: an interrupted deletion is finished by repeating the request. Data that arrives for a rollout afterwards is stored.
+Deleted rows are invisible to queries at once (ClickHouse's lightweight DELETE, awaited); `purge` clears them from
 the files.
 
 As with maintenance.py, the process that has the engine open does the work: the collector for the embedded one (`POST /delete`, body

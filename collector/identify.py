@@ -1,6 +1,6 @@
 """Identify spans. Pure: (what was read of a request, its metadata, known traces) → ids and explicit sequence, or the reason for a refusal.
 
-The rules are contracts.md §2; conformance/*.json holds golden vectors that every implementation must pass. The order of spans
+The rules are in docs/otlp.md; conformance/*.json holds golden vectors that every implementation must pass. The order of spans
 within a request does not matter. Of a repeated attribute key, the first counts. No clock, no I/O; the caller keeps the memory.
 """
 

@@ -1,6 +1,6 @@
 """Decide which spans that were stored without ids can be identified by now, and are therefore to be copied. Pure.
 
-Rule 2 of contracts.md §2, applied again with more data: by the attempt whose span opened the trace (or that adopted it), else by
+Rule 2 of identify.py, applied again with more data: by the attempt whose span opened the trace (or that adopted it), else by
 the parent. Identification at receipt (identify.py) and late identification agree, except that at receipt the trace's second opener may
 not have arrived yet. An identification is final: a copy is never moved to another rollout.
 

@@ -27,7 +27,7 @@ OVERLAP_SECONDS = 120.0  # overlap of two passes: rows become visible some time 
 
 
 class Maintenance:
-    """Runs passes over one store. `adopt` is the policy of contracts.md §2; `clock` returns Unix seconds."""
+    """Runs passes over one store. `adopt`: whether the policy is that one (policy.py); `clock` returns Unix seconds."""
 
     def __init__(self, traces: TraceStore, queue: QueueClient, *, adopt: bool, clock: Callable[[], float] = time.time) -> None:
         self._traces = traces

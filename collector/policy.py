@@ -1,4 +1,4 @@
-"""Policy for spans and log records that cannot be identified at receipt (contracts.md §2, rule 3). Pure.
+"""Policy for spans and log records that cannot be identified at receipt. Pure.
 
 `keep` and `adopt` store them with empty ids, where the late pass finds them (adoption runs there too, because only time shows that a whole
 trace has no owner). `drop` discards them: this cannot be undone, and it also discards a child that arrives in an earlier request than its

@@ -16,7 +16,7 @@ from agl_otel import __version__
 from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.copying import Copying
-from agl_otel.collector.core import core
+from agl_otel.collector.core import COMPILED, core
 from agl_otel.collector.deletion import Deletion
 from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.expiry import Expiry
@@ -259,6 +259,7 @@ class Collector:
             "service": "collector",
             "version": __version__,
             "core": self._core.name,
+            "core_installed": COMPILED,
             "uptime_seconds": round(time.time() - self._started_at, 3),
             "disk": {"level": level, "message": message},
             "store_problems": self._store_watch.problems,

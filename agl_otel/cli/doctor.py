@@ -207,7 +207,9 @@ def tables_are_whole(statuses: Sequence[Mapping[str, Any]]) -> Finding:
 def core_is_compiled(statuses: Sequence[Mapping[str, Any]]) -> Finding:
     """Tell whether the collectors have the compiled core; without it they do the same more slowly."""
     without = sum(each.get("core") == "python" for each in statuses)
-    remedy = "install a wheel for this platform, or in a checkout `make core` with Rust's cargo, for a third of the CPU" if without else ""
+    chosen = any(each.get("core") == "python" and each.get("core_installed") for each in statuses)
+    missing = "to spend less CPU, install a wheel for this platform, or in a checkout `make core` with Rust's cargo"
+    remedy = ("to spend less CPU, unset AGL_CORE (core in agl.toml): it is installed" if chosen else missing) if without else ""
     return Finding("the collectors' core is compiled", True, f"not in {without} of {len(statuses)}" if without else "yes", remedy)
 
 

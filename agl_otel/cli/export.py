@@ -134,7 +134,7 @@ def export(
     async def main() -> dict[str, Any]:
         async with open_store(settings) as opened:
             if pin is None:
-                ids, left_out = await must_exist(opened.queue, rollout_ids), {}
+                ids, left_out = await must_exist(opened.queue, rollout_ids, opened.reader), {}
                 if not ids:
                     ids, left_out = await _of_modes(opened.queue, modes, run_id)
                 return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None) | {"left_out": left_out}

@@ -16,11 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wait_option
 from agl_otel.cli.output import open_console, table_of
-from agl_otel.errors import NotFoundError, UsageError
+from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import DAY_SECONDS
 from agl_otel.stack.sharing import must_have_data, stack_for
+from agl_otel.traces.reader import TraceReader
 from agl_otel.types import AttemptedRollout, Rollout, RolloutMode, RolloutStatus
 from agl_otel.types.options import Whole
 
@@ -81,13 +82,31 @@ async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], 
     return [rollout.rollout_id async for rollout in rollouts_of(queue, statuses, modes)]
 
 
-async def must_exist(queue: QueueClient, rollout_ids: Sequence[str]) -> list[str]:
-    """Return the ids without duplicates. Raises NotFoundError that names one that the queue does not know."""
+async def not_in_queue(name: str, reader: TraceReader | None = None) -> NotFoundError:
+    """Return the error for an id that no rollout of the queue has; with a reader it says whether there are spans under it."""
+    found: dict[str, str] = {}
+    if reader is not None:
+        with contextlib.suppress(AglError):  # of the trace store: what was asked for is missing anyway
+            found = dict(sorted(await reader.named_by(name)))  # of a trace: a rollout, where it has one
+    if rollout_id := found.get("trace"):
+        return NotFoundError(f"{name!r} is a trace of rollout {rollout_id}: name that")
+    sql = 'agl-otel traces sql "SELECT SpanName, SpanAttributes FROM otel_traces WHERE {}"'
+    if "trace" in found:
+        shown = sql.format(f"TraceId = '{name.lower()}'")
+        return NotFoundError(f"{name!r} is a trace of no rollout: `{shown}` shows it; AGL_UNIDENTIFIED=adopt makes rollouts of such traces")
+    if "rollout" in found:
+        shown = sql.format(f"RolloutId = '{name}'")
+        return NotFoundError(f"the queue has no rollout {name!r}, but there are spans with this id: `{shown}` shows them (docs/otlp.md)")
+    return NotFoundError(f"there is no rollout {name!r}; `agl-otel rollouts ls` lists them")
+
+
+async def must_exist(queue: QueueClient, rollout_ids: Sequence[str], reader: TraceReader | None = None) -> list[str]:
+    """Return the ids without duplicates. Raises the error of `not_in_queue` for one that the queue does not know."""
     for start in range(0, len(rollout_ids), CHUNK):
         part = rollout_ids[start : start + CHUNK]
         known = {item.rollout_id for item in await queue.query_rollouts(rollout_id_in=part)}
         if missing := [name for name in part if name not in known]:
-            raise NotFoundError(f"there is no rollout {missing[0]!r}; `agl-otel rollouts ls` lists them")
+            raise await not_in_queue(missing[0], reader)
     return [*dict.fromkeys(rollout_ids)]
 
 

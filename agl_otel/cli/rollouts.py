@@ -16,7 +16,7 @@ from rich.text import Text
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wait_option
 from agl_otel.cli.output import open_console, table_of
-from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, open_queue, progress, prune, rollout_ids_of
+from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, not_in_queue, open_queue, progress, prune, rollout_ids_of
 from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
@@ -145,7 +145,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
 
     async def main() -> None:
         async with open_store(settings) as opened:
-            item = await one_rollout(opened.queue, rollout_id)
+            item = await one_rollout(opened, rollout_id)
             attempts = await opened.queue.query_attempts([item.rollout_id])
             seen = await _read_details(opened, item, attempts)
         if as_json:
@@ -210,12 +210,14 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-async def one_rollout(queue: QueueClient, part: str) -> Rollout:
+async def one_rollout(store: Store, part: str) -> Rollout:
     """Return the rollout with this id, or the only one whose id contains it. Raises NotFoundError."""
+    queue = store.queue
     page = await queue.query_rollouts(rollout_id_in=[part]) or await queue.query_rollouts(rollout_id_contains=part, limit=2)
+    if not page:
+        raise await not_in_queue(part, store.reader)
     if len(page) != 1:
-        what = f"{page.total} rollouts have {part!r} in their id: write more of it" if page else f"no rollout {part!r}"
-        raise NotFoundError(f"{what}. `agl-otel rollouts ls` lists them")
+        raise NotFoundError(f"{page.total} rollouts have {part!r} in their id: write more of it. `agl-otel rollouts ls` lists them")
     return page[0]
 
 

@@ -68,7 +68,7 @@ async def show_rollout(
 
     Raises NotFoundError if no rollout, or more than one, matches the id.
     """
-    rollout = await one_rollout(store.queue, rollout_id)
+    rollout = await one_rollout(store, rollout_id)
     found = await store.traces([rollout], deadline_seconds=0)
     page = await store.find_spans(SpanQuery(rollout_id=rollout.rollout_id, limit=limit))
     spans = list(page)

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from agl_otel.errors import QueryError, UnavailableError, UsageError
 from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
@@ -166,6 +166,11 @@ class TraceReader:
             return []
         rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)})
         return [row["RolloutId"] for row in rows]
+
+    async def named_by(self, name: str) -> list[tuple[Literal["trace", "rollout"], str]]:
+        """Return what an id names in the trace store: ("trace", the rollout of some of its spans, or empty), ("rollout", itself)."""
+        rows = await self.query(named_query("named_by"), params={"id": name, "limit": 2})
+        return [(row["Kind"], row["RolloutId"]) for row in rows]
 
     async def by_trace(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:
         """Return the spans of some traces (hex ids), by (trace, time), one per (trace id, span id), preferably one with a rollout id.

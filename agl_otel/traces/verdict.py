@@ -1,4 +1,4 @@
-"""Decides whether an attempt is fit for training: a pure function over counts (contracts.md §6).
+"""Decides whether an attempt is fit for training: a pure function over counts (docs/traces.md).
 
 Spans with a process marker are counted by their process and in storage, annotations included, seals not; spans without a marker are not
 counted. A process is known from the runner's ledger, from counts reported to the queue, from its spans and seals, from a proxy's

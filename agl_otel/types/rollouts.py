@@ -196,7 +196,7 @@ class Worker(Model):
 
 
 class Verdict(Model):
-    """Whether the observations of one attempt are fit for training (contracts.md §6)."""
+    """Whether the observations of one attempt are fit for training (docs/traces.md)."""
 
     rollout_id: str
     attempt_id: str

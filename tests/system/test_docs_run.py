@@ -7,6 +7,7 @@ Commands that ask before they remove something get "y". tests/unit/test_docs.py 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 
 from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.jobs.job import Job
-from tests.system.stack_process import ENVIRONMENT, Command, until
+from tests.system.stack_process import ENVIRONMENT, Command, run, until
 from tests.unit.test_docs import PAGES, ROOT, commands_in
 
 pytestmark = pytest.mark.full
@@ -50,6 +51,7 @@ OTHERS_NOT_RUN: Final = {
     r"pip install": "the package itself: tests/try_wheel.py tries the wheel; others' from where a test has its own environment",
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
+    r"OTEL_EXPORTER_OTLP_ENDPOINT=\S+ python send\.py": "of docs/otlp.md: a test below runs it on this stack's ports",
     r"python (optimise|runner|algorithm)\.py": "of an example: test_prompt_search.py and test_tutorial.py play it",
 }
 """The same for commands that are not ours."""
@@ -65,6 +67,7 @@ PYTHON_NOT_RUN: Final = {
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
     "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
     "algorithm=agl.APO(": "needs models: cut from optimise.py, which tests/system/test_prompt_search.py plays",
+    "OTLPSpanExporter()": "send.py of docs/otlp.md: a test below runs it on a stack",
     "Trainer(algorithm=grpo": "needs a model server and torch: tests/system/test_sft_trainer.py",
 }
 
@@ -173,8 +176,6 @@ def test_python_blocks_of_the_docs_run(page: Path) -> None:
 
 
 def test_the_docs_program_that_reads_traces_works_on_a_stack(folder: Path) -> None:
-    import json
-
     (block,) = [
         block
         for block in re.findall(
@@ -185,3 +186,17 @@ def test_the_docs_program_that_reads_traces_works_on_a_stack(folder: Path) -> No
     names: dict[str, Any] = {"__name__": "docs"}
     exec(compile(block, "patterns.md", "exec", dont_inherit=True), names)
     asyncio.run(names["read"](json.loads((folder / ".agl" / "stack.json").read_text())["queue"]["address"]))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_docs_script_that_sends_otlp_is_read_back(protocol: str, folder: Path, tmp_path: Path) -> None:
+    (script,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "otlp.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "send.py").write_text(script.replace("proto.http", f"proto.{protocol}"))
+    until(lambda: "Ctrl+C" in (folder / "up.log").read_text(), "up has printed the endpoints, which it does after stack.json is there")
+    (endpoint,) = re.findall(rf"otlp {protocol} +(\S+)", (folder / "up.log").read_text())
+    headers = f"agl-rollout-id=ro-by-{protocol},agl-ack=stored"
+    env = {**ENVIRONMENT, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_HEADERS": headers}
+    sent = subprocess.run([sys.executable, "send.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True)
+    query = f"SELECT RolloutId, SpanName, ServiceName FROM otel_traces WHERE TraceId = '{sent.stdout.strip()}'"
+    shown = run("traces", "sql", query, "--json", cwd=folder)
+    assert json.loads(shown.stdout) == [{"RolloutId": f"ro-by-{protocol}", "SpanName": "answer", "ServiceName": "my-fleet"}], sent.stderr

@@ -201,7 +201,7 @@ class QueueServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateAttempts(self, request, context):
-        """With a terminal status and seals this is what contracts.md calls `complete`.
+        """A terminal status ends the attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

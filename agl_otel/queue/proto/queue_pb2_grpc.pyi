@@ -50,7 +50,7 @@ class QueueStub:
     """Give back claims that were not begun (no heartbeat yet): the rollouts return to their place, as if never claimed."""
     UpdateRollouts: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateRolloutsRequest, _queue_pb2.Rollouts]
     UpdateAttempts: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateAttemptsRequest, _queue_pb2.Attempts]
-    """With a terminal status and seals this is what contracts.md calls `complete`."""
+    """A terminal status ends the attempt."""
     Wait: _grpc.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
@@ -95,7 +95,7 @@ class QueueAsyncStub(QueueStub):
     """Give back claims that were not begun (no heartbeat yet): the rollouts return to their place, as if never claimed."""
     UpdateRollouts: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateRolloutsRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
     UpdateAttempts: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateAttemptsRequest, _queue_pb2.Attempts]  # type: ignore[assignment]
-    """With a terminal status and seals this is what contracts.md calls `complete`."""
+    """A terminal status ends the attempt."""
     Wait: _aio.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
@@ -179,7 +179,7 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.UpdateAttemptsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.Attempts, _abc.Awaitable[_queue_pb2.Attempts]]:
-        """With a terminal status and seals this is what contracts.md calls `complete`."""
+        """A terminal status ends the attempt."""
 
     @_abc_1.abstractmethod
     def Wait(

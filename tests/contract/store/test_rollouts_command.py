@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
+import aiohttp
 import pytest
 
 from agl_otel.cli import main
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, RolloutConfig
+from agl_otel_hook import conventions
+from tests.contract.collector.otlp import request_of, span
 from tests.contract.store.test_export import call_of
 
 CONFIGS = {
@@ -39,3 +45,59 @@ def test_the_verdict_of_an_attempt_that_has_no_end_is_shown(
     shown = json.loads(capsys.readouterr().out)
     assert [attempt["end_time"] for attempt in shown["attempts"]] == [None]
     assert {name: verdict["kind"] for name, verdict in shown["verdicts"].items()} == {over.attempt.attempt_id: "unproven"}
+
+
+async def send(store: LightningStore, trace: bytes, rollout_id: str = "") -> None:
+    headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
+    if rollout_id:
+        headers[conventions.HEADER_ROLLOUT_ID] = rollout_id
+    (collector,) = (await store.queue.describe()).collectors
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as session,
+        session.post(f"{collector}/v1/traces", data=request_of([span(trace=trace)]).SerializeToString(), headers=headers),
+    ):
+        pass
+
+
+@dataclass
+class Strays:
+    """Trace ids, and a rollout id that only spans have."""
+
+    alone: str
+    known: str
+    rollout_of_known: str
+    stray: str = "ro-stray"
+
+
+@pytest.fixture
+async def strays(store: LightningStore) -> Strays:
+    alone, known = os.urandom(16), os.urandom(16)
+    begun = await store.start_rollout({"question": 1})
+    await send(store, alone)
+    await send(store, known, begun.rollout_id)
+    await send(store, os.urandom(16), "ro-stray")
+    return Strays(alone.hex(), known.hex(), begun.rollout_id)
+
+
+@pytest.mark.parametrize("command", [("traces", "show"), ("rollouts", "show"), ("export", "x.jsonl", "--rollout")])
+def test_an_id_that_the_queue_does_not_know_is_looked_for_among_the_spans(
+    store: LightningStore,
+    strays: Strays,
+    command: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def told(name: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*command, name, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    by_trace = told(strays.alone.upper())
+    assert f"WHERE TraceId = '{strays.alone}'" in by_trace and "AGL_UNIDENTIFIED=adopt" in by_trace
+    assert f"is a trace of rollout {strays.rollout_of_known}: name that" in told(strays.known)
+    assert f"WHERE RolloutId = '{strays.stray}'" in told(strays.stray)
+    assert "there is no rollout 'ro-nosuch'; `agl-otel rollouts ls`" in told("ro-nosuch")

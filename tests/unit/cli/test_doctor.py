@@ -64,3 +64,5 @@ def test_advice_tells_how_to_get_the_compiled_core() -> None:
     assert core_is_compiled([{"core": "compiled"}, {"error": "an OpenTelemetry Collector"}]).remedy == ""
     advice = core_is_compiled([{"core": "compiled"}, {"core": "python"}])
     assert advice.good and advice.detail == "not in 1 of 2" and "make core" in advice.remedy
+    chosen = core_is_compiled([{"core": "compiled"}, {"core": "python", "core_installed": True}])
+    assert chosen.good and "unset AGL_CORE" in chosen.remedy and "make core" not in chosen.remedy

@@ -1,5 +1,5 @@
 // Package identify answers: whose span is this? It is pure: (request, request metadata, what is known about traces) gives ids, an
-// explicit sequence number, or why the span is refused. The rules are contracts.md §2, the same as in collector/identify.py; both must
+// explicit sequence number, or why the span is refused. The rules are those of collector/identify.py; both must
 // pass the golden vectors in collector/conformance. The order of spans within a request does not matter.
 package identify
 

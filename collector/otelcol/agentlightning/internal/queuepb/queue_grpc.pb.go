@@ -68,7 +68,7 @@ type QueueClient interface {
 	// Give back claims that were not begun (no heartbeat yet): the rollouts return to their place, as if never claimed.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	UpdateRollouts(ctx context.Context, in *UpdateRolloutsRequest, opts ...grpc.CallOption) (*Rollouts, error)
-	// With a terminal status and seals this is what contracts.md calls `complete`.
+	// A terminal status ends the attempt.
 	UpdateAttempts(ctx context.Context, in *UpdateAttemptsRequest, opts ...grpc.CallOption) (*Attempts, error)
 	// Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
 	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollouts], error)
@@ -408,7 +408,7 @@ type QueueServer interface {
 	// Give back claims that were not begun (no heartbeat yet): the rollouts return to their place, as if never claimed.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	UpdateRollouts(context.Context, *UpdateRolloutsRequest) (*Rollouts, error)
-	// With a terminal status and seals this is what contracts.md calls `complete`.
+	// A terminal status ends the attempt.
 	UpdateAttempts(context.Context, *UpdateAttemptsRequest) (*Attempts, error)
 	// Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
 	Wait(*WaitRequest, grpc.ServerStreamingServer[Rollouts]) error
