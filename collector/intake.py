@@ -93,7 +93,7 @@ class Intake:
         self._clock = clock
         self.memory = TraceMemory()
         self.counts: Counter[str] = Counter()
-        """requests, traces (spans), logs (records), metrics (points), rejected, resent, unidentified, dropped (of those), logged, invalid,
+        """requests, traces (spans), logs (records), metrics (points), rejected, resent, unidentified, dropped (of those), logged,
         bytes."""
         self.levels: Counter[str] = Counter()
         """{source of ids: number of spans and records}."""
@@ -152,11 +152,7 @@ class Intake:
         self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: int, now: float
     ) -> Outcome | PendingOutcome:
         size = len(raw)
-        try:
-            read, raw, unreadable, expanded = self._read(signal, raw, int(now * 10**9))
-        except DataError:
-            self.counts["invalid"] += 1
-            raise
+        read, raw, unreadable, expanded = self._read(signal, raw, int(now * 10**9))
         if isinstance(read, Scan):
             identities, spans = self._identify(signal, read, raw, metadata, sender)
         else:
