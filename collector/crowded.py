@@ -103,8 +103,10 @@ def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
 
 
 def _too_many_parts(parts: int, size: int) -> CrowdedError:
-    many = f"more than {MAX_PARTS}" if parts > MAX_PARTS else str(parts)
-    return CrowdedError(f"it has {many} resources, scopes and items in {size} bytes: send smaller batches")
+    if parts > MAX_PARTS:
+        return CrowdedError(f"it has more than {MAX_PARTS} resources, scopes and items in {size} bytes: send smaller batches")
+    rule = f"a request with more than {FEW_PARTS} needs {LEAST_BYTES} bytes for each"
+    return CrowdedError(f"it has {parts} resources, scopes and items in {size} bytes; {rule}: send smaller batches")
 
 
 def _too_many_others(size: int) -> CrowdedError:
@@ -123,7 +125,8 @@ def check_json(body: bytes) -> None:
     """Raise CrowdedError if a JSON request is too crowded; its protobuf form is checked again."""
     objects = body.count(b"{")
     if objects > FEW_PARTS and objects * LEAST_JSON_BYTES > len(body):
-        raise CrowdedError(f"it has {objects} objects in {len(body)} bytes: send smaller batches")
+        rule = f"a request with more than {FEW_PARTS} needs {LEAST_JSON_BYTES} bytes for each"
+        raise CrowdedError(f"it has {objects} objects in {len(body)} bytes; {rule}: send smaller batches")
 
 
 def _parts(signal: Signal, raw: bytes) -> int:

@@ -128,7 +128,8 @@ class HttpPort:
         async def handle(request: web.Request) -> web.Response:
             self._receiver.check(protocol)
             if request.content_type not in (PROTOBUF, JSON):
-                text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, not {request.content_type}"
+                given = f"not {request.content_type}" if "Content-Type" in request.headers else "and the request has none"
+                text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, {given}"
                 return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")
             raw = await self._read(request, protocol)
             metadata = {name: request.headers[name] for name in METADATA if name in request.headers}

@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from agl_otel.collector import crowded
+from agl_otel.collector.refusals import hint
 from agl_otel.collector.signals import PROTOCOLS
 from agl_otel.errors import DataError
 
@@ -44,7 +45,7 @@ def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
         marked = _rewrite(tree, no_text if "\\u" in text or not _is_text(text) else "")
         json_format.ParseDict(tree, message, ignore_unknown_fields=True, max_recursion_depth=MAX_DEPTH)
     except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
-        raise DataError(f"this is no {name} as OTLP/JSON: {error}") from None
+        raise DataError(f"this is no {name} as OTLP/JSON: {error}{hint(body, as_json=True)}") from None
     raw = message.SerializeToString()
     return raw.replace(no_text.encode(), b"\xff" * len(no_text)) if marked else raw
 

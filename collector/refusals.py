@@ -38,7 +38,20 @@ _REASONS: Final[tuple[tuple[type[AglError], Reason], ...]] = (  # the most speci
     (UnavailableError, "unavailable"),
     (SwitchedOffError, "switched_off"),
 )
+_MAGIC: Final = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 _logger = logging.getLogger(__name__)
+
+
+def hint(body: bytes, *, as_json: bool = False) -> str:
+    """Return what to add to the refusal of a body that is no OTLP: the header that it lacks, by its first bytes; mostly empty.
+
+    `as_json`: it came as JSON.
+    """
+    for name, start in _MAGIC.items():
+        if body.startswith(start):
+            return f"; it begins like {name}: send Content-Encoding: {name}"
+    looks_like_json = not as_json and body[:16].lstrip().startswith(b"{")
+    return "; it begins like JSON: send Content-Type: application/json" if looks_like_json else ""
 
 
 def reason_of(error: AglError) -> Reason | None:
