@@ -14,6 +14,7 @@
     ├── DataError             invalid data: malformed OTLP, a row that ClickHouse refuses, a damaged log
     │   ├── TooLargeError     a request is too large, or takes too long to unpack
     │   ├── EncodingError     an unsupported Content-Encoding
+    │   ├── CrowdedError      a request has too many parts, or its rows would be too large
     │   └── SpanShapeError    a span's attributes do not have the shape of its convention; also a ValueError, as in 0.3
     ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
     ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
@@ -124,6 +125,10 @@ class TooLargeError(DataError):
 
 class EncodingError(DataError):
     """A Content-Encoding is not supported."""
+
+
+class CrowdedError(DataError):
+    """A request has too many parts, or its rows would be too large."""
 
 
 class SpanShapeError(DataError, ValueError):

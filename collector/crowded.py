@@ -12,7 +12,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from agl_otel.collector import merged
 from agl_otel.collector.journal import Signal
-from agl_otel.errors import DataError
+from agl_otel.errors import CrowdedError
 from agl_otel_hook.varint import read_varint
 
 MAX_PARTS: Final = 65_536
@@ -46,7 +46,7 @@ _LEVELS: Final[dict[Signal, tuple[_Level, ...]]] = {"traces": _ITEMS, "logs": _I
 def check(signal: Signal, raw: bytes) -> int:
     """Return the approximate number of messages in a protobuf request; 0 for a small request.
 
-    Raises DataError if it is too crowded, DecodeError if it cannot be parsed.
+    Raises CrowdedError if it is too crowded, DecodeError if it cannot be parsed.
     """
     if len(raw) <= FEW_PARTS * LEAST_BYTES:
         return 0
@@ -57,7 +57,7 @@ def check(signal: Signal, raw: bytes) -> int:
 
 
 def check_counts(size: int, parts: int, others: int, messages: int, values: int) -> None:
-    """Raise DataError if a request of `size` bytes is too crowded: its parts, other fields beside them, messages and values in lists."""
+    """Raise CrowdedError if a request of `size` bytes is too crowded: its parts, other fields beside them, messages and values in lists."""
     if size <= FEW_PARTS * LEAST_BYTES:
         return
     if parts > MAX_PARTS or parts * LEAST_BYTES > size:
@@ -77,12 +77,12 @@ def _may_have_too_many_parts(messages: int, size: int) -> bool:
 
 
 def check_piece(signal: Signal, raw: bytes) -> None:
-    """Raise DataError if a piece of a request costs too much to parse, DecodeError if it cannot be parsed."""
+    """Raise CrowdedError if a piece of a request costs too much to parse, DecodeError if it cannot be parsed."""
     _bounded(signal, raw, merged.messages(signal, raw), MAX_MESSAGES)
 
 
 def check_parts(signal: Signal, raw: bytes) -> None:
-    """Raise DataError if a request has too many parts, or too many other fields beside them. Unparsable bytes are left to the parser."""
+    """Raise CrowdedError if a request has too many parts, or too many other fields beside them. Unparsable bytes are left to the parser."""
     if len(raw) <= FEW_PARTS * LEAST_BYTES:
         return
     parts = _parts(signal, raw)
@@ -91,9 +91,9 @@ def check_parts(signal: Signal, raw: bytes) -> None:
 
 
 def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
-    """Return `found`, the number of messages. Raises DataError for more than `most` outside lists, or for too many values in lists."""
+    """Return `found`, the number of messages. Raises CrowdedError for more than `most` outside lists, or for too many values in lists."""
     if found > most + MAX_VALUES:  # one of the two limits is exceeded: a second count to tell which is not worth its cost
-        raise DataError(f"it has {found} attributes, events, points, values and the like in {len(raw)} bytes: send smaller batches")
+        raise CrowdedError(f"it has {found} attributes, events, points, values and the like in {len(raw)} bytes: send smaller batches")
     outside = merged.messages(signal, raw, lists=False) if found > most else found
     if outside > most:
         raise _too_many_messages(most, len(raw))
@@ -102,28 +102,31 @@ def _bounded(signal: Signal, raw: bytes, found: int, most: int) -> int:
     return found
 
 
-def _too_many_parts(parts: int, size: int) -> DataError:
-    many = f"more than {MAX_PARTS}" if parts > MAX_PARTS else str(parts)
-    return DataError(f"it has {many} resources, scopes and items in {size} bytes: send smaller batches")
+def _too_many_parts(parts: int, size: int) -> CrowdedError:
+    if parts > MAX_PARTS:
+        return CrowdedError(f"it has more than {MAX_PARTS} resources, scopes and items in {size} bytes: send smaller batches")
+    rule = f"a request with more than {FEW_PARTS} needs {LEAST_BYTES} bytes for each"
+    return CrowdedError(f"it has {parts} resources, scopes and items in {size} bytes; {rule}: send smaller batches")
 
 
-def _too_many_others(size: int) -> DataError:
-    return DataError(f"it has more than {MAX_OTHERS} fields beside its items in {size} bytes: send smaller batches")
+def _too_many_others(size: int) -> CrowdedError:
+    return CrowdedError(f"it has more than {MAX_OTHERS} fields beside its items in {size} bytes: send smaller batches")
 
 
-def _too_many_messages(most: int, size: int) -> DataError:
-    return DataError(f"it has more than {most} attributes, events, points and the like in {size} bytes: send smaller batches")
+def _too_many_messages(most: int, size: int) -> CrowdedError:
+    return CrowdedError(f"it has more than {most} attributes, events, points and the like in {size} bytes: send smaller batches")
 
 
-def _too_many_values() -> DataError:
-    return DataError(f"it has more than {MAX_VALUES} values in lists: send smaller batches")
+def _too_many_values() -> CrowdedError:
+    return CrowdedError(f"it has more than {MAX_VALUES} values in lists: send smaller batches")
 
 
 def check_json(body: bytes) -> None:
-    """Raise DataError if a JSON request is too crowded; its protobuf form is checked again."""
+    """Raise CrowdedError if a JSON request is too crowded; its protobuf form is checked again."""
     objects = body.count(b"{")
     if objects > FEW_PARTS and objects * LEAST_JSON_BYTES > len(body):
-        raise DataError(f"it has {objects} objects in {len(body)} bytes: send smaller batches")
+        rule = f"a request with more than {FEW_PARTS} needs {LEAST_JSON_BYTES} bytes for each"
+        raise CrowdedError(f"it has {objects} objects in {len(body)} bytes; {rule}: send smaller batches")
 
 
 def _parts(signal: Signal, raw: bytes) -> int:

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector.journal import Request, Signal
-from agl_otel.errors import DataError
+from agl_otel.errors import CrowdedError
 
 Parsed = ExportTraceServiceRequest | ExportLogsServiceRequest | ExportMetricsServiceRequest
 MESSAGES: Final[dict[Signal, type[Parsed]]] = {
@@ -42,9 +42,9 @@ def size(request: Parsed, raw: bytes, messages: int) -> int:
 
 
 def check(found: int, limit: int) -> int:
-    """Return the size of a request's rows. Raises DataError if it exceeds `limit` bytes."""
+    """Return the size of a request's rows. Raises CrowdedError if it exceeds `limit` bytes."""
     if found > limit:
-        raise DataError(
+        raise CrowdedError(
             f"its rows would take about {found} bytes, more than AGL_MAX_EXPANDED_BYTES ({limit}): each has its whole resource and scope; "
             "send a smaller resource, or fewer items in a request"
         )

@@ -60,7 +60,7 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         handlers = {protocol.method: self._export(protocol) for protocol in PROTOCOLS} | {BARRIER_METHOD: self._barrier}
-        self._calls = {method: _answering(handler) for method, handler in handlers.items()}
+        self._calls = {method: self._answering(handler) for method, handler in handlers.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a call; that of an unauthorised call reads no request."""
@@ -69,11 +69,14 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
             authorization = authorization_of(handler_call_details.invocation_metadata)
             found = admission(self._receiver.token, authorization, sending=method != BARRIER_METHOD)
             if found.refusal is not None:
+                self._receiver.refusals.add("grpc", "unauthorized", found.refusal)
                 return refusing(found.refusal)
             return grpc.unary_unary_rpc_method_handler(partial(call, admitted=found))
 
         async def unknown(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this port has no method {method}; it has {', '.join(METHODS)}")
+            message = f"this port has no method {method}; it has {', '.join(METHODS)}"
+            self._receiver.refusals.add("grpc", "unknown_path", message)
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
 
         return grpc.stream_stream_rpc_method_handler(unknown)  # the most general form, which suits any client
 
@@ -90,15 +93,15 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         await self._receiver.writer.barrier()
         return b""
 
+    def _answering(self, handler: _Handle) -> Any:
+        async def call(raw: bytes, context: _Context, admitted: Admission) -> bytes:
+            with Aborted():
+                try:
+                    return await handler(raw, context, admitted)
+                except AglError as error:
+                    self._receiver.refusals.add_error("grpc", error)
+                    trailing = (("grpc-status-details-bin", status_of(error).SerializeToString()),)
+                    await context.abort(grpc.StatusCode[grpc_status(error)], str(error), trailing)
+            return b""  # which an aborted call does not send
 
-def _answering(handler: _Handle) -> Any:
-    async def call(raw: bytes, context: _Context, admitted: Admission) -> bytes:
-        with Aborted():
-            try:
-                return await handler(raw, context, admitted)
-            except AglError as error:
-                trailing = (("grpc-status-details-bin", status_of(error).SerializeToString()),)
-                await context.abort(grpc.StatusCode[grpc_status(error)], str(error), trailing)
-        return b""  # which an aborted call does not send
-
-    return call
+        return call

@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from agl_otel.collector import otlpjson
 from agl_otel.collector.intake import METADATA
 from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
+from agl_otel.collector.refusals import Reason
 from agl_otel.collector.resends import Outcome
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
@@ -32,6 +33,10 @@ OPEN: Final = frozenset({"/health"})
 """Paths that need neither token nor client certificate."""
 _PROTOCOLS: Final = {protocol.path: protocol for protocol in PROTOCOLS}
 _ADMISSION: Final = web.RequestKey("admission", Admission)
+_ERROR: Final = web.RequestKey("error", AglError)
+_REASONS: Final[dict[int, Reason]] = {401: "unauthorized", 403: "forbidden", 404: "unknown_path", 405: "unknown_path"}
+_OTLP_REASONS: Final[dict[int, Reason]] = {**_REASONS, 400: "malformed", 415: "content_type"}
+"""Of responses that no error has made: {status: reason}, of all paths and of OTLP's."""
 
 
 class HttpPort:
@@ -70,7 +75,7 @@ class HttpPort:
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""
-        app = web.Application(middlewares=[browser_access(self._visitors), readable, self._errors, self._bodies.held])
+        app = web.Application(middlewares=[self._counted, browser_access(self._visitors), readable, self._errors, self._bodies.held])
         if not self._client_certificate:
             app[FRONT] = (tuple(_PROTOCOLS), self._take)
         for protocol in PROTOCOLS:
@@ -99,19 +104,34 @@ class HttpPort:
             metadata = {name: headers[name] for name in METADATA if name in headers}
             outcome = self._receiver.intake.begin(protocol.signal, body, metadata, admitted.sender)
         except AglError as error:
-            reply(_refused(error))
+            reply(self._refused(error))
             return True
         if isinstance(outcome, Outcome):
             reply(_answered(protocol, outcome))
         else:
-            outcome.outcome().add_done_callback(partial(_reply_later, protocol, reply))
+            outcome.outcome().add_done_callback(partial(self._reply_later, protocol, reply))
         return True
+
+    def _reply_later(self, protocol: Protocol, reply: Reply, future: asyncio.Future[Outcome]) -> None:
+        error = future.exception()
+        if error is not None and not isinstance(error, AglError):
+            reply(response("500 Internal Server Error", b"", "Connection: close"))
+            raise error
+        reply(_answered(protocol, future.result()) if error is None else self._refused(error))
+
+    def _refused(self, error: AglError) -> bytes:
+        """Count a refusal of the front, and build its response."""
+        self._receiver.refusals.add_error("http", error)
+        code = http_status(error)
+        headers = (f"Content-Type: {PROTOBUF}", *(f"{name}: {value}" for name, value in _retry_after(error).items()))
+        return response(f"{code} {HTTPStatus(code).phrase}", status_of(error).SerializeToString(), *headers)
 
     def _export(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             self._receiver.check(protocol)
             if request.content_type not in (PROTOBUF, JSON):
-                text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, not {request.content_type}"
+                given = f"not {request.content_type}" if "Content-Type" in request.headers else "and the request has none"
+                text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, {given}"
                 return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")
             raw = await self._read(request, protocol)
             metadata = {name: request.headers[name] for name in METADATA if name in request.headers}
@@ -155,6 +175,16 @@ class HttpPort:
         return web.json_response({"position": position})
 
     @web.middleware
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware: count refused requests."""
+        answer = await handler(request)
+        if (error := request.get(_ERROR)) is not None:
+            self._receiver.refusals.add_error("http", error)
+        elif reason := (_OTLP_REASONS if request.path in _PROTOCOLS else _REASONS).get(answer.status):
+            self._receiver.refusals.add("http", reason, (answer.text if isinstance(answer, web.Response) else None) or "")
+        return answer
+
+    @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Middleware: admit the caller, and answer errors with a google.rpc.Status."""
         if request.path not in OPEN and (refusal := self._not_allowed(request)):
@@ -162,6 +192,7 @@ class HttpPort:
         try:
             return await handler(request)
         except AglError as error:
+            request[_ERROR] = error
             return _refusal(request, http_status(error), status_of(error), _retry_after(error))
         except web.HTTPNotFound:
             return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
@@ -191,22 +222,8 @@ def _texts(values: Any) -> list[str]:
     return [each for each in cast("list[Any]", values) if isinstance(each, str)] if isinstance(values, list) else []
 
 
-def _reply_later(protocol: Protocol, reply: Reply, future: asyncio.Future[Outcome]) -> None:
-    error = future.exception()
-    if error is not None and not isinstance(error, AglError):
-        reply(response("500 Internal Server Error", b"", "Connection: close"))
-        raise error
-    reply(_answered(protocol, future.result()) if error is None else _refused(error))
-
-
 def _answered(protocol: Protocol, outcome: Outcome) -> bytes:
     return response("200 OK", protocol.answer(outcome).SerializeToString(), f"Content-Type: {PROTOBUF}")
-
-
-def _refused(error: AglError) -> bytes:
-    code = http_status(error)
-    headers = (f"Content-Type: {PROTOBUF}", *(f"{name}: {value}" for name, value in _retry_after(error).items()))
-    return response(f"{code} {HTTPStatus(code).phrase}", status_of(error).SerializeToString(), *headers)
 
 
 def _retry_after(error: AglError) -> dict[str, str]:

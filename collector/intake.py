@@ -29,13 +29,14 @@ from agl_otel.collector.journal import REQUEST, RecoveryState, Request, Signal, 
 from agl_otel.collector.memory import Ids, TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
+from agl_otel.collector.refusals import hint
 from agl_otel.collector.remembered import Remembered
 from agl_otel.collector.resends import Answered, Outcome, PendingOutcome, reason_text, rejections
 from agl_otel.collector.scan import AHEAD_NANO, Scan, within
 from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
-from agl_otel.errors import DataError, UnavailableError
+from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.net.auth import TRUSTED, Sender
 from agl_otel.net.in_flight import InFlight
 from agl_otel_hook import conventions
@@ -43,6 +44,9 @@ from agl_otel_hook import conventions
 _KEY_BYTES: Final = 16
 METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})
 """Headers that transports pass on; of a repeated one the first, like the Go collector."""
+
+ACK_LEVELS: Final = frozenset({"", "durable", "stored"})
+"""Values of HEADER_ACK."""
 
 
 class Intake:
@@ -93,7 +97,7 @@ class Intake:
         self._clock = clock
         self.memory = TraceMemory()
         self.counts: Counter[str] = Counter()
-        """requests, traces (spans), logs (records), metrics (points), rejected, resent, unidentified, dropped (of those), logged, invalid,
+        """requests, traces (spans), logs (records), metrics (points), rejected, resent, unidentified, dropped (of those), logged,
         bytes."""
         self.levels: Counter[str] = Counter()
         """{source of ids: number of spans and records}."""
@@ -107,11 +111,15 @@ class Intake:
     async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender = TRUSTED) -> Outcome:
         """Accept a request; return when it has reached the ack level that its metadata ask for. `metadata` has lower-case keys.
 
-        Raises DataError if nothing can be parsed, and UnavailableError if the client should send it again later.
+        Raises DataError if nothing can be parsed, UsageError for an unknown ack level, and UnavailableError if the client should send it
+        again later.
         """
+        level = metadata.get(conventions.HEADER_ACK, "")
+        if level not in ACK_LEVELS:
+            raise UsageError(f"there is no ack level {level!r:.100}: {conventions.HEADER_ACK} is durable (as without it) or stored")
         known = self.begin(signal, raw, metadata, sender)
         outcome = known if isinstance(known, Outcome) else await known.outcome()
-        if outcome.position is not None and metadata.get(conventions.HEADER_ACK) == "stored":
+        if outcome.position is not None and level == "stored":
             await self._writer.wait(outcome.position)
             if outcome.position in self._writer.lost:
                 raise UnavailableError("it was damaged in the collector's log before it could be stored: send it again")
@@ -152,11 +160,7 @@ class Intake:
         self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: int, now: float
     ) -> Outcome | PendingOutcome:
         size = len(raw)
-        try:
-            read, raw, unreadable, expanded = self._read(signal, raw, int(now * 10**9))
-        except DataError:
-            self.counts["invalid"] += 1
-            raise
+        read, raw, unreadable, expanded = self._read(signal, raw, int(now * 10**9))
         if isinstance(read, Scan):
             identities, spans = self._identify(signal, read, raw, metadata, sender)
         else:
@@ -197,7 +201,7 @@ class Intake:
                 raw, unreadable = remove_unreadable(signal, raw)
                 read, expanded = self._scan(signal, raw, now)
         except DecodeError as error:
-            raise DataError(f"this is no OTLP {signal} request: {error}") from None
+            raise DataError(f"this is no OTLP {signal} request: {error}{hint(raw)}") from None
         expansion.check(expanded, self._max_expanded_bytes)
         return read, raw, unreadable, expanded
 

@@ -17,10 +17,16 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from agl_otel.collector import crowded
+from agl_otel.collector.refusals import hint
+from agl_otel.collector.signals import PROTOCOLS
 from agl_otel.errors import DataError
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
 MAX_DEPTH: Final = 500  # nesting of messages: deeper than protobuf parses, so that the intake refuses one span and not all
+_PATHS: Final = {
+    name: protocol.path for protocol in PROTOCOLS for field in protocol.request.DESCRIPTOR.fields for name in (field.json_name, field.name)
+}
+"""{field of a request: path that takes it}."""
 _NOT_AN_ID: Final = base64.b64encode(b"\0").decode()
 
 
@@ -35,10 +41,11 @@ def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
         tree = json.loads(text)
         if not isinstance(tree, dict):
             raise DataError(f"this is no {name} as OTLP/JSON: it wants a JSON object")
+        _check_path(tree, message)
         marked = _rewrite(tree, no_text if "\\u" in text or not _is_text(text) else "")
         json_format.ParseDict(tree, message, ignore_unknown_fields=True, max_recursion_depth=MAX_DEPTH)
     except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
-        raise DataError(f"this is no {name} as OTLP/JSON: {error}") from None
+        raise DataError(f"this is no {name} as OTLP/JSON: {error}{hint(body, as_json=True)}") from None
     raw = message.SerializeToString()
     return raw.replace(no_text.encode(), b"\xff" * len(no_text)) if marked else raw
 
@@ -46,6 +53,13 @@ def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
 def to_json(message: Message) -> bytes:
     """Convert a response or a google.rpc.Status to JSON."""
     return json.dumps(json_format.MessageToDict(message), ensure_ascii=False).encode()
+
+
+def _check_path(tree: dict[str, Any], message: Message) -> None:
+    """Raise DataError if the request has items of another signal, which would be lost as unknown fields."""
+    for name, path in _PATHS.items():
+        if tree.get(name) and name not in message.DESCRIPTOR.fields_by_camelcase_name and name not in message.DESCRIPTOR.fields_by_name:
+            raise DataError(f"this is no {message.DESCRIPTOR.name} as OTLP/JSON: it has {name}, which belong to {path}")
 
 
 def _rewrite(tree: Any, no_text: str) -> bool:

@@ -12,6 +12,7 @@ from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.forward import Forwarder
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
+from agl_otel.collector.refusals import Refusals
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.store_watch import StoreWatch
 from agl_otel.collector.telemetry import Readings, Telemetry
@@ -38,6 +39,7 @@ class Parts:
     forwarder: Forwarder | None
     masker: Masker | None
     store_watch: StoreWatch
+    refusals: Refusals
 
 
 _Read = Callable[[Parts], Readings]
@@ -74,7 +76,12 @@ def _masked(parts: Parts) -> Readings:
 
 COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("requests", "{request}", "OTLP requests that could be parsed, resends apart", _counted("requests")),
-    ("invalid_requests", "{request}", "requests that are no OTLP", _counted("invalid")),
+    (
+        "refused_requests",
+        "{request}",
+        "requests refused as a whole, by reason and transport",
+        lambda p: [(count, {"reason": reason, "transport": transport}) for (reason, transport), count in p.refusals.counts.items()],
+    ),
     ("request_bytes", "By", "bytes of the requests, decompressed", _counted("bytes")),
     ("received", "{item}", "spans, log records and data points that came", _received),
     ("accepted", "{item}", "of them, those that were taken", _taken),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -11,6 +11,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agl_otel.collector.intake import Intake
+from agl_otel.collector.refusals import Refusals
 from agl_otel.collector.signals import Protocol
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, SwitchedOffError, grpc_status
@@ -31,6 +32,8 @@ class Receiver:
     """Whether metrics are accepted."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """Limit on a message after decompression."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """Counts what the transports refuse."""
 
     def check(self, protocol: Protocol) -> None:
         """Raise SwitchedOffError if this signal is not accepted."""

@@ -23,10 +23,10 @@ EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would 
 AHEAD_NANO: Final = 24 * 3600 * 10**9
 MAX_SPAN_TOKENS: Final = 1 << 21  # twice the longest context of self-hosted models
 
-TRACE_ID: Final = "trace id is not 16 bytes or all zero"
-SPAN_ID: Final = "span id is not 8 bytes or all zero"
-PARENT_ID: Final = "parent span id is not 8 bytes"
-TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead"
+TRACE_ID: Final = "trace id is not 16 bytes (in JSON 32 hexadecimal digits) or all zero"
+SPAN_ID: Final = "span id is not 8 bytes (in JSON 16 hexadecimal digits) or all zero"
+PARENT_ID: Final = "parent span id is not 8 bytes (in JSON 16 hexadecimal digits)"
+TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead (they are Unix nanoseconds)"
 TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
 TOO_MANY_TOKENS: Final = f"more than {MAX_SPAN_TOKENS} token ids or log-probs in a list"
 

@@ -137,10 +137,24 @@ class Collector:
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(writer, heartbeats, forwarder, server)
         self._open_sql(server)
-        parts = Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker, self._store_watch)
-        watch(telemetry, parts)
-        self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
         receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes)
+        watch(
+            telemetry,
+            Parts(
+                intake,
+                writer,
+                commit,
+                self._store,
+                heartbeats,
+                self._disk,
+                in_flight,
+                forwarder,
+                self._masker,
+                self._store_watch,
+                receiver.refusals,
+            ),
+        )
+        self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
         await self._listen(receiver)
         if settings.metrics_otlp:
             await self._pushing.enter_async_context(pushing(self._own_metrics, settings))

@@ -60,7 +60,7 @@ SCOPED_PREFIX: Final = "aglt"
 KEY_PREFIX: Final = "agl-"
 """Prefix of keys for telemetry and model calls; no provider's key has it."""
 SIGNATURE_DIGITS: Final = 40  # hexadecimal
-_BEARER: Final = "Bearer "
+_BEARER: Final = "bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OTHER_SITES: Final = frozenset({"cross-site", "same-site"})  # values of Sec-Fetch-Site; another port of this machine is the same site
 
@@ -126,12 +126,17 @@ def _same(given: str | bytes, expected: str) -> bool:
 
 def bearer(headers: Mapping[str, str]) -> str:
     """The token in the Authorization header; the scheme may be left out."""
-    return headers.get("Authorization", "").removeprefix(_BEARER)
+    return without_scheme(headers.get("Authorization", ""))
 
 
-def is_token_itself(authorization: str | bytes, token: str) -> bool:
+def without_scheme(authorization: str) -> str:
+    """Return an Authorization header without the scheme Bearer, whose case does not matter (RFC 9110, section 11.1)."""
+    return authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else authorization
+
+
+def is_token_itself(authorization: str, token: str) -> bool:
     """Whether an Authorization header holds exactly this token, not one derived from it."""
-    return _same(authorization, _BEARER + token)
+    return _same(without_scheme(authorization), token)
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
@@ -168,7 +173,7 @@ def shown_to_sql(headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[
         with contextlib.suppress(ValueError):
             _, colon, password = base64.b64decode(sent[len("basic ") :], validate=True).decode("latin-1").partition(":")
             sent = password if colon else sent
-    return sent.removeprefix(_BEARER), headers.get("X-ClickHouse-Key", ""), query.get("password", "")
+    return without_scheme(sent), headers.get("X-ClickHouse-Key", ""), query.get("password", "")
 
 
 # --- ports
@@ -244,11 +249,12 @@ class Admission(NamedTuple):
 
 def admission(token: str, authorization: str, *scopes: str, sending: bool = False) -> Admission:
     """Check an Authorization header at a collector; with `sending` a telemetry key suffices. Tokens for `scopes` are accepted, too."""
-    if token and sending and authorization.startswith(_BEARER):
-        sender = sender_of(token, authorization.removeprefix(_BEARER))
+    given = without_scheme(authorization)
+    if token and sending and given != authorization:
+        sender = sender_of(token, given)
         if sender.is_agent:
             return Admission(sender=sender)
-    return Admission(COLLECTOR.refusal_of_all(token, (authorization.removeprefix(_BEARER),), *scopes))
+    return Admission(COLLECTOR.refusal_of_all(token, (given,), *scopes))
 
 
 def sender_of(token: str, key: str) -> Sender:

@@ -22,7 +22,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from agl_otel.errors import RefusedError
-from agl_otel.net.auth import is_ours
+from agl_otel.net.auth import is_ours, without_scheme
 from agl_otel.net.bodies import body_of
 from agl_otel.proxy import crowded
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
@@ -379,7 +379,7 @@ class Forwarder:
         headers = CIMultiDict((name, value) for name, value in given if name.lower() not in _SET_HERE)
         headers["accept-encoding"] = "identity"  # the proxy must be able to read the answer
         for name in _KEY_HEADERS:
-            keys = [value.removeprefix("Bearer ") for value in headers.getall(name, [])]
+            keys = [without_scheme(value) for value in headers.getall(name, [])]
             if upstream.api_key is not None or any(is_ours(each, self._token) for each in keys):
                 headers.popall(name, None)
         if upstream.api_key:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import subprocess
+from collections import Counter
 from typing import Any
 
 import aiohttp
+import grpc
+import grpc.aio
 import pytest
 
+from agl_otel.collector.grpc_port import METHODS
+from agl_otel.collector.http_port import PROTOBUF
 from agl_otel_hook import conventions
 from tests.command import run_command
 
@@ -62,6 +68,47 @@ async def test_every_stage_of_a_span_is_counted(own_stack: Stack) -> None:
     assert (found["requests"], found["logged"], found["inserted"], found["kept_aside"]) == (5, 5, 7, 0)
     assert (found["backlog"], found["in_flight_bytes"], found["disk_level"]) == (0, 0, 0)
     assert found["visible.duration"] == found["wait.duration"] == found["insert.duration"] == found["batches"]
+
+
+async def test_every_refused_request_is_counted_by_its_reason_and_logged(own_stack: Stack) -> None:
+    own_stack.environment |= {"AGL_TOKEN": "secret", "AGL_MAX_MESSAGE_BYTES": str(1 << 18), "AGL_METRICS": "false"}
+    await own_stack.start_collector()
+    token, protobuf, as_json = ({"Authorization": "Bearer secret"}, {"Content-Type": PROTOBUF}, {"Content-Type": "application/json"})
+    gzipped = {"Content-Encoding": "gzip"}
+    cases: list[tuple[str, str, bytes, dict[str, str]]] = [
+        ("unauthorized", "/v1/traces", b"", protobuf),
+        ("unauthorized", "/barrier", b"", {}),
+        ("unknown_path", "/v1/trace", b"", token),
+        ("content_type", "/v1/traces", b"<xml/>", token | {"Content-Type": "text/xml"}),
+        ("encoding", "/v1/traces", b"x", token | protobuf | {"Content-Encoding": "br"}),
+        ("too_large", "/v1/traces", b"x" * (1 << 18 | 1), token | protobuf),
+        ("malformed", "/v1/traces", b"\xff", token | protobuf),  # taken ahead of aiohttp
+        ("malformed", "/v1/traces", b"{", token | as_json),
+        ("malformed", "/v1/traces", b"no gzip", token | protobuf | gzipped),
+        ("malformed", "/v1/traces", gzip.compress(b"x" * 1000)[:-9], token | protobuf | gzipped),
+        ("crowded", "/v1/traces", b"\x0a\x00" * 20_000, token | protobuf),
+        ("crowded", "/v1/traces", b"[" + b"{}," * 20_000, token | as_json),
+        ("switched_off", "/v1/metrics", b"x", token | protobuf),
+    ]
+    async with aiohttp.ClientSession() as session:
+        for reason, path, body, headers in cases:
+            async with session.post(own_stack.http + path, data=body, headers=headers, skip_auto_headers=["Content-Type"]) as response:
+                assert 400 <= response.status < 500 or reason == "switched_off", (reason, await response.read())
+        async with session.get(own_stack.http + "/status", headers=token) as response:
+            points = (await response.json())["metrics"]["agl.collector.refused_requests"]
+    expected = Counter(reason for reason, *_ in cases)
+    assert {point["attributes"]["reason"]: point["value"] for point in points} == expected
+    lines = [line for line in own_stack.log.read_text().splitlines() if " WARNING agl_otel.collector.refusals refused 1 request (" in line]
+    assert len(lines) == len(expected)
+    async with grpc.aio.insecure_channel(own_stack.grpc) as channel:
+        for metadata, method in (((), METHODS[0]), ((("authorization", "Bearer secret"),), METHODS[0]), ((), "/no.Such/Method")):
+            call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"\xff", metadata=metadata)
+    async with aiohttp.ClientSession(headers=token) as session, session.get(own_stack.http + "/status") as response:
+        points = (await response.json())["metrics"]["agl.collector.refused_requests"]
+    of_grpc = {point["attributes"]["reason"]: point["value"] for point in points if point["attributes"]["transport"] == "grpc"}
+    assert of_grpc == {"unauthorized": 1, "malformed": 1, "unknown_path": 1}
 
 
 async def test_prometheus_reads_the_same_numbers(stack: Stack) -> None:

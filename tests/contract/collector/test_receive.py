@@ -35,6 +35,7 @@ from agl_otel_hook import conventions
 from .otlp import post_on, post_spans, request_of, span, span_request
 from .stack import Stack
 
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
@@ -49,6 +50,35 @@ EXPORTERS: dict[str, Callable[[Stack], SpanExporter]] = {
     "http": lambda stack: HttpSpans(endpoint=f"{stack.http}/v1/traces"),
     "http-gzip": lambda stack: HttpSpans(endpoint=f"{stack.http}/v1/traces", compression=Compression.Gzip),
 }
+
+
+PLAIN = json.dumps({"resourceSpans": [{"scopeSpans": []}]}, indent=1).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        (b"x", {}, 415, "application/x-protobuf or application/json, and the request has none; set OTEL"),
+        (b"x", {"Content-Type": "text/xml"}, 415, "not text/xml"),
+        (PLAIN, PROTOBUF, 400, "it begins like JSON: send Content-Type: application/json"),
+        (gzip.compress(PLAIN), PROTOBUF, 400, "it begins like gzip: send Content-Encoding: gzip"),
+        (gzip.compress(PLAIN), {"Content-Type": "application/json"}, 400, "it begins like gzip: send Content-Encoding: gzip"),
+        (b"\x28\xb5\x2f\xfd\x20\x00\x01", PROTOBUF, 400, "it begins like zstd: send Content-Encoding: zstd"),
+        (b"[" + b"{}," * 2000, {"Content-Type": "application/json"}, 400, "a request with more than 1024 needs 8 bytes for each"),
+        (b"\x0a\x00" * 20_000, PROTOBUF, 400, "a request with more than 1024 needs 16 bytes for each"),
+        (b"", PROTOBUF | {conventions.HEADER_ACK: "Stored"}, 400, "there is no ack level 'Stored': agl-ack is durable"),
+        (b"", PROTOBUF | {conventions.HEADER_ACK: "durable"}, 200, ""),
+    ],
+)
+async def test_a_refusal_names_its_cause_and_its_remedy(
+    stack: Stack, body: bytes, headers: dict[str, str], status: int, words: str
+) -> None:
+    async with (
+        aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session,
+        session.post(f"{stack.http}/v1/traces", data=body, headers=headers) as response,
+    ):
+        answer = (await response.read()).decode(errors="replace")
+        assert (response.status, words in answer) == (status, True), answer
 
 
 @pytest.mark.parametrize("kind", EXPORTERS)

@@ -193,9 +193,10 @@ async def test_extra_headers_and_body_fields_of_a_resource_are_sent_by_the_proxy
         assert model.headers[-1]["authorization"].startswith("Basic ")
 
 
-async def test_a_key_of_ours_never_reaches_a_provider(receiver: OtlpReceiver, model: ModelServer) -> None:
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+async def test_a_key_of_ours_never_reaches_a_provider(receiver: OtlpReceiver, model: ModelServer, scheme: str) -> None:
     async with proxy(receiver, FixedUpstreams(Upstream(model.url)), token="secret") as stand:
-        assert (await stand.post(CHAT, BODY, authorization=f"Bearer {attempt_key('secret', 'ro-1', 'at-1')}"))[0] == 200
+        assert (await stand.post(CHAT, BODY, authorization=f"{scheme} {attempt_key('secret', 'ro-1', 'at-1')}"))[0] == 200
     assert "authorization" not in model.headers[0]
 
 

@@ -136,7 +136,8 @@ def test_a_truncated_crowded_request_is_refused_before_it_is_split() -> None:
 
 
 def test_the_refusal_counts_the_parts() -> None:
-    with pytest.raises(DataError, match=r"^it has 10242 resources, scopes and items in 20488 bytes: send smaller batches$"):
+    rule = "a request with more than 1024 needs 16 bytes for each"
+    with pytest.raises(DataError, match=rf"^it has 10242 resources, scopes and items in 20488 bytes; {rule}: send smaller batches$"):
         check("traces", request(*[Span()] * (FEW_PARTS * 10)))
 
 

@@ -227,7 +227,7 @@ async def test_a_resend_is_recognised_after_restarts_and_forgotten_after_ten_min
     for now in times:
         parts = Parts(tmp_path, now=now)
         outcome = await parts.intake.take("traces", bad.SerializeToString(), {**IDS, conventions.HEADER_ACK: "stored"})
-        assert (outcome.rejected, outcome.message) == (1, "1 × span id is not 8 bytes or all zero")
+        assert (outcome.rejected, outcome.message) == (1, "1 × span id is not 8 bytes (in JSON 16 hexadecimal digits) or all zero")
         counts.append(parts.engine.select("SELECT count() FROM otel.otel_traces"))
         await parts.close()
     assert counts == [[[1]], [[1]], [[1]], [[2]]]

@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector.otlpjson import to_protobuf
+from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.collector.unreadable import remove_unreadable
 from agl_otel.errors import DataError
 
@@ -62,6 +63,21 @@ def test_numbers_may_be_strings_and_enums_are_numbers() -> None:
 
 def test_fields_of_a_later_version_are_skipped() -> None:
     assert span(somethingNew={"a": [1]}).name == "work"
+
+
+@pytest.mark.parametrize(
+    "field", ["resourceSpans", "resourceLogs", "resourceMetrics", "resource_spans", "resource_logs", "resource_metrics"]
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda each: each.signal)
+def test_items_of_another_signal_are_refused_with_their_path(protocol: Protocol, field: str) -> None:
+    path = {"s": "/v1/traces", "l": "/v1/logs", "m": "/v1/metrics"}[field.removeprefix("resource").strip("_").lower()[0]]
+    body = json.dumps({field: [{}], "another": [{}]}).encode()
+    if path == protocol.path:
+        assert to_protobuf(protocol.request, body)
+        return
+    with pytest.raises(DataError, match=f"it has {field}, which belong to {path}"):
+        to_protobuf(protocol.request, body)
+    assert to_protobuf(protocol.request, json.dumps({field: []}).encode()) == b""
 
 
 @pytest.mark.parametrize("wrong", ["xyz", "5b8", "5b 8efff798038103d269b633813fc60c", 7, {"a": 1}])

@@ -11,17 +11,22 @@ from agl_otel.cli import cli
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import (
     SCOPES,
+    WEB,
     BrowserAccess,
+    admission,
+    attempt_ingest_key,
     attempt_key,
     ingest_key,
     is_loopback,
     is_ours,
+    is_token_itself,
     is_trusted,
     may_call,
     own_names,
     refusal,
     scoped_token,
     shared_key,
+    shown_to_sql,
 )
 from agl_otel.settings import Settings
 
@@ -36,6 +41,17 @@ def test_a_scoped_token_opens_its_services_until_it_expires() -> None:
     assert refusal(TOKEN, made, "queue", now=999.0) == "this token is for clickhouse, web and not for queue"
     assert "expired at 1970-01-01 00:16:40 UTC" in (refusal(TOKEN, made, "web", now=1000.0) or "")
     assert TOKEN not in made
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_case_of_the_scheme_does_not_matter(scheme: str) -> None:
+    headers = {"Authorization": f"{scheme} {TOKEN}"}
+    assert WEB.refusal(TOKEN, headers) is None
+    assert is_token_itself(headers["Authorization"], TOKEN) and not is_token_itself(f"{scheme} {ingest_key(TOKEN)}", TOKEN)
+    assert TOKEN in shown_to_sql(headers, {})
+    assert admission(TOKEN, headers["Authorization"]).refusal is None
+    assert admission(TOKEN, f"{scheme} {attempt_ingest_key(TOKEN, 'ro-1', 'at-1')}", sending=True).sender.bound == ("ro-1", "at-1")
+    assert WEB.refusal(TOKEN, {"Authorization": f"Basic {TOKEN}"}) is not None
 
 
 @pytest.mark.parametrize("change", [

@@ -134,6 +134,8 @@ func TestAgentsSendWithAKeyMadeFromTheToken(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, key.OfAgent(client.FromContext(ctx)))
 	require.Nil(t, key.BoundTo(client.FromContext(ctx)))
+	_, err = closed.Authenticate(t.Context(), map[string][]string{"authorization": {"bearer secret"}})
+	require.NoError(t, err, "the case of the scheme does not matter")
 	ctx, err = closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer secret"}})
 	require.NoError(t, err)
 	require.False(t, key.OfAgent(client.FromContext(ctx)))

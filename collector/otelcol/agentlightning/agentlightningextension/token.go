@@ -22,6 +22,9 @@ var (
 		"this collector asks for a token: send `authorization: Bearer <AGL_TOKEN>` (OTEL_EXPORTER_OTLP_HEADERS)")
 )
 
+// scheme comes before a token; its case does not matter.
+const scheme = "Bearer "
+
 // Authenticate implements extensionauth.Server. It adds an agent's key to the client's info.
 func (e *stackExtension) Authenticate(ctx context.Context, sources map[string][]string) (context.Context, error) {
 	if e.config.Token == "" {
@@ -33,10 +36,10 @@ func (e *stackExtension) Authenticate(ctx context.Context, sources map[string][]
 			continue
 		}
 		for _, value := range values {
-			shown, is := strings.CutPrefix(value, "Bearer ")
-			if !is {
+			if len(value) < len(scheme) || !strings.EqualFold(value[:len(scheme)], scheme) { // RFC 9110, section 11.1
 				continue
 			}
+			shown := value[len(scheme):]
 			if equal(shown, token) {
 				return ctx, nil
 			}

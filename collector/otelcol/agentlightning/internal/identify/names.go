@@ -27,12 +27,12 @@ const (
 
 // Why a span or record is refused.
 const (
-	ReasonTraceID   = "trace id is not 16 bytes or all zero"
-	ReasonSpanID    = "span id is not 8 bytes or all zero"
-	ReasonTimestamp = "timestamp before 2000 or more than a day ahead"
+	ReasonTraceID   = "trace id is not 16 bytes (in JSON 32 hexadecimal digits) or all zero"
+	ReasonSpanID    = "span id is not 8 bytes (in JSON 16 hexadecimal digits) or all zero"
+	ReasonTimestamp = "timestamp before 2000 or more than a day ahead (they are Unix nanoseconds)"
 	ReasonRolloutID = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 	ReasonAttemptID = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
-	ReasonParentID  = "parent span id is not 8 bytes"
+	ReasonParentID  = "parent span id is not 8 bytes (in JSON 16 hexadecimal digits)"
 	ReasonText      = "text is no UTF-8"
 	ReasonNesting   = "attributes are nested too deeply"
 	ReasonWire      = "it cannot be read: its bytes are no protobuf"

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -41,11 +40,11 @@ var (
 )
 
 func crowdedParts(parts, size int) error {
-	many := strconv.Itoa(parts)
 	if parts > maxParts {
-		many = fmt.Sprintf("more than %d", maxParts)
+		return fmt.Errorf("it has more than %d resources, scopes and items in %d bytes: send smaller batches", maxParts, size)
 	}
-	return fmt.Errorf("it has %s resources, scopes and items in %d bytes: send smaller batches", many, size)
+	return fmt.Errorf("it has %d resources, scopes and items in %d bytes; a request with more than %d needs %d bytes for each: "+
+		"send smaller batches", parts, size, fewParts, leastBytes)
 }
 
 // checkParts fails where a request is too crowded; what cannot be read is left to its reader.
@@ -177,8 +176,12 @@ const partPath = "{[{[{[{{[{"
 // as parsers go down there.
 func checkJSON(body []byte) (deepest, objects int, err error) {
 	objects = bytes.Count(body, []byte("{"))
-	if objects > maxObjects || objects > fewParts && objects*leastJSONBytes > len(body) {
-		return 0, 0, fmt.Errorf("it has %d objects in %d bytes: send smaller batches", objects, len(body))
+	if objects > fewParts && objects*leastJSONBytes > len(body) {
+		return 0, 0, fmt.Errorf("it has %d objects in %d bytes; a request with more than %d needs %d bytes for each: send smaller batches",
+			objects, len(body), fewParts, leastJSONBytes)
+	}
+	if objects > maxObjects {
+		return 0, 0, fmt.Errorf("it has more than %d objects in %d bytes: send smaller batches", maxObjects, len(body))
 	}
 	open, parts := 0, 0
 	path := 0 // how many of the open brackets, from the outermost on, are those of partPath

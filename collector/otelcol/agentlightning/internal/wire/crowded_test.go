@@ -92,11 +92,12 @@ func TestRoomIsAskedForWhatParsedMessagesTake(t *testing.T) {
 // The words are those of the Python collector.
 func TestTheRefusalOfACrowdedRequestCountsItsParts(t *testing.T) {
 	_, err := Clean(traces, spans(10*fewParts, nil), unbounded)
-	require.EqualError(t, err, "it has 10242 resources, scopes and items in 20488 bytes: send smaller batches")
+	require.EqualError(t, err, "it has 10242 resources, scopes and items in 20488 bytes; a request with more than 1024 needs 16 bytes for each: "+
+		"send smaller batches")
 	_, err = Clean(traces, spans(mib, nil), unbounded)
 	require.EqualError(t, err, "it has more than 65536 resources, scopes and items in 2097162 bytes: send smaller batches")
 	_, err = CleanJSON([]byte(`{"resourceSpans":[`+strings.Repeat("{},", 10*fewParts)+`{}]}`), unbounded)
-	require.EqualError(t, err, "it has 10242 objects in 30742 bytes: send smaller batches")
+	require.EqualError(t, err, "it has 10242 objects in 30742 bytes; a request with more than 1024 needs 8 bytes for each: send smaller batches")
 }
 
 func TestRealRequestsAreNotCrowded(t *testing.T) {
