@@ -10,10 +10,9 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import web
-from google.rpc.status_pb2 import Status
 
 from agl_otel.collector import otlpjson
-from agl_otel.collector.intake import METADATA
+from agl_otel.collector.intake import metadata_in
 from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.refusals import Reason
 from agl_otel.collector.resends import Outcome
@@ -101,8 +100,7 @@ class HttpPort:
         protocol = _PROTOCOLS[path]
         try:
             self._receiver.check(protocol)
-            metadata = {name: headers[name] for name in METADATA if name in headers}
-            outcome = self._receiver.intake.begin(protocol.signal, body, metadata, admitted.sender)
+            outcome = self._receiver.intake.begin(protocol.signal, body, metadata_in(headers), admitted.sender)
         except AglError as error:
             reply(self._refused(error))
             return True
@@ -134,8 +132,7 @@ class HttpPort:
                 text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, {given}"
                 return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")
             raw = await self._read(request, protocol)
-            metadata = {name: request.headers[name] for name in METADATA if name in request.headers}
-            outcome = await self._receiver.intake.take(protocol.signal, raw, metadata, request[_ADMISSION].sender)
+            outcome = await self._receiver.intake.take(protocol.signal, raw, metadata_in(request.headers), request[_ADMISSION].sender)
             answer = protocol.answer(outcome)
             if request.content_type == JSON:
                 return web.Response(body=otlpjson.to_json(answer), content_type=JSON)
@@ -193,7 +190,7 @@ class HttpPort:
             return await handler(request)
         except AglError as error:
             request[_ERROR] = error
-            return _refusal(request, http_status(error), status_of(error), _retry_after(error))
+            return _refusal(request, error)
         except web.HTTPNotFound:
             return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
         except web.HTTPMethodNotAllowed as error:
@@ -237,8 +234,9 @@ def _page(page: Callable[[], web.Response]) -> Handler:
     return get
 
 
-def _refusal(request: web.Request, code: int, status: Status, headers: dict[str, str] | None = None) -> web.Response:
+def _refusal(request: web.Request, error: AglError) -> web.Response:
     """Make the error response: a google.rpc.Status in the encoding of the request, or text for other requests."""
+    code, status, headers = http_status(error), status_of(error), _retry_after(error)
     if not request.path.startswith("/v1/"):
         return web.Response(status=code, text=status.message + "\n", headers=headers)
     if request.content_type == JSON:

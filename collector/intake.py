@@ -49,6 +49,11 @@ ACK_LEVELS: Final = frozenset({"", "durable", "stored"})
 """Values of HEADER_ACK."""
 
 
+def metadata_in(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request that `Intake.take` wants."""
+    return {name: headers[name] for name in METADATA if name in headers}
+
+
 class Intake:
     """Accepts requests. One per collector; lives on the event loop.
 
@@ -126,7 +131,7 @@ class Intake:
         return outcome
 
     def begin(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender = TRUSTED) -> Outcome | PendingOutcome:
-        """Accept a request; the outcome may be pending until it is on disk. Raises as `take` does."""
+        """Accept a request; the outcome may be pending until it is on disk. Raises DataError, UnavailableError as `take` does."""
         if not raw:
             return Outcome()
         key = _key(signal, raw, metadata, sender)

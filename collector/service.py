@@ -29,6 +29,7 @@ from agl_otel.collector.journal import describe, recovery_state
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector.readings import Parts, watch
 from agl_otel.collector.receive import Receiver
+from agl_otel.collector.refusals import Refusals
 from agl_otel.collector.resends import ResendJournal
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.collector.store_batch import BatchStore
@@ -137,23 +138,10 @@ class Collector:
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(writer, heartbeats, forwarder, server)
         self._open_sql(server)
-        receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes)
-        watch(
-            telemetry,
-            Parts(
-                intake,
-                writer,
-                commit,
-                self._store,
-                heartbeats,
-                self._disk,
-                in_flight,
-                forwarder,
-                self._masker,
-                self._store_watch,
-                receiver.refusals,
-            ),
-        )
+        refusals, watched = Refusals(), self._store_watch
+        parts = Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker, watched, refusals)
+        watch(telemetry, parts)
+        receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
         await self._listen(receiver)
         if settings.metrics_otlp:

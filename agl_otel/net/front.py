@@ -1,4 +1,4 @@
-"""Answer small, whole POST requests ahead of aiohttp, which needs twice the CPU for them.
+"""Answer small, whole POST requests ahead of aiohttp, which needs some 50 µs of CPU more for each.
 
 Only what is beyond doubt is answered here: one of some paths, HTTP/1.1, a body of known length, headers in plain characters, each once.
 With any other request the connection becomes aiohttp's, from the first byte of that request on: one place judges what is odd about HTTP.

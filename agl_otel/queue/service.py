@@ -240,7 +240,7 @@ class QueueService:
         if request.wait_seconds > 0:
             self._waiters.add(waiter)
         try:
-            found = await self._try_claim(request)
+            found = await self._try_claim(waiter)
             while not found.rollouts and request.limit > 0:
                 patience = deadline - asyncio.get_running_loop().time()
                 if patience <= 0 or self._stopping.is_set():
@@ -252,7 +252,7 @@ class QueueService:
                 elif not happened:
                     break
                 if not found.rollouts:
-                    found = await self._try_claim(request)
+                    found = await self._try_claim(waiter)
         finally:
             self._waiters.remove(waiter)
         if not found.rollouts and request.HasField("worker_id"):
@@ -275,9 +275,9 @@ class QueueService:
             waiter.event.clear()
         return True
 
-    async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
-        claiming = self._claims.write(request, request.request_id, claim.weight(request), claim.kind(request))
-        return await self._claimed(claiming, request)
+    async def _try_claim(self, waiter: ClaimWaiter) -> pb.Rollouts:
+        request = waiter.request
+        return await self._claimed(self._claims.write(request, request.request_id, waiter.limit, waiter.kind), request)
 
     async def _claimed(self, claiming: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
         """Await a claim; if the caller disconnects meanwhile, put back what it took or may still take."""

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -36,9 +36,6 @@ from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, environment
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
 from agl_otel.stack.services import REGISTERED, Service, services_of
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger(__name__)
 STACK_FILE: Final = "stack.json"

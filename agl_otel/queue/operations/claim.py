@@ -22,11 +22,6 @@ MAX_CLAIM_BYTES: Final = 24 << 20
 """Most bytes of inputs in a claim of several rollouts: an answer too large to send would strand the claimed rollouts."""
 
 
-def weight(request: pb.ClaimRequest) -> int:
-    """Return a claim's weight in a batch: its limit."""
-    return max(request.limit, 1)
-
-
 def kind(request: pb.ClaimRequest) -> Hashable:
     """Return what the claims of one batch must have in common: their filter."""
     return tuple(sorted(request.modes)), tuple(sorted(request.labels.items()))
