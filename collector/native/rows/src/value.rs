@@ -212,10 +212,8 @@ impl Json<'_> {
     }
 
     fn value(&mut self, value: &Value, depth: u32) -> Result<(), Malformed> {
-        if depth > MAX_DEPTH {
-            return Err(Malformed);
-        }
         match value {
+            Value::List(_) | Value::Object(_) if depth >= MAX_DEPTH => return Err(Malformed),
             Value::Empty => self.text.extend_from_slice(b"null"),
             Value::Bool(bit) => self.text.extend_from_slice(if *bit { b"true" } else { b"false" }),
             Value::Text(text) => {
