@@ -6,31 +6,6 @@ LlmProxyTraceToTriplet. agl_otel/spans/dialects decodes the model calls of each 
 
 from __future__ import annotations
 
-from agl_otel.adapters.base import Adapter, OtelTraceAdapter, TraceAdapter, TraceToTripletBase
-from agl_otel.adapters.lengths import limit_lengths
-from agl_otel.adapters.messages import TraceToMessages, to_messages
-from agl_otel.adapters.records import FORMS, Reading, Rows, rows_of, to_transitions
-from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
-from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
-from agl_otel.adapters.triplets import LlmProxyTraceToTriplet, TracerTraceToTriplet
+import lazy_loader
 
-__all__ = [
-    "FORMS",
-    "Adapter",
-    "LlmProxyTraceToTriplet",
-    "OtelTraceAdapter",
-    "Reading",
-    "RewardMatchPolicy",
-    "Rows",
-    "TraceAdapter",
-    "TraceToMessages",
-    "TraceToTripletBase",
-    "TraceTree",
-    "TracerTraceToTriplet",
-    "TrajectoryBatch",
-    "limit_lengths",
-    "to_messages",
-    "rows_of",
-    "to_trajectories",
-    "to_transitions",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,7 +16,7 @@ import contextlib
 import fcntl
 import json
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,32 +30,13 @@ from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import Settings
 from agl_otel.traces.collector_client import barriers, open_session, posting, purge
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
-from agl_otel.types import RolloutStatus
 
-CHUNK: Final = 500  # rollouts per call
 DELETE_SECONDS: Final = 600.0  # for one chunk; each table is scanned once
 RUNS: Final = "runs"
 LOGS: Final = "logs"
 TEXTS: Final = (".jsonl", ".frames", ".damaged", ".txt", ".md", ".csv", ".log")
 KEPT: Final = "metrics.jsonl"  # figures of steps, which resuming a run needs; it holds nothing of spans
 ALTERNATIVE: Final = "--keep-spans removes rollouts from the queue alone"
-
-
-async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
-    """Yield pages of ids of rollouts that ended before a time (Unix seconds); the caller deletes each page."""
-    while page := await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=CHUNK):
-        yield [item.rollout_id for item in page]
-
-
-def _without_keep_spans(context: click.Context, _: click.Parameter, wait: bool) -> bool:
-    if wait and context.params["keep_spans"]:
-        raise UsageError("--wait and --keep-spans do not go together")
-    return wait
-
-
-_WAIT_HELP: Final = "Wait until they have left every file, too; else `agl-otel maintain` clears them within 24 hours."
-wait_option = click.option("--wait", is_flag=True, callback=_without_keep_spans, help=_WAIT_HELP)
-keep_spans_option = click.option("--keep-spans", is_flag=True, is_eager=True, help="Delete from the queue only; spans and logs stay.")
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,8 @@ import aiohttp
 import click
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.erase import empty_log, finished_before, stored_parts
+from agl_otel.cli.erase import empty_log, stored_parts
+from agl_otel.cli.queue import finished_before
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient

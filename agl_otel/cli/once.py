@@ -20,7 +20,7 @@ from agl_otel.runner.agents import CommandAgent
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.runner import new_worker_id
 from agl_otel.settings import PRIVATE, Settings
-from agl_otel.stack.sharing import stack_for
+from agl_otel.stack.sharing import store_for
 from agl_otel.stack.supervisor import running_address
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
@@ -60,7 +60,7 @@ async def run_once(
     agent.check(task)
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
     settings = _private(settings)
-    async with stack_for(settings.model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
+    async with store_for(settings.model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
         model = LLM(endpoint=given or OWN, model=os.environ.get("OPENAI_MODEL", ""))
         resources = await store.queue.put_resources({"main_llm": model}, aside=True)
         config = RolloutConfig(timeout_seconds=timeout_seconds, unresponsive_seconds=UNRESPONSIVE_SECONDS)

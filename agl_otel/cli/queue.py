@@ -5,26 +5,29 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wait_option
 from agl_otel.cli.output import open_console, table_of
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import DAY_SECONDS
 from agl_otel.stack.sharing import must_have_data, stack_for
-from agl_otel.traces.reader import TraceReader
+from agl_otel.store.address import queue_address
 from agl_otel.types import AttemptedRollout, Rollout, RolloutMode, RolloutStatus
 from agl_otel.types.options import Whole
 
+if TYPE_CHECKING:
+    from agl_otel.traces.reader import TraceReader
+
+CHUNK: Final = 500  # rollouts per call
 BOTH_STORES: Final = ("queue", "collector")  # the services that deletion needs
 LONGEST: Final = 1e10  # seconds: three hundred years
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
@@ -39,8 +42,9 @@ async def open_queue(data_dir: Path | None, store: str | None, *, only: Sequence
     settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
     must_have_data(settings)
-    async with stack_for(settings, only=only) as (opened, _):
-        yield opened.queue
+    token = settings.token.get_secret_value()
+    async with stack_for(settings, only=only) as (address, _), QueueClient(await queue_address(address, token), token=token) as queue:
+        yield queue
 
 
 def progress(*, silent: bool) -> Progress:
@@ -80,6 +84,23 @@ async def rollouts_of(
 async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> list[str]:
     """List the ids of all rollouts with these statuses and modes (none: all)."""
     return [rollout.rollout_id async for rollout in rollouts_of(queue, statuses, modes)]
+
+
+async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
+    """Yield pages of ids of rollouts that ended before a time (Unix seconds); the caller deletes each page."""
+    while page := await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=CHUNK):
+        yield [item.rollout_id for item in page]
+
+
+def _without_keep_spans(context: click.Context, _: click.Parameter, wait: bool) -> bool:
+    if wait and context.params["keep_spans"]:
+        raise UsageError("--wait and --keep-spans do not go together")
+    return wait
+
+
+_WAIT_HELP: Final = "Wait until they have left every file, too; else `agl-otel maintain` clears them within 24 hours."
+wait_option = click.option("--wait", is_flag=True, callback=_without_keep_spans, help=_WAIT_HELP)
+keep_spans_option = click.option("--keep-spans", is_flag=True, is_eager=True, help="Delete from the queue only; spans and logs stay.")
 
 
 async def not_in_queue(name: str, reader: TraceReader | None = None) -> NotFoundError:
@@ -211,6 +232,8 @@ def prune(
     before = time.time() - (span_of_time(older_than) if older_than is not None else days * DAY_SECONDS)
 
     async def main() -> None:
+        from agl_otel.cli.erase import eraser
+
         queue_only = keep_spans or dry_run
         async with open_queue(data_dir, store, only=("queue",) if queue_only else BOTH_STORES) as opened:
             found = (await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=1)).total

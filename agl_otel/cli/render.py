@@ -16,12 +16,12 @@ from rich.tree import Tree
 
 from agl_otel.adapters.own_sampling import own_sampling_of
 from agl_otel.cli.output import WIDEST_LINE, plain
+from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
 from agl_otel.spans.dialects.dialect import first, numbers
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.tolerant import whole_of
-from agl_otel.text import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
 
@@ -36,7 +36,6 @@ PROMPT_TOKENS: Final = "prompt tokens"
 CHOICES: Final = "choices"
 """Display-only attribute of the first choice's span of a call with several choices (n > 1): token counts of all its responses."""
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
-VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
 
 
 def attempt_tree(
@@ -70,12 +69,6 @@ def attempt_tree(
     if attempt.error:
         lines.append(Text(f"error {plain(attempt.error, 200)}", "red"))
     return Group(*lines, *span_trees(spans, messages=messages, sampling=sampling))
-
-
-def verdict_lines(verdict: Verdict) -> list[Text]:
-    """Format all reasons and notes of a verdict."""
-    reasons = [Text(f"  - {printable(reason)}", "yellow") for reason in verdict.reasons]
-    return reasons + [Text(f"  note: {printable(note)}", "dim") for note in verdict.notes]
 
 
 def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mapping[str, Any] = NO_SAMPLING) -> list[Tree]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, get_args
 
 import click
 from pydantic import ValidationError
@@ -14,15 +14,25 @@ from rich.console import Console
 from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wait_option
 from agl_otel.cli.output import open_console, table_of
-from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, not_in_queue, open_queue, progress, prune, rollout_ids_of
-from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
+from agl_otel.cli.queue import (
+    BOTH_STORES,
+    CHUNK,
+    clock,
+    keep_spans_option,
+    must_exist,
+    not_in_queue,
+    open_queue,
+    progress,
+    prune,
+    rollout_ids_of,
+    wait_option,
+)
+from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
 from agl_otel.stack.sharing import open_store
-from agl_otel.store import Store
 from agl_otel.text import printable
 from agl_otel.types import (
     ADOPTED,
@@ -42,6 +52,9 @@ from agl_otel.types import (
 )
 from agl_otel.types.options import Finite, RunMode, Whole
 from agl_otel.types.strict import strict_json, why_no_json
+
+if TYPE_CHECKING:
+    from agl_otel.store import Store
 
 SHOWN_RESOURCES: Final = 10
 SHOWN_ROLLOUTS: Final = 5
@@ -368,6 +381,8 @@ def delete(
     settings = settings_for(data_dir, store)
 
     async def main() -> None:
+        from agl_otel.cli.erase import eraser
+
         async with open_queue(data_dir, store, only=("queue",) if keep_spans else BOTH_STORES) as queue:
             ids = [*dict.fromkeys(rollout_ids)] or await _selected(queue, (), statuses, modes)
             async with eraser(settings, queue, keep_spans=keep_spans, wait=wait) as remove:

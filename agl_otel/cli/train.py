@@ -121,10 +121,10 @@ async def _train(job_file: Path, settings: Settings, folder: Path, console: Cons
 
 @asynccontextmanager
 async def _stack(settings: Settings) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
-    """Like `stack_for`; prints a line on stderr once the stack answers, with the dashboard's address."""
-    from agl_otel.stack.sharing import stack_for
+    """Like `store_for`; prints a line on stderr once the stack answers, with the dashboard's address."""
+    from agl_otel.stack.sharing import store_for
 
-    async with stack_for(settings) as (store, failed):
+    async with store_for(settings) as (store, failed):
         web = store.description.web
         click.echo(f"the stack answers on {store.description.queue}" + (f", its dashboard on {web}/runs" if web else ""), err=True)
         yield store, failed

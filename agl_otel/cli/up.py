@@ -43,8 +43,11 @@ def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
     warn_of_passwords(flags)
     warn_of_open_host(settings)
 
+    stack = Stack(settings)
+    stack.prefork()
+
     async def main() -> None:
-        async with Stack(settings) as stack:
+        async with stack:
             _show(stack, as_json)
             await stack.failed
 

@@ -106,6 +106,7 @@ class ForkServer:
         if pid == 0:
             os.setsid()
             die_with_parent(parent)
+            set_name("forkserver")
             os.dup2(pipes.requests_read, 0)
             os.dup2(pipes.reports_write, 1)
             for descriptor in pipes:

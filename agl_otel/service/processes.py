@@ -258,6 +258,17 @@ def is_alive(pid: int) -> bool:
         return not Path("/proc/self").exists()
 
 
+def began(pid: int) -> int:
+    """Return when a process began, in clock ticks since the start of the system; 0 if it has ended or the system is not Linux.
+
+    A process id is given again after a while; with the time it names one process.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
 def environment_of(pid: int) -> frozenset[bytes]:
     """Return the variables (NAME=value) that a process of this user was started with; none if it has ended or the system is not Linux."""
     try:

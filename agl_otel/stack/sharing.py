@@ -34,33 +34,42 @@ CALLED: Final = ("collector", "proxy")
 
 
 @contextlib.asynccontextmanager
-async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
-    """Provide a store for commands that need a stack: the one of the settings, else the one running on the data directory, else one
-    started there temporarily (`only` these services), on free ports, which ends when no command uses it any more.
+async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[str, asyncio.Future[None]]]:
+    """Provide a stack for a command: the one of the settings, else the one running on the data directory, else one started there
+    temporarily (`only` these services), on free ports, which ends when no command uses it any more.
 
-    Yields the store and a future that fails when the supervision of a stack started here fails, or when one that another command has
-    started ends, as with a kill of that command. Raises what `using_stack` and Stack raise.
+    Yields the stack's address and a future that fails when the supervision of a stack started here fails, or when one that another
+    command has started ends, as with a kill of that command. Raises what `using_stack` and Stack raise.
     """
-    from agl_otel.store import Store  # imports numpy, which the supervisor alone does not need
-
-    token = settings.token.get_secret_value()
     stack = Stack(settings.model_copy(update={port: 0 for service in SERVICES for port in service.ports}), only=only)
     with contextlib.ExitStack() as until_ended:
-        async with start_or_join(stack, only=only) as address, await Store.connect(address or stack.address, token=token) as store:
+        async with start_or_join(stack, only=only) as address:
             if not address:
                 try:
-                    yield store, stack.failed
+                    yield stack.address, stack.failed
                 finally:
                     until_ended.enter_context(await last_user(stack.data_dir, on_wait=lambda: LOG.warning(WAITS, stack.data_dir)))
                 return
             ended = asyncio.get_running_loop().create_future()
             watcher = asyncio.create_task(_watch_joined(settings, address, ended))
             try:
-                yield store, ended
+                yield address, ended
             finally:
                 watcher.cancel()
                 if not ended.cancel() and not ended.cancelled():
                     ended.exception()  # marks it as retrieved
+
+
+@contextlib.asynccontextmanager
+async def store_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
+    """Provide a store over the stack of `stack_for`, and the future of that."""
+    from agl_otel.store import Store  # imports numpy and aiohttp, which a command on the queue does not need
+
+    async with (
+        stack_for(settings, only=only) as (address, ended),
+        await Store.connect(address, token=settings.token.get_secret_value()) as store,
+    ):
+        yield store, ended
 
 
 @contextlib.asynccontextmanager
@@ -173,10 +182,10 @@ def must_have_data(settings: Settings) -> None:
 
 @contextlib.asynccontextmanager
 async def open_store(settings: Settings) -> AsyncGenerator[Store]:
-    """Provide a store for commands that only read: like stack_for, with queue and collector only.
+    """Provide a store for commands that only read: like store_for, with queue and collector only.
 
     Raises SettingsError if there is neither a stack nor data.
     """
     must_have_data(settings)
-    async with stack_for(settings, only=("queue", "collector")) as (store, _):
+    async with store_for(settings, only=("queue", "collector")) as (store, _):
         yield store

@@ -14,28 +14,27 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Final
 
 from agl_otel.errors import AglError, SettingsError, UnavailableError
-from agl_otel.net.http_server import is_healthy, listens
 from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.service.forkserver import ForkServer
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.ports import check_free
 from agl_otel.service.private import exposure_problem, open_file
-from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, environment_of, is_alive
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, began, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
 from agl_otel.stack.services import REGISTERED, Service, services_of
+
+if TYPE_CHECKING:
+    import aiohttp
 
 LOG = logging.getLogger(__name__)
 STACK_FILE: Final = "stack.json"
@@ -123,6 +122,8 @@ class Stack:
 
     async def start(self) -> None:
         """Start every service and wait until all are healthy; then write stack.json."""
+        import aiohttp  # commands import this module, and most start no stack
+
         self.failed = asyncio.get_running_loop().create_future()
         tls = Tls.load(self.settings)
         if tls is not None:
@@ -160,8 +161,7 @@ class Stack:
         The kernel sends them SIGTERM (die_with_parent), but until they have ended they hold ports and files. If a port stays taken, the
         check of the ports reports it.
         """
-        given = os.fsencode(f"AGL_DATA_DIR={self.data_dir}")
-        left = {name: service["pid"] for name, service in read_stack_file(self.data_dir).items() if given in environment_of(service["pid"])}
+        left = {name: service["pid"] for name, service in read_stack_file(self.data_dir).items() if _runs(service)}
         if left:
             named = ", ".join(f"{name} (process {pid})" for name, pid in left.items())
             LOG.warning("waiting up to %.0f s for services of a stack that was killed: %s", ORPHAN_SECONDS, named)
@@ -191,6 +191,8 @@ class Stack:
         Services of a killed stack did not deregister, so the restarted queue would return their addresses for a minute: exporters would
         send to dead ports, and readers would wait for the dead collector.
         """
+        from agl_otel.net.http_server import listens
+
         async with QueueClient(self.address, token=self._token, trust=self._trust) as queue:
             known = await queue.describe()
             remembered = [*(("collector", address) for address in known.collectors), *(("proxy", address) for address in known.proxies)]
@@ -225,6 +227,8 @@ class Stack:
             ) from None
 
     def _probe(self, service: Service) -> Callable[[], Awaitable[bool]]:
+        from agl_otel.net.http_server import is_healthy
+
         async def runs() -> bool:
             return self._running[service.name].process.running
 
@@ -289,7 +293,11 @@ class Stack:
 
     def _write_stack_file(self) -> None:
         content = {
-            name: {"pid": running.process.pid, "address": self._at(port, running.service.scheme) if (port := running.service.port) else ""}
+            name: {
+                "pid": running.process.pid,
+                "began": began(running.process.pid),
+                "address": self._at(port, running.service.scheme) if (port := running.service.port) else "",
+            }
             for name, running in self._running.items()
         }
         temporary = self.data_dir / f"{STACK_FILE}.tmp"
@@ -369,7 +377,7 @@ def claim_data_dir(path: Path) -> FileLock:
 
 
 def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of a running stack's stack.json, {service: {pid, address}}; empty if none runs.
+    """Return the content of a running stack's stack.json, {service: {pid, began, address}}; empty if none runs.
 
     A killed stack leaves its file behind: it counts as running only if one of its processes exists.
     """
@@ -377,7 +385,12 @@ def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
         told: dict[str, dict[str, Any]] = json.loads((data_dir / STACK_FILE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    return told if any(is_alive(service["pid"]) for service in told.values()) else {}
+    return told if any(map(_runs, told.values())) else {}
+
+
+def _runs(service: dict[str, Any]) -> bool:
+    """Whether the process of a service in stack.json runs, and its id has not been given to another one since."""
+    return is_alive(service["pid"]) and began(service["pid"]) == service["began"]
 
 
 def running_address(settings: Settings) -> str:

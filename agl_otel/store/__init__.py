@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl_otel.store.address import CONNECT_TIMEOUT_SECONDS, DESCRIBE_PATH
-from agl_otel.store.store import Store
 
 if TYPE_CHECKING:
     from agl_otel.compat.stores import UNSET as UNSET
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from agl_otel.compat.stores import LightningStoreStatistics as LightningStoreStatistics
     from agl_otel.compat.stores import LightningStoreThreaded as LightningStoreThreaded
     from agl_otel.compat.stores import MongoLightningStore as MongoLightningStore
+    from agl_otel.store.store import Store
 
 __path__.append(str(Path(__file__).parents[1] / "compat" / "names" / "store"))  # modules of 0.3 that do not exist here
 
@@ -35,7 +35,11 @@ __all__ = ["CONNECT_TIMEOUT_SECONDS", "DESCRIBE_PATH", "Store"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load 0.3's names, which belong to a room above this one."""
+    """Load the Store, which commands on the queue do without, and 0.3's names, which belong to a room above this one."""
+    if name == "Store":
+        from agl_otel.store.store import Store
+
+        return Store
     if not name.startswith("_"):
         from agl_otel.compat import stores
 

@@ -7,7 +7,6 @@ import json
 from typing import Final
 from urllib.parse import urlsplit
 
-import aiohttp
 from pydantic import ValidationError
 
 from agl_otel.errors import UnavailableError, UsageError
@@ -55,6 +54,8 @@ async def queue_address(address: str, token: str) -> str:
         if address.rpartition(":")[2].isdigit():
             return address
         raise malformed
+    import aiohttp
+
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise malformed

@@ -19,13 +19,12 @@ import contextlib
 import json
 import logging
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
-
-import chdb
 
 from agl_otel.errors import DiskFullError, SettingsError
 from agl_otel.service.disk import try_disk
@@ -33,6 +32,13 @@ from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
 from agl_otel.traces.detached_parts import DamagedPart, examine
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READ_SETTINGS, ClickHouseError, insert_into, parameter
+
+_hidden: Final = {"pyarrow"} - sys.modules.keys()  # chdb does without it: no table is read here, and it takes 0.1 s and 20 MB
+cast(dict[str, Any], sys.modules).update(dict.fromkeys(_hidden))
+import chdb  # noqa: E402
+
+for _name in _hidden:
+    del sys.modules[_name]
 
 READ_LIMITS: Final = {**READ_SETTINGS, "max_threads": 2}
 

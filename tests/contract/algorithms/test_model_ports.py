@@ -79,7 +79,7 @@ async def test_weights_are_refused_for_foreign_hosts_and_origins(tiny_policy: Pa
 
 async def test_a_server_with_a_key_requires_it_and_refuses_weights(tiny_policy: Path) -> None:
     async with Engine(load_policy(tiny_policy)) as engine, serving(make_app(engine, host="192.0.2.7", key=KEY, loads=False)) as url:
-        for given in ("", "Bearer", f"Bearer {KEY}x", "Bearer s3cret", KEY):
+        for given in ("", "Bearer", f"Bearer {KEY}x", "Bearer s3cret", f"Basic {KEY}"):
             for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("POST", "/v1/chat/completions"), ("POST", "/weights")):
                 assert await status(method, url + path, Authorization=given) == 401, (path, given)
         assert await status("GET", f"{url}/v1/models", Authorization=f"Bearer {KEY}", Host="node.cluster") == 200

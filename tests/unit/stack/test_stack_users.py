@@ -11,7 +11,7 @@ import pytest
 from agl_otel.errors import InUseError
 from agl_otel.settings import Settings
 from agl_otel.stack import sharing
-from agl_otel.stack.sharing import stack_for
+from agl_otel.stack.sharing import store_for
 from agl_otel.stack.supervisor import running_address
 
 
@@ -28,7 +28,7 @@ async def test_the_command_that_started_the_stack_ends_after_the_one_that_joined
     started = asyncio.Event()
 
     async def first() -> None:
-        async with stack_for(settings, only=("queue",)):
+        async with store_for(settings, only=("queue",)):
             started.set()
             await first_may_end.wait()
             raise RuntimeError("the first command fails")
@@ -37,7 +37,7 @@ async def test_the_command_that_started_the_stack_ends_after_the_one_that_joined
     try:
         await started.wait()
         address = running_address(settings)
-        async with stack_for(settings, only=("queue",)) as (store, _):
+        async with store_for(settings, only=("queue",)) as (store, _):
             assert store.description.queue == address
             first_may_end.set()
             await asyncio.wait({running, asyncio.ensure_future(first_waits.wait())}, return_when=asyncio.FIRST_COMPLETED)
@@ -48,25 +48,25 @@ async def test_the_command_that_started_the_stack_ends_after_the_one_that_joined
     finally:
         logging.getLogger("agl_otel").removeHandler(handler)
     assert running_address(settings) == ""
-    async with stack_for(settings, only=("queue",)) as (store, _):
+    async with store_for(settings, only=("queue",)) as (store, _):
         assert (await store.queue.describe()).queue == running_address(settings) != address
 
 
 async def test_a_stack_with_too_few_services_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.private(data_dir=tmp_path)
     monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.0)
-    async with stack_for(settings, only=("queue",)):
+    async with store_for(settings, only=("queue",)):
         told = r"has no collector and no proxy: process \d+ started it for itself. .* `agl-otel up`"
         with pytest.raises(InUseError, match=told):
-            async with stack_for(settings):
+            async with store_for(settings):
                 pass
     monkeypatch.setattr(sharing, "JOIN_SECONDS", 300.0)
 
     async def needs_proxy() -> None:
-        async with stack_for(settings, only=("queue", "proxy")) as (store, _):
+        async with store_for(settings, only=("queue", "proxy")) as (store, _):
             assert store.description.proxy
 
-    async with stack_for(settings, only=("queue",)):
+    async with store_for(settings, only=("queue",)):
         waiting = asyncio.create_task(needs_proxy())
         await asyncio.sleep(0)
     await waiting
