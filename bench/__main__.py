@@ -8,7 +8,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("adapters", "claims", "exactness", "ingest", "ledger", "proxy", "queue_shapes", "reads", "trainer_memory", "training", "zygote")
+BENCHES = (
+    "adapters",
+    "claims",
+    "exactness",
+    "ingest",
+    "ledger",
+    "proxy",
+    "queue_shapes",
+    "reads",
+    "start",
+    "trainer_memory",
+    "training",
+    "zygote",
+)
 
 
 def main() -> int:

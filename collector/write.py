@@ -54,6 +54,7 @@ GATHER_SECONDS: Final = 0.02  # from the first row to the insert: related spans 
 BATCHING_DELAY_SECONDS: Final = (
     0.25  # between the begins of two inserts while no client waits: each costs 20 to 50 ms of CPU, however few its rows
 )
+PATIENCE_SECONDS: Final = 0.5  # between the begins of two inserts while the one before has not ended: a merge may slow it down
 BACKOFF: Final = Backoff(0.1, 5.0)
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -333,7 +334,8 @@ class Writer:
     async def _wait_for_more(self) -> None:
         """Wait for a free lane, and for more rows unless somebody waits for the insert or a batch is full.
 
-        While one batch is being inserted, another begins only if it is full or somebody waits: larger batches cost less.
+        While one batch is being inserted, another begins if it is full, somebody waits, or PATIENCE_SECONDS have passed: larger batches
+        cost less.
         """
         now = time.monotonic()
         until = max(now + GATHER_SECONDS, self._last_batch_at + BATCHING_DELAY_SECONDS)
@@ -341,8 +343,8 @@ class Writer:
             for task in [task for task in self._tasks if task.done()]:
                 task.result()
             hurried = bool(self._waiters) or self._closing.is_set() or self._is_full()
-            rest = None if self._tasks else until - time.monotonic()
-            if len(self._tasks) < LANES and (hurried or (rest is not None and rest <= 0)):
+            rest = (self._last_batch_at + PATIENCE_SECONDS if self._tasks else until) - time.monotonic()
+            if len(self._tasks) < LANES and (hurried or rest <= 0):
                 break
             self._write_now.clear()
             with contextlib.suppress(TimeoutError):

@@ -259,22 +259,22 @@ def _run(request: Mapping[str, Any]) -> int:
     """Become the process that was asked for; return its exit code."""
     module, *arguments = request["command"]
     keep_private()
-    set_name(module.rpartition(".")[2])
+    set_name(Path(request["log"]).stem)
     with open_file(Path(request["log"]), "ab") as log:
         start_session(log.fileno(), log.fileno())
     sys.argv[:] = [module, *arguments]
-    return _program(module).main()
+    return program(module).main()
 
 
-def _program(module: str) -> Any:
-    """Import what `python -m module` would run."""
+def program(module: str) -> Any:
+    """Import what `python -m module` would run: it has a function `main`, and a service's a context manager `serving`."""
     found = importlib.import_module(module)
     return importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
 
 
 def _import(modules: Sequence[str]) -> None:
     for module in modules:
-        _program(module)
+        program(module)
     gc.collect()
     gc.freeze()  # else the first collection in a fork would copy the pages of all objects
 

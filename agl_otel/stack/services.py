@@ -26,23 +26,28 @@ class Service:
     scheme: str = "http://"
     early: bool = False
     """Whether it must be healthy before the next one starts."""
+    within: str = ""
+    """The service whose process it shares where both run."""
     start: Callable[[Settings, Path], otelcol.Start] | None = None
     """Returns the command and environment of a service that is not a module of this package."""
 
-    def process(self, settings: Settings, *, forks: ForkServer, log: Path) -> Process:
-        """Return its process, not yet started; `forks` has the settings, too."""
+    def process(self, settings: Settings, *, forks: ForkServer, log: Path, together: Sequence[str] = ()) -> Process:
+        """Return its process, not yet started, with the modules `together` in it; `forks` has the settings, too."""
+        if together:
+            return forks.process(self.name, TOGETHER, self.module, *together, log=log)
         if self.start is None:
             return forks.process(self.name, self.module, log=log)
         argv, environment = self.start(settings, log.parents[1])
         return Process(self.name, argv, log=log, env=environment)
 
 
+TOGETHER: Final = "agl_otel.stack.together"
 _QUEUE: Final = Service("queue", "agl_otel.queue", "queue_port", ("queue_port",), scheme="", early=True)
 _OTLP_PORTS: Final = ("otlp_grpc_port", "otlp_http_port")
 _OTHERS: Final = (
     Service("proxy", "agl_otel.proxy", "proxy_port", ("proxy_port",)),
-    Service("web", "agl_otel.web", "web_port", ("web_port",)),
-    Service("maintain", "agl_otel.cli.maintain", "", ()),
+    Service("web", "agl_otel.web", "web_port", ("web_port",), within="queue"),
+    Service("maintain", "agl_otel.cli.maintain", "", (), within="queue"),
 )
 SERVICES: Final = (
     _QUEUE,

@@ -31,7 +31,7 @@ from agl_otel.service.private import exposure_problem, open_file
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, began, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
-from agl_otel.stack.services import REGISTERED, Service, services_of
+from agl_otel.stack.services import REGISTERED, TOGETHER, Service, services_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -82,7 +82,7 @@ class Stack:
         self._watchers: list[asyncio.Task[None]] = []
         self._lock: FileLock | None = None
         self._http: aiohttp.ClientSession | None = None
-        modules = [service.module for service in self.services if service.module]
+        modules = [TOGETHER, *(service.module for service in self.services if service.module)]
         environment = self._settings_of_services().environment()
         self._forks = ForkServer(modules, environment=environment, log=self.data_dir / "logs" / "forks.log")
 
@@ -145,7 +145,7 @@ class Stack:
         try:
             async with asyncio.TaskGroup() as group:
                 for service in self.services:
-                    if not service.early:
+                    if not service.early and self._host(service) is service:
                         group.create_task(self._launch(service))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None  # the first error, for which the others were cancelled
@@ -173,6 +173,18 @@ class Stack:
     def _settings_of_services(self) -> Settings:
         return self.settings.model_copy(update={"store": self.address})
 
+    def _host(self, service: Service) -> Service:
+        """Return the service whose process this one shares; itself, if it has its own."""
+        return next((each for each in self.services if each.name == service.within), service)
+
+    def _beside(self, service: Service) -> list[Service]:
+        """Return the services that share the process of this one."""
+        return [each for each in self.services if each is not service and self._host(each) is service]
+
+    def _process(self, name: str) -> Process:
+        service = next(service for service in self.services if service.name == name)
+        return self._running[self._host(service).name].process
+
     def prefork(self) -> None:
         """Fork the services from this process instead of a process of their own, which saves a second import; see ForkServer.prefork."""
         self._forks.prefork()
@@ -181,7 +193,8 @@ class Stack:
         log = self.data_dir / "logs" / f"{service.name}.log"
         settings = self._settings_of_services()
         running = self._running.setdefault(service.name, _Running(service, Process("", (), log=log)))
-        running.process = service.process(settings, forks=self._forks, log=log)
+        together = [each.module for each in self._beside(service)]
+        running.process = service.process(settings, forks=self._forks, log=log, together=together)
         await running.process.start()
         await running.process.ready(self._probe(service), timeout_seconds=START_TIMEOUT_SECONDS)
 
@@ -217,10 +230,10 @@ class Stack:
                     if not missing:
                         return
                     for name in missing:
-                        self._running[REGISTERED[name]].process.check_running()
+                        self._process(REGISTERED[name]).check_running()
                     await asyncio.sleep(HEALTH_POLL_SECONDS)
         except TimeoutError:
-            silent = [self._running[REGISTERED[name]].process for name in missing]
+            silent = [self._process(REGISTERED[name]) for name in missing]
             words = "; ".join(f"{process.name} (its log is {process.log}): {process.log_end()}" for process in silent)
             raise UnavailableError(
                 f"not announced to the queue within {START_TIMEOUT_SECONDS:.0f} s, though the service answers: {words}"
@@ -263,9 +276,11 @@ class Stack:
         running.failures += 1
         pause = restart_pause(running.failures)
         often = f" ({running.failures} times in a row)" if running.failures > 1 else ""
-        why = f"{how}{often}; it is restarted {f'in {pause:.0f} s' if pause else 'now'}, the others keep running. Its log is {log}"
+        beside = " and ".join(each.name for each in self._beside(running.service))
+        with_it = f", and with it {beside}" if beside else ""
+        why = f"{how}{often}{with_it}; it is restarted {f'in {pause:.0f} s' if pause else 'now'}, the others keep running. Its log is {log}"
         LOG.warning("%s %s. %s", name, why, running.process.log_end())
-        await self._report_down(name, why, seconds=pause + START_TIMEOUT_SECONDS + REPORT_SECONDS)
+        await report_down(self._settings_of_services(), name, why, seconds=pause + START_TIMEOUT_SECONDS + REPORT_SECONDS)
         await asyncio.sleep(pause)
         try:
             await self._launch(running.service)
@@ -275,17 +290,8 @@ class Stack:
             return False
         LOG.warning("%s is up again", name)
         self._write_stack_file()
-        await self._report_down(name)
+        await report_down(self._settings_of_services(), name)
         return True
-
-    async def _report_down(self, name: str, why: str = "", *, seconds: float | None = None) -> None:
-        """Report to the queue that a service is down, or without `why` that it is up again."""
-        instance = f"{socket.gethostname()} {self.data_dir} {name}"
-        with contextlib.suppress(AglError):  # the queue itself is down, as logged
-            async with QueueClient(
-                self.address, token=self._token, timeout_seconds=REPORT_SECONDS, retry_seconds=0, trust=self._trust
-            ) as queue:
-                await queue.announce("supervisor", instance, {f"{DOWN}{name}": why} if why else {}, gone=not why, seconds=seconds)
 
     def _supervision_ended(self, watcher: asyncio.Task[None]) -> None:
         if not watcher.cancelled() and (error := watcher.exception()) is not None and not self.failed.done():
@@ -293,12 +299,12 @@ class Stack:
 
     def _write_stack_file(self) -> None:
         content = {
-            name: {
-                "pid": running.process.pid,
-                "began": began(running.process.pid),
-                "address": self._at(port, running.service.scheme) if (port := running.service.port) else "",
+            service.name: {
+                "pid": (pid := self._process(service.name).pid),
+                "began": began(pid),
+                "address": self._at(service.port, service.scheme) if service.port else "",
             }
-            for name, running in self._running.items()
+            for service in self.services
         }
         temporary = self.data_dir / f"{STACK_FILE}.tmp"
         with open_file(temporary, "w") as file:
@@ -341,6 +347,15 @@ class Stack:
 def restart_pause(failures: int) -> float:
     """Return the seconds to wait before a restart after so many failures in a row: 0, 1, 2, 4 … LONGEST_PAUSE_SECONDS."""
     return RESTART.seconds(failures - 1)
+
+
+async def report_down(settings: Settings, name: str, why: str = "", *, seconds: float | None = None) -> None:
+    """Report to the queue of these settings that a service is down, for at most so many seconds, or without `why` that it is up again."""
+    instance = f"{socket.gethostname()} {settings.data_dir.absolute()} {name}"
+    token, trust = settings.token.get_secret_value(), Trust.of(settings)
+    with contextlib.suppress(AglError):  # the queue itself is down, as logged
+        async with QueueClient(settings.queue_address, token=token, timeout_seconds=REPORT_SECONDS, retry_seconds=0, trust=trust) as queue:
+            await queue.announce("supervisor", instance, {f"{DOWN}{name}": why} if why else {}, gone=not why, seconds=seconds)
 
 
 def reachable_host(host: str) -> str:

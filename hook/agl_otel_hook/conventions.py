@@ -30,7 +30,7 @@ HEADER_OPENAI_API_KEY: Final = "agl-openai-api-key"
 HEADER_OTLP_KEY: Final = "agl-otlp-key"
 """In the same request: the attempt's own key for its telemetry. The hook uses it automatically."""
 HEADER_ACK: Final = "agl-ack"
-"""Ack level that a client requests of the collector: `durable` (default) or `stored`."""
+"""Ack level that a client requests of the collector: `durable` (default) or `stored`; the collector refuses any other with status 400."""
 HEADER_MODEL_VERSION: Final = "agl-model-version"
 """In the response of a model server: the version of the weights that sampled the reply."""
 

@@ -55,7 +55,7 @@ async def test_a_crashing_service_is_restarted_and_stops_no_other(
     monkeypatch.setattr(supervision.asyncio, "sleep", sleep)
     settings = Settings.load(data_dir=tmp_path / "data", **dict.fromkeys(PORTS, 0))
     async with (
-        Stack(settings, only=("queue", "maintain", "web")) as stack,
+        Stack(settings, only=("queue", "proxy", "web")) as stack,
         QueueClient(stack.address) as queue,
         aiohttp.ClientSession() as session,
     ):
@@ -64,17 +64,17 @@ async def test_a_crashing_service_is_restarted_and_stops_no_other(
         for _ in range(CRASHES):
 
             async def started_again(before: int = killed) -> bool:
-                return pid_of(stack, "maintain") != before
+                return pid_of(stack, "proxy") != before
 
             await until(started_again)
-            killed = pid_of(stack, "maintain")
+            killed = pid_of(stack, "proxy")
             os.kill(killed, signal.SIGKILL)
 
         async def is_reported_down() -> bool:
-            return f"({CRASHES} times in a row)" in (await queue.describe()).down.get("maintain", "")
+            return f"({CRASHES} times in a row)" in (await queue.describe()).down.get("proxy", "")
 
         async def is_up_again() -> bool:
-            return "maintain" not in (await queue.describe()).down
+            return "proxy" not in (await queue.describe()).down
 
         async def health() -> Any:
             async with session.get(f"http://{stack.addresses()['web'].rpartition('://')[2]}/health") as answer:
@@ -82,17 +82,17 @@ async def test_a_crashing_service_is_restarted_and_stops_no_other(
 
         await until(is_reported_down)
         down = (await queue.describe()).down
-        assert list(down) == ["maintain"] and "maintain.log" in down["maintain"]
-        assert await health() == (200, {"status": "degraded", "down": ["maintain"]})
+        assert list(down) == ["proxy"] and "proxy.log" in down["proxy"]
+        assert await health() == (200, {"status": "degraded", "down": ["proxy"]})
         command = [sys.executable, "-m", "agl_otel", "top", "--once", "--every", "0.2", "--json", "--store", stack.address]
         shown = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
         assert json.loads(shown.stdout)["down"] == down
-        assert f"maintain ended with exit code -9 ({CRASHES} times in a row); it is restarted in" in caplog.text
+        assert f"proxy ended with exit code -9 ({CRASHES} times in a row); it is restarted in" in caplog.text
         come_back.set()
         await until(is_up_again)
         assert await health() == (200, {"status": "ok"})
         assert {name: pid_of(stack, name) for name in others} == others and not stack.failed.done()
-    assert "maintain is up again" in caplog.text
+    assert "proxy is up again" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_a_service_that_never_comes_up_aborts_the_start_of_the_stack(
     settings = Settings.load(data_dir=tmp_path / "data", **dict.fromkeys(PORTS, 0))
     stack = Stack(settings, only=("queue", "web"))
     queue, web = stack.services
-    stack.services = [queue, replace(web, start=start)]
+    stack.services = [queue, replace(web, start=start, within="")]
     with pytest.raises(UnavailableError, match=says):
         await stack.start()
     assert not (tmp_path / "data" / STACK_FILE).exists()
