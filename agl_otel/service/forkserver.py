@@ -101,6 +101,7 @@ class ForkServer:
         if not CAN_FORK:
             return
         pipes, parent = _Pipes.open(), os.getpid()
+        tune_for_startup()
         _import(self._modules)
         pid = os.fork()
         if pid == 0:
