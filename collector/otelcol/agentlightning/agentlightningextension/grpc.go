@@ -62,6 +62,9 @@ func (e *stackExtension) intercept(ctx context.Context, request any, info *grpc.
 		}
 		return ""
 	}
+	if err := checkAck(first(identify.HeaderAck)); err != nil {
+		return nil, refusal(err)
+	}
 	headers := identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
 	resendKey := keyOf("grpc", sig.name, parsed.hash[:], headers, client.FromContext(ctx))
 	result, err := e.once(ctx, resendKey, func(ctx context.Context) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"mime"
@@ -95,6 +96,9 @@ func (e *stackExtension) receive(w http.ResponseWriter, r *http.Request, sig *si
 	defer held.release()
 	body, err := e.readBody(r, &held)
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err == nil {
+		err = checkAck(r.Header.Get(identify.HeaderAck))
+	}
 	if err != nil {
 		refuse(w, media, err)
 		return
@@ -132,6 +136,17 @@ func (e *stackExtension) receive(w http.ResponseWriter, r *http.Request, sig *si
 		w.Header().Set("Content-Type", contentType)
 		_, _ = w.Write(raw) // fails only if the client has disconnected
 	}
+}
+
+// checkAck fails for an unknown ack level, in the words of the Python collector: its sender may want a stronger promise than it would get.
+func checkAck(level string) error {
+	switch level {
+	case "", "durable", "stored":
+		return nil
+	}
+	quoted := strconv.Quote(level)
+	shown := "'" + quoted[1:len(quoted)-1] + "'"
+	return fmt.Errorf("there is no ack level %.100s: %s is durable (as without it) or stored", shown, identify.HeaderAck)
 }
 
 // once passes a request to the receiver, unless it is a resend. The outcome has the items that the processor refused.
