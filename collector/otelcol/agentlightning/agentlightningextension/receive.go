@@ -240,7 +240,7 @@ func cleaned(name, media string, body []byte, grow func(int64) error) ([]byte, e
 	case protobufType:
 		return wire.Clean(name, body, grow)
 	case jsonType:
-		return wire.CleanJSON(body, grow)
+		return wire.CleanJSON(name, body, grow)
 	default: // the receiver refuses it
 		return body, nil
 	}

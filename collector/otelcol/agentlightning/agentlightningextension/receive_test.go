@@ -302,6 +302,10 @@ func TestARefusalIsAStatusInTheSendersEncoding(t *testing.T) {
 	require.Empty(t, seen)
 	answered, _ = served(t, nil, post(t, "/v1/traces", []byte("["), "Content-Type", jsonType, "Content-Encoding", "br"))
 	require.JSONEq(t, `{"code":3,"message":"`+errEncoding.Error()+`"}`, answered.Body.String())
+	answered, seen = served(t, nil, post(t, "/v1/traces", []byte(`{"resourceLogs":[{}]}`), "Content-Type", jsonType))
+	require.Equal(t, http.StatusBadRequest, answered.Code)
+	require.Contains(t, answered.Body.String(), "it has resourceLogs, which belong to /v1/logs")
+	require.Empty(t, seen)
 }
 
 // The words are those of the Python collector.

@@ -172,9 +172,9 @@ func (s *survey) walk(raw []byte, schema *message, depth int) {
 // partPath is the way to items, and to the data points of a metric.
 const partPath = "{[{[{[{{[{"
 
-// checkJSON is checkParts and surveyed for OTLP/JSON. It gives at least the depth of a text that is not parsed yet: brackets count, too,
-// as parsers go down there.
-func checkJSON(body []byte) (deepest, objects int, err error) {
+// checkJSON is checkParts and surveyed for OTLP/JSON, and checkSignal. It gives at least the depth of a text that is not parsed yet: brackets
+// count, too, as parsers go down there.
+func checkJSON(request string, body []byte) (deepest, objects int, err error) {
 	objects = bytes.Count(body, []byte("{"))
 	if objects > fewParts && objects*leastJSONBytes > len(body) {
 		return 0, 0, fmt.Errorf("it has %d objects in %d bytes; a request with more than %d needs %d bytes for each: send smaller batches",
@@ -186,14 +186,20 @@ func checkJSON(body []byte) (deepest, objects int, err error) {
 	open, parts := 0, 0
 	path := 0 // how many of the open brackets, from the outermost on, are those of partPath
 	inText, escaped := false, false
-	for _, b := range body {
+	text := 0 // where the last text began
+	for at, b := range body {
 		switch {
 		case escaped:
 			escaped = false
 		case b == '\\':
 			escaped = inText
 		case b == '"':
-			inText = !inText
+			if inText && open == 1 {
+				if err := checkSignal(request, body[text:at], body[at+1:]); err != nil {
+					return 0, 0, err
+				}
+			}
+			inText, text = !inText, at+1
 		case inText:
 		case b == '{' || b == '[':
 			if path == open && path < len(partPath) && b == partPath[path] {
