@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"agl-otel.internal/agentlightning/internal/refusals"
 )
 
 func unbounded(int64) error { return nil }
@@ -49,6 +51,7 @@ func TestACrowdedRequestIsRefused(t *testing.T) {
 	} {
 		_, err := Clean(crowded.signal, crowded.body, unbounded)
 		require.ErrorContains(t, err, "send smaller batches", name)
+		require.ErrorAs(t, err, new(refusals.CrowdedError), name)
 	}
 }
 
@@ -128,6 +131,7 @@ func TestCrowdedJSONIsRefusedAndDenseRealJSONIsNot(t *testing.T) {
 	} {
 		_, err := CleanJSON(traces, crowded, unbounded)
 		require.ErrorContains(t, err, "send smaller batches", name)
+		require.ErrorAs(t, err, new(refusals.CrowdedError), name)
 	}
 	values := strings.Repeat(`{"intValue":"1"},`, 100_000) + `{"intValue":"1"}`
 	for name, body := range map[string][]byte{
