@@ -8,6 +8,7 @@ import gzip
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,8 +34,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from agl_otel.collector import identify, scan
-from agl_otel.errors import UnavailableError
+from agl_otel.collector import identify, otlpjson, scan
+from agl_otel.errors import DataError, UnavailableError
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
@@ -368,6 +369,64 @@ async def test_compressed_bodies_are_limited_and_other_origins_refused(world: Wo
         assert (await post(session, collector, b"x", Content_Encoding="br")).status == 415
         assert (await post(session, collector, request_of([span()]), Host="evil.example")).status == 403
         assert (await post(session, collector, request_of([span()]), Origin="http://evil.example")).status == 403
+
+
+async def test_each_refused_request_is_answered_like_by_the_python_collector_and_counted(world: World) -> None:
+    await world.end_queue()
+    world.token = "secret"
+    await world.start_queue()
+    collector = await world.collector(AGL_MAX_MESSAGE_BYTES="100000")
+    right, as_json = {"authorization": "Bearer secret"}, {"authorization": "Bearer secret", "Content_Type": "application/json"}
+    good, large = request_of([span()]).SerializeToString(), bytes(100_001)
+    of_logs = b'{"resourceLogs": [{"scopeLogs": []}]}'
+    with pytest.raises(DataError) as other_signal:
+        otlpjson.to_protobuf(ExportTraceServiceRequest, of_logs)
+    unknown_level = "there is no ack level 'Stored': agl-ack is durable (as without it) or stored"
+    async with aiohttp.ClientSession() as session:
+        for body, headers, status, words in (
+            (of_logs, as_json, 400, str(other_signal.value)),
+            (b"{", as_json, 400, ""),
+            (b"\xff", right, 400, ""),
+            (good, {**right, conventions.HEADER_ACK: "Stored"}, 400, unknown_level),
+            (b"\x0a\x00" * 20_000, right, 400, "send smaller batches"),
+            (good, {}, 401, "asks for a token"),
+            (good, {**right, "Origin": "http://evil.example"}, 403, "may not call"),
+            (large, right, 413, ""),
+            (good, {**right, "Content_Encoding": "br"}, 415, "Content-Encoding"),
+            (good, {**right, "Content_Type": "text/xml"}, 415, "unsupported media type"),
+            (b'{"resourceLogs": [], "another": [{}]}', as_json, 200, ""),
+            (good, {**right, conventions.HEADER_ACK: "stored"}, 200, ""),
+        ):
+            answer = await post(session, collector, body, **headers)
+            assert (answer.status, words in await answer.text(errors="replace")) == (status, True), (await answer.read(), words)
+        async with session.post(f"{collector.http}/v1/trace", data=good, headers=right) as response:
+            assert response.status == 404
+        async with grpc.aio.insecure_channel(collector.grpc) as channel:
+            for method, sent, metadata, code in (
+                (EXPORT, good, (), "UNAUTHENTICATED"),
+                (EXPORT, good, (*right.items(), (conventions.HEADER_ACK, "Stored")), "INVALID_ARGUMENT"),
+                (EXPORT, b"\xff", tuple(right.items()), "INVALID_ARGUMENT"),
+                (EXPORT, large, tuple(right.items()), "RESOURCE_EXHAUSTED"),
+                ("/no.Such/Method", good, tuple(right.items()), "UNIMPLEMENTED"),
+            ):
+                call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(sent, timeout=60, metadata=metadata)
+                assert refused.value.code().name == code, refused.value
+                assert conventions.HEADER_ACK not in dict(metadata) or refused.value.details() == unknown_level
+        await world.end_queue()
+        assert (await post(session, collector, span_request([("ro-1", "at-1")], spans=1), **right)).status == 503
+        async with session.get(collector.metrics) as response:
+            metrics = (await response.text()).splitlines()
+    lines = [line for line in metrics if line.startswith("otelcol_extension_agentlightning_refused_requests")]
+    counts = {tuple(re.findall(r'(?:reason|transport)="(\w+)"', line)): int(line.rpartition(" ")[2]) for line in lines}
+    assert counts == {
+        ("malformed", "http"): 4, ("crowded", "http"): 1, ("unauthorized", "http"): 1, ("forbidden", "http"): 1, ("too_large", "http"): 1,
+        ("encoding", "http"): 1, ("content_type", "http"): 1, ("unknown_path", "http"): 1, ("unavailable", "http"): 1,
+        ("malformed", "grpc"): 2, ("unauthorized", "grpc"): 1, ("too_large", "grpc"): 1, ("unknown_path", "grpc"): 1,
+    }  # fmt: skip
+    warned = [line for line in collector.log.read_text().splitlines() if "refused requests" in line]
+    assert len(warned) == len({reason for reason, _ in counts}), "one line a minute for each reason"
 
 
 OTHERWISE = {"the token without a scheme": "401", "a token for collector": "401", "first a wrong token, then the right one": "200"}

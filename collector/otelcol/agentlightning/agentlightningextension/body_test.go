@@ -26,13 +26,19 @@ func serving(t *testing.T, inner http.HandlerFunc) *httptest.Server {
 
 func servedBy(t *testing.T, made *stackExtension, inner http.HandlerFunc) *httptest.Server {
 	t.Helper()
+	server := httptest.NewServer(wrapped(t, made, inner))
+	t.Cleanup(server.Close)
+	return server
+}
+
+// wrapped is `inner` as a receiver, behind the extension.
+func wrapped(t *testing.T, made *stackExtension, inner http.HandlerFunc) http.Handler {
+	t.Helper()
 	wrap, err := made.GetHTTPHandler(t.Context())
 	require.NoError(t, err)
 	handler, err := wrap(t.Context(), inner)
 	require.NoError(t, err)
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	return server
+	return handler
 }
 
 // begun is a connection on which a request of a long body has begun.

@@ -1,7 +1,7 @@
 // Package agentlightningextension joins a collector to a stack. It registers the collector with the queue, so that agents and readers
 // find it by one address. As a middleware of the OTLP receiver it answers GET /health and POST /barrier, refuses requests of foreign web
-// pages, unpacks bodies within bounds, removes items that would make a request unreadable, recognises resends, and reports what the
-// processor refused. As an authenticator it asks senders for the stack's token; exporters send the token through it.
+// pages, unpacks bodies within bounds, removes items that would make a request unreadable, recognises resends, reports what the
+// processor refused, and counts refused requests. As an authenticator it asks senders for the stack's token; exporters send the token through it.
 //
 // A barrier answers at once: with `wait_for_result` an acked span is visible. In front of a pipeline with a persistent queue, where an ack
 // promises less, it is turned off.
@@ -38,10 +38,11 @@ func NewFactory() extension.Factory {
 		},
 		func(_ context.Context, set extension.Settings, config component.Config) (extension.Extension, error) {
 			given := config.(*Config)
+			refused, err := newRefused(set.TelemetrySettings)
 			return &stackExtension{
 				config: given, settings: set.TelemetrySettings, started: time.Now(), inFlight: &inFlight{limit: given.MaxInFlightBytes},
-				bodyTime: bodyTime,
-			}, nil
+				bodyTime: bodyTime, refused: refused,
+			}, err
 		},
 		component.StabilityLevelAlpha)
 }
@@ -53,6 +54,7 @@ type stackExtension struct {
 	started  time.Time
 	inFlight *inFlight
 	bodyTime time.Duration
+	refused  *refused
 
 	resends *resends
 	client  *queue.Client

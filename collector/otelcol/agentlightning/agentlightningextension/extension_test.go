@@ -29,11 +29,16 @@ func newSettings() extension.Settings {
 
 func start(t *testing.T, settings map[string]any) *stackExtension {
 	t.Helper()
+	return startWith(t, newSettings(), settings)
+}
+
+func startWith(t *testing.T, set extension.Settings, settings map[string]any) *stackExtension {
+	t.Helper()
 	factory := NewFactory()
 	config := factory.CreateDefaultConfig()
 	require.NoError(t, confmap.NewFromStringMap(settings).Unmarshal(config))
 	require.NoError(t, confmap.Validate(config))
-	made, err := factory.Create(t.Context(), newSettings(), config)
+	made, err := factory.Create(t.Context(), set, config)
 	require.NoError(t, err)
 	require.NoError(t, made.Start(t.Context(), componenttest.NewNopHost()))
 	t.Cleanup(func() { made.(*stackExtension).resends.close() })

@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/refusals"
 	"agl-otel.internal/agentlightning/internal/wire"
 )
 
@@ -30,13 +34,15 @@ const retryDelay = time.Second
 // them the receiver's own authentication, run only after it was unpacked and parsed. The limit on messages overrides that of the receiver,
 // whose options come first.
 func (e *stackExtension) GetGRPCServerOptions(context.Context) ([]grpc.ServerOption, error) {
-	codec := &cleaningCodec{CodecV2: encoding.GetCodecV2("proto"), inFlight: e.inFlight}
+	codec := &cleaningCodec{CodecV2: encoding.GetCodecV2("proto"), inFlight: e.inFlight, refused: e.refused}
 	return []grpc.ServerOption{
 		grpc.InTapHandle(e.admit),
 		grpc.ForceServerCodecV2(codec),
 		grpc.UnaryInterceptor(codec.carry), // before the receiver's
 		grpc.ChainUnaryInterceptor(e.intercept),
 		grpc.MaxRecvMsgSize(int(min(e.config.MaxBodyBytes, math.MaxInt32))),
+		grpc.StatsHandler(refusedByGRPC{e.refused}),
+		grpc.UnknownServiceHandler(e.unknown),
 	}, nil
 }
 
@@ -44,6 +50,14 @@ func (e *stackExtension) GetGRPCServerOptions(context.Context) ([]grpc.ServerOpt
 func (e *stackExtension) admit(ctx context.Context, call *tap.Info) (context.Context, error) {
 	_, err := e.Authenticate(ctx, call.Header)
 	return ctx, err
+}
+
+// unknown refuses a call of another method than OTLP's, in the words of the Python collector.
+func (e *stackExtension) unknown(_ any, stream grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(stream)
+	err := status.Errorf(codes.Unimplemented, "this port has no method %s; it has %s", method, strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
+	e.refused.addError("grpc", err)
+	return err
 }
 
 // intercept passes a request to the receiver, unless it is a resend, and makes the response.
@@ -62,6 +76,9 @@ func (e *stackExtension) intercept(ctx context.Context, request any, info *grpc.
 		}
 		return ""
 	}
+	if err := checkAck(first(identify.HeaderAck)); err != nil {
+		return nil, refusal(err)
+	}
 	headers := identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
 	resendKey := keyOf("grpc", sig.name, parsed.hash[:], headers, client.FromContext(ctx))
 	result, err := e.once(ctx, resendKey, func(ctx context.Context) error {
@@ -78,6 +95,10 @@ func (e *stackExtension) intercept(ctx context.Context, request any, info *grpc.
 func refusal(err error) error {
 	var full fullError
 	var late lateError
+	var crowded refusals.CrowdedError
+	if errors.As(err, &crowded) {
+		return crowded
+	}
 	if !errors.As(err, &full) && !errors.As(err, &late) {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -96,6 +117,7 @@ type marshalled []byte
 type cleaningCodec struct {
 	encoding.CodecV2
 	inFlight *inFlight
+	refused  *refused
 	done     sync.Map // request → *decoded
 }
 
@@ -135,11 +157,16 @@ func (c *cleaningCodec) Unmarshal(data mem.BufferSlice, into any) error {
 	return nil
 }
 
-// carry puts the codec's result into the context of the next interceptors, and releases the request's hold at the end.
+// carry puts the codec's result into the context of the next interceptors; at the end it releases the request's hold, and counts it if it was
+// refused.
 func (c *cleaningCodec) carry(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if found, is := c.done.LoadAndDelete(request); is {
 		defer found.(*decoded).hold.release()
 		ctx = context.WithValue(ctx, decodedKey{}, found)
 	}
-	return handler(ctx, request)
+	answer, err := handler(ctx, request)
+	if err != nil {
+		c.refused.addError("grpc", err)
+	}
+	return answer, err
 }

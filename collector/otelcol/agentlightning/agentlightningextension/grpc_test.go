@@ -27,7 +27,7 @@ import (
 const exportTraces = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 // listening serves with the options of this extension, and gives a client that sends bytes as they are.
-func listening(t *testing.T, made *stackExtension, service ptraceotlp.GRPCServer) *grpc.ClientConn {
+func listening(t *testing.T, made *stackExtension, service ptraceotlp.GRPCServer, dialing ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	options, err := made.GetGRPCServerOptions(t.Context())
 	require.NoError(t, err)
@@ -38,9 +38,9 @@ func listening(t *testing.T, made *stackExtension, service ptraceotlp.GRPCServer
 	group.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(group.Wait)
 	t.Cleanup(server.Stop)
-	connection, err := grpc.NewClient("passthrough:///here", grpc.WithTransportCredentials(insecure.NewCredentials()),
+	connection, err := grpc.NewClient("passthrough:///here", append(dialing, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(asItIs{})),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = connection.Close() })
 	return connection

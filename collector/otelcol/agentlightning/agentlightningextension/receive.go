@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"mime"
@@ -73,13 +74,18 @@ func (e *stackExtension) GetHTTPHandler(context.Context) (extensionmiddleware.Wr
 			if sig := paths[r.URL.Path]; sig != nil && r.Method == http.MethodPost {
 				e.receive(w, r, sig, base)
 			} else {
-				base.ServeHTTP(w, r)
+				response := answerOf(base, r)
+				if response.status >= http.StatusBadRequest {
+					e.refused.addError("http", response)
+				}
+				response.send(w)
 			}
 		})
 		own := newOwnPages(ctx, e.config)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
 			if why := own.refusal(r); why != "" {
+				e.refused.add("http", reasonForbidden, why)
 				http.Error(w, why, http.StatusForbidden)
 				return
 			}
@@ -95,8 +101,11 @@ func (e *stackExtension) receive(w http.ResponseWriter, r *http.Request, sig *si
 	defer held.release()
 	body, err := e.readBody(r, &held)
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err == nil {
+		err = checkAck(r.Header.Get(identify.HeaderAck))
+	}
 	if err != nil {
-		refuse(w, media, err)
+		e.refuse(w, media, err)
 		return
 	}
 	info := client.FromContext(r.Context())
@@ -111,27 +120,33 @@ func (e *stackExtension) receive(w http.ResponseWriter, r *http.Request, sig *si
 		inner.Header = r.Header.Clone()
 		inner.Header.Del("Content-Encoding")
 		inner.Body, inner.ContentLength = io.NopCloser(bytes.NewReader(clean)), int64(len(clean))
-		response := &recorder{header: http.Header{}, status: http.StatusOK}
-		base.ServeHTTP(response, inner)
+		response := answerOf(base, inner)
 		if response.status != http.StatusOK {
 			return response
 		}
 		return nil
 	})
-	var failed *recorder
-	switch {
-	case errors.As(err, &failed):
-		failed.send(w)
-	case err != nil:
-		refuse(w, media, err)
-	default:
-		raw, contentType := result.protobuf(), protobufType
-		if media == jsonType {
-			raw, contentType = result.json(sig), jsonType
-		}
-		w.Header().Set("Content-Type", contentType)
-		_, _ = w.Write(raw) // fails only if the client has disconnected
+	if err != nil {
+		e.refuse(w, media, err)
+		return
 	}
+	raw, contentType := result.protobuf(), protobufType
+	if media == jsonType {
+		raw, contentType = result.json(sig), jsonType
+	}
+	w.Header().Set("Content-Type", contentType)
+	_, _ = w.Write(raw) // fails only if the client has disconnected
+}
+
+// checkAck fails for an unknown ack level, in the words of the Python collector: its sender may want a stronger promise than it would get.
+func checkAck(level string) error {
+	switch level {
+	case "", "durable", "stored":
+		return nil
+	}
+	quoted := strconv.Quote(level)
+	shown := "'" + quoted[1:len(quoted)-1] + "'"
+	return fmt.Errorf("there is no ack level %.100s: %s is durable (as without it) or stored", shown, identify.HeaderAck)
 }
 
 // once passes a request to the receiver, unless it is a resend. The outcome has the items that the processor refused.
@@ -139,7 +154,7 @@ func (e *stackExtension) once(ctx context.Context, key requestKey, receive func(
 	return e.resends.once(ctx, key, func(ctx context.Context) (outcome, error) {
 		ctx, refused := refusals.Within(ctx)
 		if err := receive(ctx); err != nil {
-			return outcome{}, err
+			return outcome{}, refused.Error(err)
 		}
 		rejected, message := refused.Summary()
 		return outcome{rejected, message}, nil
@@ -154,7 +169,7 @@ func (e *stackExtension) readBody(r *http.Request, held *hold) ([]byte, error) {
 	sent, err := mem.ReadAll(counted{io.LimitReader(r.Body, limit+1), held.grow}, mem.DefaultBufferPool())
 	defer sent.Free()
 	if err != nil {
-		return nil, err
+		return nil, goneError{err}
 	}
 	if int64(sent.Len()) > limit {
 		return nil, &http.MaxBytesError{Limit: limit}
@@ -183,6 +198,12 @@ func (c counted) Read(into []byte) (int, error) {
 	return n, err
 }
 
+func answerOf(receiver http.Handler, r *http.Request) *recorder {
+	response := &recorder{header: http.Header{}, status: http.StatusOK}
+	receiver.ServeHTTP(response, r)
+	return response
+}
+
 // recorder keeps the receiver's response; one that is no success is the error of the request.
 type recorder struct {
 	header http.Header
@@ -193,7 +214,15 @@ type recorder struct {
 func (r *recorder) Header() http.Header            { return r.header }
 func (r *recorder) WriteHeader(status int)         { r.status = status }
 func (r *recorder) Write(part []byte) (int, error) { return r.body.Write(part) }
-func (r *recorder) Error() string                  { return http.StatusText(r.status) }
+
+// Error is what the response says.
+func (r *recorder) Error() string {
+	var told spb.Status
+	if r.header.Get("Content-Type") == protobufType && proto.Unmarshal(r.body.Bytes(), &told) == nil {
+		return told.GetMessage()
+	}
+	return r.body.String()
+}
 
 func (r *recorder) send(w http.ResponseWriter) {
 	maps.Copy(w.Header(), r.header)
@@ -225,14 +254,21 @@ func cleaned(name, media string, body []byte, grow func(int64) error) ([]byte, e
 	case protobufType:
 		return wire.Clean(name, body, grow)
 	case jsonType:
-		return wire.CleanJSON(body, grow)
+		return wire.CleanJSON(name, body, grow)
 	default: // the receiver refuses it
 		return body, nil
 	}
 }
 
-// refuse responds with a google.rpc.Status in the encoding of the request, as OTLP over HTTP requires.
-func refuse(w http.ResponseWriter, media string, err error) {
+// refuse counts a request, and responds as the receiver did, or with a google.rpc.Status in the encoding of the request, as OTLP over HTTP
+// requires.
+func (e *stackExtension) refuse(w http.ResponseWriter, media string, err error) {
+	e.refused.addError("http", err)
+	var answered *recorder
+	if errors.As(err, &answered) {
+		answered.send(w)
+		return
+	}
 	code, body := http.StatusBadRequest, &spb.Status{Code: int32(codes.InvalidArgument), Message: err.Error()}
 	var tooLarge *http.MaxBytesError
 	var full fullError

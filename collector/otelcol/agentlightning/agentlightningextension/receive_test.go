@@ -20,8 +20,11 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"agl-otel.internal/agentlightning/internal/identify"
@@ -299,6 +302,38 @@ func TestARefusalIsAStatusInTheSendersEncoding(t *testing.T) {
 	require.Empty(t, seen)
 	answered, _ = served(t, nil, post(t, "/v1/traces", []byte("["), "Content-Type", jsonType, "Content-Encoding", "br"))
 	require.JSONEq(t, `{"code":3,"message":"`+errEncoding.Error()+`"}`, answered.Body.String())
+	answered, seen = served(t, nil, post(t, "/v1/traces", []byte(`{"resourceLogs":[{}]}`), "Content-Type", jsonType))
+	require.Equal(t, http.StatusBadRequest, answered.Code)
+	require.Contains(t, answered.Body.String(), "it has resourceLogs, which belong to /v1/logs")
+	require.Empty(t, seen)
+}
+
+// The words are those of the Python collector.
+func TestAnUnknownAckLevelIsRefused(t *testing.T) {
+	made := start(t, nil)
+	service := &takes{}
+	connection := listening(t, made, service)
+	handler := wrapped(t, made, func(http.ResponseWriter, *http.Request) { service.times++ })
+	for level, shown := range map[string]string{"Stored": "'Stored'", `s"`: `'s\"'`, strings.Repeat("x", 200): "'" + strings.Repeat("x", 99)} {
+		why := "there is no ack level " + shown + ": agl-ack is durable (as without it) or stored"
+		refused := status.Convert(sent(metadata.AppendToOutgoingContext(t.Context(), identify.HeaderAck, level), connection, rawSpan(t)))
+		require.Equal(t, []any{codes.InvalidArgument, why}, []any{refused.Code(), refused.Message()})
+		answered := httptest.NewRecorder()
+		handler.ServeHTTP(answered, post(t, "/v1/traces", rawSpan(t), "Content-Type", protobufType, identify.HeaderAck, level))
+		require.Equal(t, http.StatusBadRequest, answered.Code)
+		var body spb.Status
+		require.NoError(t, proto.Unmarshal(answered.Body.Bytes(), &body))
+		require.Equal(t, []any{int32(codes.InvalidArgument), why}, []any{body.GetCode(), body.GetMessage()})
+	}
+	require.Zero(t, service.times)
+	for _, level := range []string{"", "durable", "stored"} {
+		headers := []string{identify.HeaderAck, level, identify.HeaderRolloutID, "ro" + level} // other ids: no resend
+		require.NoError(t, sent(metadata.AppendToOutgoingContext(t.Context(), headers...), connection, rawSpan(t)))
+		answered := httptest.NewRecorder()
+		handler.ServeHTTP(answered, post(t, "/v1/traces", rawSpan(t), append(headers, "Content-Type", protobufType)...))
+		require.Equal(t, http.StatusOK, answered.Code)
+	}
+	require.Equal(t, 6, service.times)
 }
 
 func TestPagesOfOthersAndOtherNamesAreRefused(t *testing.T) {

@@ -3,6 +3,7 @@ package agentlightningextension
 import (
 	"context"
 	"crypto/subtle"
+	"net/http"
 	"strings"
 
 	"go.opentelemetry.io/collector/client"
@@ -51,6 +52,11 @@ func (e *stackExtension) Authenticate(ctx context.Context, sources map[string][]
 			}
 		}
 	}
+	transport := "grpc"
+	if ctx.Value(http.ServerContextKey) != nil {
+		transport = "http"
+	}
+	e.refused.addError(transport, errUnauthenticated)
 	return ctx, errUnauthenticated
 }
 

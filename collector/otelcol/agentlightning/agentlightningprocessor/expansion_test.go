@@ -1,8 +1,11 @@
 package agentlightningprocessor
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
@@ -10,6 +13,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"agl-otel.internal/agentlightning/internal/refusals"
 )
 
 func TestRowsThatShareMuchAreBounded(t *testing.T) {
@@ -63,6 +68,35 @@ func TestRowsOfEveryKindOfMetricAreBounded(t *testing.T) {
 			if _, err := c.processMetrics(t.Context(), request); (err != nil) != refused || refused && status.Code(err) != codes.InvalidArgument {
 				t.Errorf("%s, at most %d bytes: %v", name, limit, err)
 			}
+		}
+	}
+}
+
+// Who counts refused requests tells them from malformed ones.
+func TestARequestWithTooLargeRowsIsCrowded(t *testing.T) {
+	c := &core{config: &Config{}, now: time.Now}
+	traces, logs, metrics := ptrace.NewTraces(), plog.NewLogs(), pmetric.NewMetrics()
+	traces.ResourceSpans().AppendEmpty()
+	logs.ResourceLogs().AppendEmpty()
+	metrics.ResourceMetrics().AppendEmpty()
+	for name, process := range map[string]func(context.Context) error{
+		"traces": func(ctx context.Context) error {
+			_, err := c.processTraces(ctx, traces)
+			return err
+		},
+		"logs": func(ctx context.Context) error {
+			_, err := c.processLogs(ctx, logs)
+			return err
+		},
+		"metrics": func(ctx context.Context) error {
+			_, err := c.processMetrics(ctx, metrics)
+			return err
+		},
+	} {
+		ctx, refused := refusals.Within(t.Context())
+		err := process(ctx)
+		if crowded := new(refusals.CrowdedError); err == nil || !errors.As(refused.Error(err), crowded) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 	sizer := ptrace.ProtoMarshaler{}
 	size := sizer.TracesSize(request)
 	if err := c.checkTraces(request, size); err != nil {
-		return request, err
+		return request, refusals.Crowded(ctx, err)
 	}
 	mended := new(mender)
 	options := identify.Options{NowUnixNano: uint64(now.UnixNano()), NoText: mended.traces(request)}
@@ -58,7 +58,7 @@ func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, e
 	sizer := plog.ProtoMarshaler{}
 	size := sizer.LogsSize(request)
 	if err := c.checkLogs(request, size); err != nil {
-		return request, err
+		return request, refusals.Crowded(ctx, err)
 	}
 	mended := new(mender)
 	options := identify.Options{NowUnixNano: uint64(now.UnixNano()), NoText: mended.logs(request)}
@@ -80,7 +80,7 @@ func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, e
 func (c *core) processMetrics(ctx context.Context, request pmetric.Metrics) (pmetric.Metrics, error) {
 	sizer := pmetric.ProtoMarshaler{}
 	if err := c.checkMetrics(request, sizer.MetricsSize(request)); err != nil {
-		return request, err
+		return request, refusals.Crowded(ctx, err)
 	}
 	info := client.FromContext(ctx)
 	if !key.OfAgent(info) {

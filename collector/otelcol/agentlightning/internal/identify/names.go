@@ -16,6 +16,7 @@ const (
 
 	HeaderRolloutID = "agl-rollout-id"
 	HeaderAttemptID = "agl-attempt-id"
+	HeaderAck       = "agl-ack"
 
 	// SpanAttempt is the name of an attempt's root span.
 	SpanAttempt = "agentlightning.attempt"

@@ -14,8 +14,8 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	conventions := pythonConstants(t, "../../../../../hook/agl_otel_hook/conventions.py")
 	for name, ours := range map[string]string{
 		"ROLLOUT_ID": AttrRolloutID, "ATTEMPT_ID": AttrAttemptID, "SEQUENCE_ID": AttrSequenceID, "INVALID": AttrInvalid,
-		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal,
-		"REWARD_GIVEN": AttrRewardGiven, "SPAN_LLM": SpanLLM, "TRAIN": Train,
+		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "HEADER_ACK": HeaderAck,
+		"SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal, "REWARD_GIVEN": AttrRewardGiven, "SPAN_LLM": SpanLLM, "TRAIN": Train,
 	} {
 		require.Equal(t, conventions[name], ours, name)
 	}

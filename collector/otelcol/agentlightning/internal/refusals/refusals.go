@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // List is what was refused of one request.
@@ -13,6 +16,23 @@ type List struct {
 	mu      sync.Mutex
 	reasons []string // in the order in which they were found
 	counts  map[string]int64
+	crowded bool
+}
+
+// CrowdedError is why a whole request is refused that has too many parts, or whose rows would be too large.
+type CrowdedError struct{ Err error }
+
+func (c CrowdedError) Error() string { return c.Err.Error() }
+
+// Unwrap gives what it is made of.
+func (c CrowdedError) Unwrap() error { return c.Err }
+
+// GRPCStatus is that of its error, or INVALID_ARGUMENT.
+func (c CrowdedError) GRPCStatus() *status.Status {
+	if found, is := status.FromError(c.Err); is {
+		return found
+	}
+	return status.New(codes.InvalidArgument, c.Error())
 }
 
 type listKey struct{}
@@ -35,6 +55,26 @@ func Add(ctx context.Context, reason string, items int64) {
 		list.reasons = append(list.reasons, reason)
 	}
 	list.counts[reason] += items
+}
+
+// Crowded notes that the whole request is refused as a CrowdedError, and returns why.
+func Crowded(ctx context.Context, why error) error {
+	if list, is := ctx.Value(listKey{}).(*List); is {
+		list.mu.Lock()
+		defer list.mu.Unlock()
+		list.crowded = true
+	}
+	return why
+}
+
+// Error gives the error of the whole request: a CrowdedError, where that was noted.
+func (l *List) Error(err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.crowded {
+		return CrowdedError{err}
+	}
+	return err
 }
 
 // Summary gives how many items were refused, and why.

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"agl-otel.internal/agentlightning/internal/refusals"
 )
 
 // Bounds of a request of very many next to empty parts: an item costs the collector what it costs, however few bytes it takes, and a
@@ -39,11 +41,15 @@ var (
 	pointLevels = append(slices.Clip(itemLevels), level{[]field{5, 7, 9, 10, 11}, false}, level{[]field{1}, true}) // of the kinds of metrics
 )
 
+func crowded(format string, values ...any) error {
+	return refusals.CrowdedError{Err: fmt.Errorf(format, values...)}
+}
+
 func crowdedParts(parts, size int) error {
 	if parts > maxParts {
-		return fmt.Errorf("it has more than %d resources, scopes and items in %d bytes: send smaller batches", maxParts, size)
+		return crowded("it has more than %d resources, scopes and items in %d bytes: send smaller batches", maxParts, size)
 	}
-	return fmt.Errorf("it has %d resources, scopes and items in %d bytes; a request with more than %d needs %d bytes for each: "+
+	return crowded("it has %d resources, scopes and items in %d bytes; a request with more than %d needs %d bytes for each: "+
 		"send smaller batches", parts, size, fewParts, leastBytes)
 }
 
@@ -121,9 +127,9 @@ func surveyed(body []byte, schema *message) (s survey, err error) {
 	s.walk(body, schema, MaxDepth)
 	switch {
 	case s.messages > s.most:
-		return s, fmt.Errorf("it has more than %d attributes, events, points and the like in %d bytes: send smaller batches", s.most, len(body))
+		return s, crowded("it has more than %d attributes, events, points and the like in %d bytes: send smaller batches", s.most, len(body))
 	case s.values > maxValues:
-		return s, fmt.Errorf("it has more than %d values in lists: send smaller batches", maxValues)
+		return s, crowded("it has more than %d values in lists: send smaller batches", maxValues)
 	}
 	return s, nil
 }
@@ -172,28 +178,34 @@ func (s *survey) walk(raw []byte, schema *message, depth int) {
 // partPath is the way to items, and to the data points of a metric.
 const partPath = "{[{[{[{{[{"
 
-// checkJSON is checkParts and surveyed for OTLP/JSON. It gives at least the depth of a text that is not parsed yet: brackets count, too,
-// as parsers go down there.
-func checkJSON(body []byte) (deepest, objects int, err error) {
+// checkJSON is checkParts and surveyed for OTLP/JSON, and checkSignal. It gives at least the depth of a text that is not parsed yet: brackets
+// count, too, as parsers go down there.
+func checkJSON(request string, body []byte) (deepest, objects int, err error) {
 	objects = bytes.Count(body, []byte("{"))
 	if objects > fewParts && objects*leastJSONBytes > len(body) {
-		return 0, 0, fmt.Errorf("it has %d objects in %d bytes; a request with more than %d needs %d bytes for each: send smaller batches",
+		return 0, 0, crowded("it has %d objects in %d bytes; a request with more than %d needs %d bytes for each: send smaller batches",
 			objects, len(body), fewParts, leastJSONBytes)
 	}
 	if objects > maxObjects {
-		return 0, 0, fmt.Errorf("it has more than %d objects in %d bytes: send smaller batches", maxObjects, len(body))
+		return 0, 0, crowded("it has more than %d objects in %d bytes: send smaller batches", maxObjects, len(body))
 	}
 	open, parts := 0, 0
 	path := 0 // how many of the open brackets, from the outermost on, are those of partPath
 	inText, escaped := false, false
-	for _, b := range body {
+	text := 0 // where the last text began
+	for at, b := range body {
 		switch {
 		case escaped:
 			escaped = false
 		case b == '\\':
 			escaped = inText
 		case b == '"':
-			inText = !inText
+			if inText && open == 1 {
+				if err := checkSignal(request, body[text:at], body[at+1:]); err != nil {
+					return 0, 0, err
+				}
+			}
+			inText, text = !inText, at+1
 		case inText:
 		case b == '{' || b == '[':
 			if path == open && path < len(partPath) && b == partPath[path] {

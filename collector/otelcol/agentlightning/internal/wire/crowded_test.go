@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"agl-otel.internal/agentlightning/internal/refusals"
 )
 
 func unbounded(int64) error { return nil }
@@ -49,6 +51,7 @@ func TestACrowdedRequestIsRefused(t *testing.T) {
 	} {
 		_, err := Clean(crowded.signal, crowded.body, unbounded)
 		require.ErrorContains(t, err, "send smaller batches", name)
+		require.ErrorAs(t, err, new(refusals.CrowdedError), name)
 	}
 }
 
@@ -68,9 +71,9 @@ func TestDataPointsArePartsAsSpansAre(t *testing.T) {
 		points := strings.Repeat(`{"asInt":"1"},`, count-1) + `{"asInt":"1"}`
 		return []byte(`{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"m","gauge":{"dataPoints":[` + points + `]}}]}]}]}`)
 	}
-	_, err := CleanJSON(inJSON(maxParts-3), unbounded)
+	_, err := CleanJSON(metrics, inJSON(maxParts-3), unbounded)
 	require.NoError(t, err)
-	_, err = CleanJSON(inJSON(maxParts), unbounded)
+	_, err = CleanJSON(metrics, inJSON(maxParts), unbounded)
 	require.ErrorContains(t, err, "more than 65536 resources, scopes and items")
 }
 
@@ -84,7 +87,7 @@ func TestRoomIsAskedForWhatParsedMessagesTake(t *testing.T) {
 	_, err := Clean(traces, spans(1000, goodSpan), ask)
 	require.ErrorIs(t, err, full)
 	require.Equal(t, int64(1002*messageBytes), asked)
-	_, err = CleanJSON([]byte(`{"resourceSpans":[{},{}]}`), ask)
+	_, err = CleanJSON(traces, []byte(`{"resourceSpans":[{},{}]}`), ask)
 	require.ErrorIs(t, err, full)
 	require.Equal(t, int64(3*messageBytes), asked)
 }
@@ -96,7 +99,7 @@ func TestTheRefusalOfACrowdedRequestCountsItsParts(t *testing.T) {
 		"send smaller batches")
 	_, err = Clean(traces, spans(mib, nil), unbounded)
 	require.EqualError(t, err, "it has more than 65536 resources, scopes and items in 2097162 bytes: send smaller batches")
-	_, err = CleanJSON([]byte(`{"resourceSpans":[`+strings.Repeat("{},", 10*fewParts)+`{}]}`), unbounded)
+	_, err = CleanJSON(traces, []byte(`{"resourceSpans":[`+strings.Repeat("{},", 10*fewParts)+`{}]}`), unbounded)
 	require.EqualError(t, err, "it has 10242 objects in 30742 bytes; a request with more than 1024 needs 8 bytes for each: send smaller batches")
 }
 
@@ -126,15 +129,16 @@ func TestCrowdedJSONIsRefusedAndDenseRealJSONIsNot(t *testing.T) {
 		"spans":   group(strings.Repeat(span, maxParts) + `{}`),
 		"objects": []byte(`{"resourceSpans":[],"x":[` + strings.Repeat(`{"a":1},`, maxObjects) + `{}]}`),
 	} {
-		_, err := CleanJSON(crowded, unbounded)
+		_, err := CleanJSON(traces, crowded, unbounded)
 		require.ErrorContains(t, err, "send smaller batches", name)
+		require.ErrorAs(t, err, new(refusals.CrowdedError), name)
 	}
 	values := strings.Repeat(`{"intValue":"1"},`, 100_000) + `{"intValue":"1"}`
 	for name, body := range map[string][]byte{
 		"spans":  group(strings.Repeat(span, maxParts-3) + `{}`),
 		"values": group(`{"attributes":[{"key":"k","value":{"arrayValue":{"values":[` + values + `]}}}]}`),
 	} {
-		cleaned, err := CleanJSON(body, unbounded)
+		cleaned, err := CleanJSON(traces, body, unbounded)
 		require.NoError(t, err, name)
 		require.Equal(t, body, cleaned, name)
 	}
@@ -142,6 +146,6 @@ func TestCrowdedJSONIsRefusedAndDenseRealJSONIsNot(t *testing.T) {
 
 func TestALargeRequestInJSONIsNotMended(t *testing.T) {
 	body := []byte(`{"resourceSpans":[{"scopeSpans":[{"spans":[{"spanId":"zz"}]}],"x":"` + strings.Repeat("x", MaxCleanedJSON) + `"}]}`)
-	_, err := CleanJSON(body, unbounded)
+	_, err := CleanJSON(traces, body, unbounded)
 	require.ErrorIs(t, err, errTooLargeToClean)
 }

@@ -22,6 +22,11 @@ var (
 		{[]string{"resourceSpans", "resource_spans"}, []string{"scopeSpans", "scope_spans"}, []string{"spans"}},
 		{[]string{"resourceLogs", "resource_logs"}, []string{"scopeLogs", "scope_logs"}, []string{"logRecords", "log_records"}},
 	}
+	jsonOwners = map[string]struct{ request, path string }{ // of the fields of requests
+		"resourceSpans": {"ExportTraceServiceRequest", "/v1/traces"}, "resource_spans": {"ExportTraceServiceRequest", "/v1/traces"},
+		"resourceLogs": {"ExportLogsServiceRequest", "/v1/logs"}, "resource_logs": {"ExportLogsServiceRequest", "/v1/logs"},
+		"resourceMetrics": {"ExportMetricsServiceRequest", "/v1/metrics"}, "resource_metrics": {"ExportMetricsServiceRequest", "/v1/metrics"},
+	}
 	jsonIDs = [...]struct {
 		keys   []string
 		digits int
@@ -35,12 +40,41 @@ var (
 
 var errTooLargeToClean = fmt.Errorf("it has ids that are none, or deep values, and more than %d bytes of JSON: send smaller batches", MaxCleanedJSON)
 
+const blanks = " \t\r\n" // between the tokens of JSON
+
 type object = map[string]any
+
+// checkSignal fails where a text of the outermost object, with `rest` behind it, is the key of another signal's items: parsers would skip them
+// as an unknown field, and they would be lost.
+func checkSignal(request string, text, rest []byte) error {
+	owner, known := jsonOwners[string(text)]
+	if !known || owner.request == request {
+		return nil
+	}
+	value, isKey := bytes.CutPrefix(bytes.TrimLeft(rest, blanks), []byte(":"))
+	if !isKey || isNothing(bytes.TrimLeft(value, blanks)) {
+		return nil
+	}
+	return fmt.Errorf("this is no %s as OTLP/JSON: it has %s, which belong to %s", request, text, owner.path)
+}
+
+// isNothing says whether a JSON value that begins here has nothing in it.
+func isNothing(value []byte) bool {
+	for _, nothing := range [...]string{"null", "false", "0", `""`} {
+		if bytes.HasPrefix(value, []byte(nothing)) {
+			return true
+		}
+	}
+	list, isList := bytes.CutPrefix(value, []byte("["))
+	of, isObject := bytes.CutPrefix(value, []byte("{"))
+	return isList && bytes.HasPrefix(bytes.TrimLeft(list, blanks), []byte("]")) ||
+		isObject && bytes.HasPrefix(bytes.TrimLeft(of, blanks), []byte("}"))
+}
 
 // CleanJSON is Clean for OTLP/JSON. A text that is none (an unpaired surrogate, bytes that are no UTF-8) gets or keeps bytes that are none:
 // parsers would make it U+FFFD, and nobody would refuse its item.
-func CleanJSON(body []byte, grow func(int64) error) ([]byte, error) {
-	deepest, count, err := checkJSON(body)
+func CleanJSON(request string, body []byte, grow func(int64) error) ([]byte, error) {
+	deepest, count, err := checkJSON(request, body)
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +96,8 @@ func CleanJSON(body []byte, grow func(int64) error) ([]byte, error) {
 	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber() // 64-bit integers
-	var request object
-	if err := decoder.Decode(&request); err != nil {
+	var tree object
+	if err := decoder.Decode(&tree); err != nil {
 		if deep {
 			return nil, ErrNested // the standard library has a bound, too
 		}
@@ -71,7 +105,7 @@ func CleanJSON(body []byte, grow func(int64) error) ([]byte, error) {
 	}
 	cleanable := false
 	for _, keys := range jsonKeys {
-		for _, group := range objects(request, keys.groups) {
+		for _, group := range objects(tree, keys.groups) {
 			cleanable = true
 			reason := jsonHolder(group, "resource", belowGroup, "")
 			for _, scope := range objects(group, keys.scopes) {
@@ -85,7 +119,7 @@ func CleanJSON(body []byte, grow func(int64) error) ([]byte, error) {
 	if deep && !cleanable {
 		return nil, ErrNested
 	}
-	cleaned, err := json.Marshal(request)
+	cleaned, err := json.Marshal(tree)
 	if noText != "" {
 		cleaned = bytes.ReplaceAll(cleaned, []byte(noText), []byte{0xff})
 	}

@@ -249,7 +249,7 @@ func TestJSON(t *testing.T) {
 		`{"resource":{"attributes":[{"key":"k","value":` + deep + `}]},"scopeSpans":[{"spans":[` + good + `]}]}]}`
 	_, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces([]byte(raw))
 	require.Error(t, err)
-	cleaned, err := CleanJSON([]byte(raw), unbounded)
+	cleaned, err := CleanJSON(traces, []byte(raw), unbounded)
 	require.NoError(t, err)
 	request, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(cleaned)
 	require.NoError(t, err)
@@ -265,11 +265,11 @@ func TestJSON(t *testing.T) {
 	require.Equal(t, int64(9007199254740993), number.Int())
 
 	whole := []byte(`{"resourceSpans":[{"scopeSpans":[{"spans":[` + good + `]}]}]}`)
-	same, err := CleanJSON(whole, unbounded)
+	same, err := CleanJSON(traces, whole, unbounded)
 	require.NoError(t, err)
 	require.Same(t, &whole[0], &same[0])
 	for _, refused := range []string{`{"resourceMetrics":[{"resource":{"attributes":[{"key":"k","value":` + deep + `}]}}]}`, string(bytes.Repeat([]byte("["), 100_000))} {
-		_, err := CleanJSON([]byte(refused), unbounded)
+		_, err := CleanJSON(metrics, []byte(refused), unbounded)
 		require.ErrorIs(t, err, ErrNested)
 	}
 }
@@ -282,7 +282,7 @@ func TestATextInJSONThatIsNoneStaysOne(t *testing.T) {
 	for _, spoiled := range []string{`a\ud800b`, `a\uDC00b`, `a\ud83d\ud83d\ude00`, `\\\udead`, "a\xffb", "a\xed\xa0\x80b"} {
 		for _, id := range []string{good, "zz"} { // with an id that is none, the request is rewritten
 			raw := `{"resourceSpans":[{"scopeSpans":[{"spans":[` + span(good, `\ud83d\ude00 \\ud800`) + "," + span(good, spoiled) + "," + span(id, "x") + `]}]}]}`
-			cleaned, err := CleanJSON([]byte(raw), unbounded)
+			cleaned, err := CleanJSON(traces, []byte(raw), unbounded)
 			require.NoError(t, err)
 			request, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(cleaned)
 			require.NoError(t, err)
@@ -291,5 +291,46 @@ func TestATextInJSONThatIsNoneStaysOne(t *testing.T) {
 			require.False(t, utf8.ValidString(spans.At(1).Name()), "%q %q", spoiled, spans.At(1).Name())
 			require.Equal(t, "x", spans.At(2).Name())
 		}
+	}
+}
+
+// The words are those of the Python collector.
+func TestItemsOfAnotherSignalInJSONAreRefusedWithTheirPath(t *testing.T) {
+	paths := map[string]string{traces: "/v1/traces", logs: "/v1/logs", metrics: "/v1/metrics"}
+	fields := map[string][]string{
+		traces:  {"resourceSpans", "resource_spans"},
+		logs:    {"resourceLogs", "resource_logs"},
+		metrics: {"resourceMetrics", "resource_metrics"},
+	}
+	for request := range paths {
+		for owner, names := range fields {
+			for _, name := range names {
+				for _, value := range []string{"[{}]", ` [ {"a":1} ]`, `{"a":1}`, "1", "true", `"x"`} {
+					_, err := CleanJSON(request, []byte(`{"another":[{}],"`+name+`":`+value+`}`), unbounded)
+					if owner == request {
+						require.NoError(t, err)
+						continue
+					}
+					require.EqualError(t, err, "this is no "+request+" as OTLP/JSON: it has "+name+", which belong to "+paths[owner])
+				}
+				for _, nothing := range []string{"[]", " [ ] ", "{}", "null", "0", "false", `""`} { // lost, nothing would be
+					_, err := CleanJSON(request, []byte(`{"`+name+`" : `+nothing+`,"another":[{}]}`), unbounded)
+					require.NoError(t, err, nothing)
+				}
+			}
+		}
+	}
+}
+
+func TestNamesOfAnotherSignalElsewhereInJSONAreTexts(t *testing.T) {
+	for _, body := range []string{
+		`{"resourceSpans":[{"resource":{"attributes":[{"key":"resourceLogs","value":{"stringValue":"resourceLogs"}}]}}]}`,
+		`{"resourceSpans":[{"resourceLogs":[{}]}],"another":{"resourceLogs":[{}]}}`,
+		`{"another":"resourceLogs","more":"\"resourceLogs\":[{}]"}`,
+		`["resourceLogs",[{}]]`, `"resourceLogs":[{}]`, `{"resourceLogs"`, `{"resourceLogs`,
+	} {
+		cleaned, err := CleanJSON(traces, []byte(body), unbounded)
+		require.NoError(t, err)
+		require.Equal(t, body, string(cleaned))
 	}
 }
