@@ -19,9 +19,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agl_otel.service.processes import stats
 from agl_otel.settings import PORTS, without_settings
-from bench.harness import Contest, Turn, cpu_seconds, report, report_against_bar, run_bench, take_turns
+from bench.harness import Contest, Turn, below, cpu_seconds, report, report_against_bar, run_bench, take_turns
 
 STORE: Final = """
 import agl_otel as agl, asyncio
@@ -71,12 +70,6 @@ def command(tree: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
         environment = without_settings(os.environ)
         with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=environment) as process:
             yield process
-
-
-def below(pid: int) -> set[int]:
-    """Return the descendants of a process."""
-    found = {child for child, _, parent, _ in stats() if parent == pid}
-    return found.union(*map(below, found))
 
 
 def megabytes(pid: int) -> float:
