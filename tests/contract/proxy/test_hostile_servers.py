@@ -102,7 +102,7 @@ async def test_an_answer_that_is_too_long_is_cut_and_its_call_incomplete(kind: s
         assert server.sent < 64 << 20, "it went on reading"
 
 
-PACKED = gzip.compress(json.dumps(REPLY).encode())
+PACKED = gzip.compress(json.dumps(REPLY).encode(), mtime=0)
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request", b"503 Busy"])

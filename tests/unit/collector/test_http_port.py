@@ -19,7 +19,7 @@ from agl_otel.net.in_flight import Hold, InFlight
 from tests.unit.net.test_http_server import SHORT_SECONDS, connection, until_closed
 
 PATIENCE_SECONDS = 60.0
-BODY = gzip.compress(b"hello")
+BODY = gzip.compress(b"hello", mtime=0)
 
 
 async def test_unpacking_ends_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
