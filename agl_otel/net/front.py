@@ -28,6 +28,7 @@ AIOHTTPS: Final = frozenset(
 """Headers of requests that are not answered here: other bodies, other protocols, and those of browsers."""
 _MOST_HEADERS: Final = 100
 _LOOK_SECONDS: Final = 0.01
+_FLUSH_SECONDS: Final = 5.0  # in which a client reads the last responses; they are short
 _PART_SECONDS: Final = 0.2
 """After this time a request of which only a part has come is aiohttp's, too, which bounds the time and counts the bytes of slow ones."""
 
@@ -188,7 +189,7 @@ class _Connection(asyncio.Protocol):
         elif self._late is None and part and self._data:
             self._late = self._loop.call_later(_PART_SECONDS, self._hand_over)
         if self._over and not self._taken:
-            self._transport.close()
+            self._close()
         elif self._paused and not (self._taken or self._full):
             self._paused = False
             self._transport.resume_reading()
@@ -217,8 +218,8 @@ class _Connection(asyncio.Protocol):
         self._transport.write(answer)
         self._since = self._loop.time()
         if self._ending:
-            self._transport.close()
-        elif (self._data or self._over) and not self._reading:
+            self._close()
+        elif (self._data or self._over or self._paused) and not self._reading:
             self._read()
 
     def _hand_over(self) -> None:
@@ -242,11 +243,12 @@ class _Connection(asyncio.Protocol):
         self._front.connections.discard(self)
 
     def _close(self) -> None:
-        """Close; where the client reads nothing, at once."""
+        """Close; where the client does not read the last responses, without them."""
         if self._full:
             self._transport.abort()
         else:
             self._transport.close()
+            self._loop.call_later(_FLUSH_SECONDS, self._transport.abort)
 
     def _look(self) -> None:
         """Close the connection if no request has come for too long."""

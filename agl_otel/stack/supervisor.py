@@ -81,6 +81,8 @@ class Stack:
         self._running: dict[str, _Running] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._lock: FileLock | None = None
+        self._told = False
+        """Whether stack.json is of this stack: during a start it may be that of a killed one, whose services still run."""
         self._http: aiohttp.ClientSession | None = None
         modules = [TOGETHER, *(service.module for service in self.services if service.module)]
         environment = self._settings_of_services().environment()
@@ -310,6 +312,7 @@ class Stack:
         with open_file(temporary, "w") as file:
             file.write(json.dumps(content, indent=2) + "\n")
         temporary.replace(self.data_dir / STACK_FILE)
+        self._told = True
 
     async def stop(self) -> None:
         """Stop the services in reverse order of their start; each flushes its data. Safe to call twice."""
@@ -335,7 +338,8 @@ class Stack:
 
     def _release(self) -> None:
         if self._lock:
-            (self.data_dir / STACK_FILE).unlink(missing_ok=True)
+            if self._told:
+                (self.data_dir / STACK_FILE).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
             if self.failed.done() and not self.failed.cancelled():

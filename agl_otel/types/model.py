@@ -12,6 +12,8 @@ from agl_otel.errors import InvalidIdError
 from agl_otel_hook import conventions
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+_SHOWN_ERRORS: Final = 20
+_LISTED_ERRORS: Final = 10_000
 _PAIRS: Final = [high + low for high in _CROCKFORD for low in _CROCKFORD]
 
 
@@ -32,8 +34,16 @@ def check_id(value: str, what: str) -> str:
 
 
 def describe_invalid(error: ValidationError) -> str:
-    """Return `field: message` of each error, or the message alone where the value as a whole is invalid."""
-    return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors())
+    """Return `field: message` of the first errors, or the message alone where the value as a whole is invalid.
+
+    A list of a million wrong values has a million errors, which take pydantic seconds and gigabytes to tell.
+    """
+    count = error.error_count()
+    if count > _LISTED_ERRORS:
+        return f"{count} values are wrong"
+    told = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_ERRORS]
+    more = [f"and {count - _SHOWN_ERRORS} more"] if count > _SHOWN_ERRORS else []
+    return "; ".join([": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in told] + more)
 
 
 class Model(BaseModel):

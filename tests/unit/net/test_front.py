@@ -91,6 +91,22 @@ async def test_requests_are_answered_in_order_however_they_come(size: int, monke
         assert port.taken[0].headers["user-agent"] == "a b" and port.taken[0].headers["accept"] == "*/*"
 
 
+async def test_more_requests_than_are_held_at_once_leave_a_connection_that_goes_on() -> None:
+    """The last response is written while reading is paused, with nothing left to take."""
+    body = b"later" + b"x" * (LARGEST_BYTES - 5)
+    async with serving() as port, connection(port.number) as (reader, writer):
+        writer.write(post(body) * 3)
+        for number in range(3):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while len(port.later) <= number:  # noqa: ASYNC110 - the server has not read it yet
+                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0.05 if number == 0 else 0)  # the others come meanwhile
+            port.later[number](response("200 OK", b"done"))
+        assert await answers(reader, 3) == [b"done"] * 3
+        writer.write(post(b"one more"))
+        assert await answers(reader, 1) == [b"front one more"]
+
+
 async def test_a_response_that_is_due_comes_before_the_next() -> None:
     async with serving() as port, connection(port.number) as (reader, writer):
         writer.write(post(b"later") + post(b"next") + post(b"last", "X-Not-Here: 1"))
@@ -243,3 +259,22 @@ async def test_a_client_that_reads_nothing_is_not_served_on(monkeypatch: pytest.
                 await asyncio.sleep(0.1)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await answers(reader, 50_000)
+
+
+async def test_a_server_that_ends_does_not_wait_for_a_client_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "_FLUSH_SECONDS", SHORT_SECONDS)
+    async with serving() as port:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port.number))
+            await loop.sock_sendall(client, post(b"later"))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not port.later:  # noqa: ASYNC110 - the server has not read it yet
+                    await asyncio.sleep(0.001)
+            stopped = asyncio.create_task(port.runner.cleanup())
+            await asyncio.sleep(0)
+            port.later[0](response("200 OK", b"x" * (8 << 20)))  # more than the system takes of it
+            async with asyncio.timeout(PATIENCE_SECONDS / 2):  # which the server gives to requests without a response
+                await stopped

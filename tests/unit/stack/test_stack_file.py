@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from agl_otel.service.processes import began
 from agl_otel.settings import Settings
-from agl_otel.stack.supervisor import LOCK_FILE, STACK_FILE, read_stack_file, running_address
+from agl_otel.stack.supervisor import LOCK_FILE, STACK_FILE, Stack, read_stack_file, running_address
 
 OWN: dict[str, Any] = {"pid": os.getpid(), "began": began(os.getpid()), "address": "127.0.0.1:1"}
 
@@ -44,3 +45,17 @@ def test_services_that_outlive_their_killed_supervisor_are_no_stack_to_join(tmp_
     assert running_address(settings) == ""
     (tmp_path / LOCK_FILE).write_text("")  # written on a full disk
     assert running_address(settings) == "127.0.0.1:1"
+
+
+async def test_a_start_that_is_interrupted_leaves_the_file_of_the_services_that_it_waits_for(tmp_path: Path) -> None:
+    (tmp_path / STACK_FILE).write_text(json.dumps({"queue": OWN}))
+    stack = Stack(Settings.private(data_dir=tmp_path), only=("queue",))
+    starting = asyncio.create_task(stack.start())
+    async with asyncio.timeout(60):
+        while not stack.claimed:  # noqa: ASYNC110 - its start takes the lock first
+            await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await stack.stop()
+    assert read_stack_file(tmp_path) == {"queue": OWN}
