@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import resource
+import statistics
 import subprocess
 import tempfile
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agl_otel.settings import PORTS, without_settings
-from bench.harness import Contest, Turn, below, cpu_seconds, report, report_against_bar, run_bench, take_turns
+from bench.harness import Turn, below, cpu_seconds, report, report_against_bar, run_bench, take_turns
 
 STORE: Final = """
 import agl_otel as agl, asyncio
@@ -42,7 +43,6 @@ class Stack(NamedTuple):
     seconds: float
     cpu: float
     megabytes: float
-    processes: int
     address: str
 
 
@@ -57,7 +57,7 @@ def up(tree: Path) -> Generator[Stack]:
             told = json.loads(process.stdout.readline())
             seconds = time.perf_counter() - began
             pids = {process.pid, *below(process.pid)}
-            yield Stack(seconds, sum(map(cpu_seconds, pids)), sum(map(megabytes, pids)), len(pids), told["addresses"]["queue"])
+            yield Stack(seconds, sum(map(cpu_seconds, pids)), sum(map(megabytes, pids)), told["addresses"]["queue"])
             process.terminate()
             process.wait()
 
@@ -138,12 +138,12 @@ async def main(options: argparse.Namespace) -> None:
         if options.only not in what:
             continue
         if options.against is None:
-            taken = [figure(ROOT) for _ in range(options.rounds + 1)][1:]
-            contest = Contest(taken, [bar] * len(taken))
+            ours = [figure(ROOT) for _ in range(options.rounds + 1)][1:]
         else:
             contest = await take_turns(turn(figure, ROOT), turn(figure, options.against.absolute()), rounds=options.rounds)
             report("start", what, unit, contest, against=str(options.against))
-        report_against_bar("start", what, sorted(contest.ours)[len(contest.ours) // 2], unit, bar)
+            ours = contest.ours
+        report_against_bar("start", what, statistics.median(ours), unit, bar)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,6 @@ class ForkServer:
         if not CAN_FORK:
             return
         pipes, parent = _Pipes.open(), os.getpid()
-        tune_for_startup()
         _import(self._modules)
         pid = os.fork()
         if pid == 0:
@@ -274,6 +273,7 @@ def program(module: str) -> Any:
 
 
 def _import(modules: Sequence[str]) -> None:
+    tune_for_startup()
     for module in modules:
         program(module)
     gc.collect()
@@ -287,7 +287,6 @@ def _serve_and_run() -> int:
 
 def main() -> int:
     """Import the modules and serve, or in a fork run a service; return the exit code."""
-    tune_for_startup()
     _import(sys.argv[1:])
     return _serve_and_run()
 

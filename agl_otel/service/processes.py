@@ -240,8 +240,14 @@ def stats() -> Generator[tuple[int, str, int, int]]:
     """Yield (pid, state, parent, process group) of all processes; none if the system is not Linux."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
-            state, parent, group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            yield int(stat.parent.name), state, int(parent), int(group)
+            pid = int(stat.parent.name)
+            state, parent, group, *_ = _stat(pid)
+            yield pid, state, int(parent), int(group)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on. Raises OSError if it has ended or the system is not Linux."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def is_alive(pid: int) -> bool:
@@ -253,7 +259,7 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return _stat(pid)[0] not in ("Z", "X")
     except OSError:  # not Linux, or it has just ended
         return not Path("/proc/self").exists()
 
@@ -264,7 +270,7 @@ def began(pid: int) -> int:
     A process id is given again after a while; with the time it names one process.
     """
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(_stat(pid)[19])
     except OSError:
         return 0
 

@@ -84,7 +84,9 @@ class Stack:
         self._told = False
         """Whether stack.json is of this stack: during a start it may be that of a killed one, whose services still run."""
         self._http: aiohttp.ClientSession | None = None
-        modules = [TOGETHER, *(service.module for service in self.services if service.module)]
+        modules = [service.module for service in self.services if service.module]
+        if any(self._host(service) is not service for service in self.services):
+            modules.append(TOGETHER)
         environment = self._settings_of_services().environment()
         self._forks = ForkServer(modules, environment=environment, log=self.data_dir / "logs" / "forks.log")
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
+from agl_otel.errors import AglError
 from agl_otel.service.forkserver import program
 from agl_otel.service.main import Service, Serving, run_service
 from agl_otel.settings import Settings
@@ -34,7 +35,7 @@ class _Part(NamedTuple):
         """Run it until cancelled; `started` gets its line, or the error of its first start."""
         failures = 0
         while True:
-            began = time.monotonic()
+            began, unexpected = time.monotonic(), None
             try:
                 async with self.serving(settings) as part:
                     if started.done():
@@ -44,16 +45,16 @@ class _Part(NamedTuple):
                         started.set_result(part.line)
                     await (part.ended or asyncio.Event().wait())
                 why = "has ended"
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the services beside it go on
                 if not started.done():
                     started.set_exception(error)
                     return
                 why = f"has failed ({error_text(error)})"
-                _logger.debug("%s", self.name, exc_info=error)
+                unexpected = None if isinstance(error, AglError) else error
             failures = failures + 1 if time.monotonic() - began < STEADY_SECONDS else 1
             pause = restart_pause(failures)
             why += f"; it is started again {f'in {pause:.0f} s' if pause else 'now'}, the services in its process keep running"
-            _logger.warning("%s %s", self.name, why)
+            _logger.warning("%s %s", self.name, why, exc_info=unexpected)
             await report_down(settings, self.name, why, seconds=pause + START_TIMEOUT_SECONDS)
             await asyncio.sleep(pause)
 
