@@ -55,11 +55,11 @@ async def test_a_crashing_service_is_restarted_and_stops_no_other(
     monkeypatch.setattr(supervision.asyncio, "sleep", sleep)
     settings = Settings.load(data_dir=tmp_path / "data", **dict.fromkeys(PORTS, 0))
     async with (
-        Stack(settings, only=("queue", "proxy", "web")) as stack,
+        Stack(settings, only=("queue", "collector", "proxy", "web")) as stack,
         QueueClient(stack.address) as queue,
         aiohttp.ClientSession() as session,
     ):
-        others = {name: pid_of(stack, name) for name in ("queue", "web")}
+        others = {name: pid_of(stack, name) for name in ("queue", "collector", "web")}
         killed = 0
         for _ in range(CRASHES):
 
