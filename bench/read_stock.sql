@@ -1,5 +1,5 @@
 -- The same rows in the default table of the OpenTelemetry Collector's ClickHouse exporter: token ids and log-probs are texts there.
-INSERT INTO stock.otel_traces (Timestamp, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName,
+INSERT INTO otel.stock_traces (Timestamp, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName,
   SpanAttributes, Duration, StatusCode)
 SELECT Timestamp, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName,
   mapConcat(SpanAttributes, CAST(if(notEmpty(ResponseTokenIds), [

@@ -3,9 +3,9 @@
 python -m bench.reads                          # 5,000,000 spans: some minutes to fill, then a minute of reading
 python -m bench.reads --spans=500000           # smaller
 python -m bench.reads --data=FOLDER            # keeps the filled store there for reuse
+python -m bench.reads --server                 # in a ClickHouse server instead of chdb in the collector
 
-The stack is embedded: the queue, and the collector with chdb behind its read-only ClickHouse port. Ours is read through Store and its
-reader, the default table through the same port. No rollout is read twice.
+Ours is read through Store and its reader, the default table through the same connection. No rollout is read twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import random
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -23,6 +22,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from agl_otel.settings import PORTS, Settings
+from agl_otel.stack.supervisor import Stack
 from agl_otel.store import LightningStore
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 from agl_otel_hook import conventions
@@ -31,6 +32,7 @@ from bench.harness import Contest, Turn, report, report_absent, report_against_b
 from bench.load import Address, drive
 from bench.otlp import SPANS_PER_ATTEMPT, requests
 from bench.read_data import SPANS_PER_ROLLOUT, fill
+from tests.clickhouse_server import ClickHouseServer
 from tests.environments import AbsentError
 
 BATCH: Final = 256
@@ -204,29 +206,21 @@ async def _reading(peer: peers.Peer, *, concurrent: bool) -> AsyncGenerator[Turn
 
 async def main(options: argparse.Namespace) -> None:
     """Fill the store, start the stack, measure."""
-    with tempfile.TemporaryDirectory(prefix="agl-bench-") as made:
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as made, contextlib.ExitStack() as until_end:
         folder = Path(options.data or made)
-        await asyncio.to_thread(fill, folder, options.spans)
-        async with LightningStore.embedded(folder) as store:
-            await _settled(store)
+        url = until_end.enter_context(ClickHouseServer(folder / "server")).url() if options.server else ""
+        await asyncio.to_thread(fill, folder, options.spans, clickhouse_url=url)
+        settings = Settings.load(data_dir=folder, clickhouse_url=url, store="", **dict.fromkeys(PORTS, 0))
+        async with Stack(settings, only=("queue", "collector")) as stack, LightningStore(stack.address) as store:
             await against_the_stock_table(store, options)
             await of_one(store, options)
             await against_agentlightning(store, Path(made), options)
-
-
-async def _settled(store: LightningStore) -> None:
-    """Wait until no merge runs, because it would take CPU from the reads."""
-    deadline = time.monotonic() + 300
-    merges = "SELECT count() AS n FROM system.merges"
-    while int((await store.reader.query(merges))[0]["n"]) and time.monotonic() < deadline:  # noqa: ASYNC110 - the state of another process
-        await asyncio.sleep(0.5)
-    (row,) = await store.reader.query("SELECT count() AS n FROM system.parts WHERE active AND table = 'otel_traces' AND database = 'otel'")
-    print(f"the spans are in {row['n']} parts", file=sys.stderr)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=int, default=5_000_000, help="stored spans")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each")
+    parser.add_argument("--server", action="store_true", help="store the spans in a ClickHouse server")
     parser.add_argument("--data", default="", help="data directory to keep and reuse; default: a temporary one")
     run_bench(main(parser.parse_args()))
