@@ -40,9 +40,9 @@ SINGLE: Final = 200
 REQUESTS: Final = 8
 BAR_MS: Final = 40.0
 STOCK_SQL: Final = (Path(__file__).parent / "read_query.sql").read_text()
-_SAMPLE: Final = (
-    "SELECT RolloutId FROM otel.rollout_summary_states GROUP BY RolloutId ORDER BY {order} LIMIT {{limit:UInt64}} OFFSET {{offset:UInt64}}"
-)
+_SAMPLE: Final = """SELECT RolloutId FROM (
+  SELECT RolloutId FROM otel.rollout_summary_states GROUP BY RolloutId ORDER BY RolloutId LIMIT {{filled:UInt64}}
+) ORDER BY {order} LIMIT {{limit:UInt64}} OFFSET {{offset:UInt64}}"""
 _MARKERS: Final = """SELECT RolloutId, AttemptId, SpanAttributes[{process:String}] AS Process, countIf(SpanName != {seal:String}) AS Spans
 FROM otel.otel_traces WHERE RolloutId IN {rollouts:Array(String)} AND Process != '' GROUP BY ALL"""
 Read = Callable[[Sequence[str]], Awaitable[int]]
@@ -57,9 +57,10 @@ class Batches:
         self.attempts = attempts
 
     @classmethod
-    async def sample(cls, store: LightningStore, count: int, order: str, offset: int = 0) -> Batches:
-        """Select `count` batches of rollouts in an order of their ids."""
-        rows = await store.reader.query(_SAMPLE.format(order=order), params={"limit": count * BATCH, "offset": offset})
+    async def sample(cls, store: LightningStore, filled: int, count: int, order: str, offset: int = 0) -> Batches:
+        """Select `count` batches out of the first `filled` rollouts, in an order of their ids."""
+        given = {"filled": filled, "limit": count * BATCH, "offset": offset}
+        rows = await store.reader.query(_SAMPLE.format(order=order), params=given)
         ids = [row["RolloutId"] for row in rows]
         attempts: dict[str, Attempt] = {}
         for start in range(0, len(ids), BATCH):
@@ -121,7 +122,7 @@ async def against_the_stock_table(store: LightningStore, options: argparse.Names
     orders = {"at random": (f"cityHash64(RolloutId, {random.randrange(1 << 30)})", 0), "of one step": ("RolloutId", rollouts // 3)}
     counted = (SPANS_PER_ROLLOUT - 2) * BATCH  # the reader counts neither the attempt span nor the seal
     for name, (order, offset) in orders.items():
-        batches = await Batches.sample(store, count, order, offset)
+        batches = await Batches.sample(store, rollouts, count, order, offset)
         turns = batches.turn(observed(store, batches), counted), batches.turn(of_stock_table(store), SPANS_PER_ROLLOUT * BATCH)
         contest = await take_turns(*turns, rounds=options.rounds)
         metric = f"{BATCH} rollouts {name} out of {options.spans} spans, with verdicts"
@@ -133,7 +134,8 @@ async def against_the_stock_table(store: LightningStore, options: argparse.Names
 
 async def of_one(store: LightningStore, options: argparse.Namespace) -> None:
     """Measure reading the spans of one rollout."""
-    rows = await store.reader.query(_SAMPLE.format(order="cityHash64(RolloutId, 11)"), params={"limit": SINGLE, "offset": 0})
+    given = {"filled": options.spans // SPANS_PER_ROLLOUT, "limit": SINGLE, "offset": 0}
+    rows = await store.reader.query(_SAMPLE.format(order="cityHash64(RolloutId, 11)"), params=given)
     waits: list[float] = []
     for row in rows:
         start = time.perf_counter()
