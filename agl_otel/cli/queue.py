@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -84,12 +84,6 @@ async def rollouts_of(
 async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> list[str]:
     """List the ids of all rollouts with these statuses and modes (none: all)."""
     return [rollout.rollout_id async for rollout in rollouts_of(queue, statuses, modes)]
-
-
-async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
-    """Yield pages of ids of rollouts that ended before a time (Unix seconds); the caller deletes each page."""
-    while page := await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=CHUNK):
-        yield [item.rollout_id for item in page]
 
 
 def _without_keep_spans(context: click.Context, _: click.Parameter, wait: bool) -> bool:
@@ -233,6 +227,7 @@ def prune(
 
     async def main() -> None:
         from agl_otel.cli.erase import eraser
+        from agl_otel.maintain.maintainer import finished_before
 
         queue_only = keep_spans or dry_run
         async with open_queue(data_dir, store, only=("queue",) if queue_only else BOTH_STORES) as opened:

@@ -47,7 +47,7 @@ _OTLP_PORTS: Final = ("otlp_grpc_port", "otlp_http_port")
 _OTHERS: Final = (
     Service("proxy", "agl_otel.proxy", "proxy_port", ("proxy_port",)),
     Service("web", "agl_otel.web", "web_port", ("web_port",), within="queue"),
-    Service("maintain", "agl_otel.cli.maintain", "", (), within="queue"),
+    Service("maintain", "agl_otel.maintain", "", (), within="queue"),
 )
 SERVICES: Final = (
     _QUEUE,

@@ -171,7 +171,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     for unit in ("agl-otel.service", "agl-otel@.service"):
         text = (DEPLOY / "systemd" / unit).read_text()
         (tmp_path / unit).write_text(re.sub(r"/opt/agl-otel/bin/[\w-]+", "/usr/bin/env", text))  # verify wants the program to be there
-    where = [str(tmp_path / unit) for unit in ("agl-otel.service", "agl-otel@queue.service", "agl-otel@cli.maintain.service")]
+    where = [str(tmp_path / unit) for unit in ("agl-otel.service", "agl-otel@queue.service", "agl-otel@maintain.service")]
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *where], capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agl_otel.cli.maintain import maintainer
 from agl_otel.collector import orphans
 from agl_otel.collector.deletion import TABLES, TRACE_TIMES, Deletion
+from agl_otel.maintain.maintainer import maintainer
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.cli.maintain import Maintainer
+from agl_otel.maintain.maintainer import Maintainer
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.engine import ClickHouseError

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agl_otel.cli.maintain import LEASE, Maintainer, Report, maintainer
 from agl_otel.errors import ConflictError, UnavailableError
+from agl_otel.maintain.maintainer import LEASE, Maintainer, Report, maintainer
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel_hook import conventions
@@ -138,12 +138,12 @@ async def test_the_service_sends_the_token_and_releases_the_lease(own_stack: Sta
                 assert answer.status == status
         async with session.post(f"{own_stack.http}/maintain", data=b"?", headers={"Authorization": "Bearer secret"}) as answer:
             assert answer.status == 400
-    own_stack.spawn("cli.maintain")
+    own_stack.spawn("maintain")
 
     async def lease_is_held() -> bool:
         return not await queue.lease(LEASE, "the test", 0.001)
 
     async with QueueClient(own_stack.queue, token="secret") as queue:
         await until(lease_is_held, bool)
-        assert await own_stack.end("cli.maintain") == 0
+        assert await own_stack.end("maintain") == 0
         assert await queue.lease(LEASE, "the test", 1), "it gave the lease back"

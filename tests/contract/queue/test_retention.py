@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agl_otel.cli.maintain import PRUNE_SECONDS, PURGE_AGAIN_SECONDS, PURGE_SECONDS, Maintainer, Report
 from agl_otel.errors import UnavailableError
+from agl_otel.maintain.maintainer import PRUNE_SECONDS, PURGE_AGAIN_SECONDS, PURGE_SECONDS, Maintainer, Report
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.types import EnqueueRolloutRequest
 from tests.local_queue import LocalQueue

@@ -14,7 +14,7 @@ import pytest
 from agl_otel.errors import ModelServerError
 from agl_otel.service.main import STOP_SIGNALS, Serving, on_stop_signals, until_stopped
 
-MODULES = ("queue", "collector", "collector.sql", "proxy", "web", "cli.maintain")
+MODULES = ("queue", "collector", "collector.sql", "proxy", "web", "maintain")
 
 
 @pytest.fixture(autouse=True)
