@@ -46,7 +46,6 @@ from agl_otel.net.tls import Tls
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.registration import Registration
 from agl_otel.settings import Settings
-from agl_otel.telemetry.push import pushing
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
@@ -145,6 +144,8 @@ class Collector:
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
         await self._listen(receiver)
         if settings.metrics_otlp:
+            from agl_otel.telemetry.push import pushing  # its exporter is rarely wanted, and takes memory and time to import
+
             await self._pushing.enter_async_context(pushing(self._own_metrics, settings))
 
     def _open_sql(self, server: ServerAddress | None) -> None:
