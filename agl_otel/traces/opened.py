@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.service.mapped import unmap_unused
 from agl_otel.traces.address import EXAMPLE, SCHEMES, ServerAddress
 from agl_otel.traces.cluster import Cluster
 from agl_otel.traces.engine import ClickHouseError, Engine
@@ -58,6 +59,7 @@ def _open_chdb(directory: Path, retention_days: int | None) -> TraceStore:
     except BaseException:
         engine.close()
         raise
+    unmap_unused("_chdb")
     return engine
 
 
