@@ -13,8 +13,9 @@ _libc: Final = ctypes.CDLL(None)
 
 
 def start_session(stdout: int, stderr: int) -> None:
-    """Start a new session with these descriptors as output streams and no input."""
-    os.setsid()
+    """Start a new session, if this process leads none, with these descriptors as output streams and no input."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)

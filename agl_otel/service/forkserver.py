@@ -2,7 +2,10 @@
 
 `python -m agl_otel.service.forkserver MODULE…` imports the modules, reads requests from its standard input, and writes what happens to its
 standard output, each a line of JSON. It has one thread, which makes its forks safe. It ends with its input; the kernel then sends its
-forks SIGTERM. `ForkServer.prefork` forks the server itself from a process that has imported the modules.
+forks SIGTERM.
+
+A client that has one thread at its start, such as the supervisor, needs no server for its first services: it imports the modules and forks
+them from itself, each to wait for its request (`ForkServer.prefork`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import selectors
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -56,25 +58,15 @@ class Fork:
         os.kill(self.pid, number)
 
 
-class _Pipes(NamedTuple):
-    """Descriptors of the pipes to a server and from it."""
+class _Waiting(NamedTuple):
+    """A fork that waits for its request, and the descriptor that takes it."""
 
-    requests_read: int
-    requests: int
-    reports: int
-    reports_write: int
-
-    @classmethod
-    def open(cls) -> _Pipes:
-        return cls(*os.pipe(), *os.pipe())
-
-    def close_servers_ends(self) -> None:
-        os.close(self.requests_read)
-        os.close(self.reports_write)
+    pid: int
+    request: int
 
 
 class ForkServer:
-    """Starts a fork server when it is needed, and another one when that has ended.
+    """Forks processes: those of `prefork` first, then from a fork server, which is started when needed, and again when it has ended.
 
     Args:
         modules: what to import; each has a function `main` that returns an exit code.
@@ -87,35 +79,38 @@ class ForkServer:
         self._environment = python_environment(Settings.load().environment() if environment is None else environment)
         self._log = log
         self._lock = asyncio.Lock()
-        self._prefork: tuple[int, _Pipes] | None = None
+        self._waiting: list[_Waiting] = []
+        self._children: list[Fork] = []
+        """Those of `prefork` that have got their request, and run."""
         self._requests = -1
         """Descriptor of the pipe to the running server; -1: none runs."""
         self._readers: set[asyncio.Task[None]] = set()
         self._forked: asyncio.Future[Fork] | None = None
 
-    def prefork(self) -> None:
-        """Import the modules, and fork the server from this process, which must have one thread and no event loop yet.
+    def prefork(self, count: int) -> None:
+        """Import the modules, and fork the next `count` processes from this one, which must have one thread and no event loop yet.
 
-        Returns in this process only: in the server and its forks SystemExit is raised at their end. Does nothing where CAN_FORK is false.
+        Returns in this process only: in the forks SystemExit is raised at their end. Does nothing where CAN_FORK is false.
         """
         if not CAN_FORK:
             return
-        pipes, parent = _Pipes.open(), os.getpid()
         _import(self._modules)
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            die_with_parent(parent)
-            set_name("forkserver")
-            os.dup2(pipes.requests_read, 0)
-            os.dup2(pipes.reports_write, 1)
-            for descriptor in pipes:
-                os.close(descriptor)
-            os.environ.clear()
-            os.environ.update(self._environment)
-            sys.exit(_serve_and_run())
-        pipes.close_servers_ends()
-        self._prefork = pid, pipes
+        parent = os.getpid()
+        for _ in range(count):
+            source, request = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()  # Ctrl-C is for the parent
+                die_with_parent(parent)
+                for descriptor in (request, *(each.request for each in self._waiting)):
+                    os.close(descriptor)
+                os.environ.clear()
+                os.environ.update(self._environment)
+                with os.fdopen(source, "rb") as requests:
+                    line = requests.readline()
+                sys.exit(_run(json.loads(line)) if line else 0)
+            os.close(source)
+            self._waiting.append(_Waiting(pid, request))
 
     def process(self, name: str, module: str, *arguments: str, log: Path) -> Process:
         """Return a process of one of the modules, not yet started: a fork, or where there are none `python -m module`."""
@@ -128,35 +123,52 @@ class ForkServer:
         return await asyncio.shield(self._ask([module, *arguments], log))  # cancelled, it would leave its answer to the next request
 
     async def _ask(self, command: Sequence[str], log: Path) -> Fork:
+        request = json.dumps({"command": command, "log": str(log)}).encode() + b"\n"
         async with self._lock:
+            if self._waiting:
+                return self._use(self._waiting.pop(0), request)
             if self._requests < 0:
                 await self._start()
             self._forked = asyncio.get_running_loop().create_future()
             with contextlib.suppress(BrokenPipeError):  # the end of its reports, too, tells that it has ended
-                os.write(self._requests, json.dumps({"command": command, "log": str(log)}).encode() + b"\n")
+                os.write(self._requests, request)
             return await self._forked
 
+    def _use(self, waiting: _Waiting, request: bytes) -> Fork:
+        """Give a waiting fork its request; an empty one ends it."""
+        with contextlib.suppress(BrokenPipeError):  # it was killed, and the Fork tells
+            os.write(waiting.request, request)
+        os.close(waiting.request)
+        fork = Fork(waiting.pid)
+        self._children.append(fork)
+        descriptor = os.pidfd_open(fork.pid)
+        asyncio.get_running_loop().add_reader(descriptor, self._reap, fork, descriptor)
+        return fork
+
+    def _reap(self, fork: Fork, descriptor: int) -> None:
+        """Report the end of a child of this process."""
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        self._children.remove(fork)
+        fork.ended.set_result(os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]))
+
     async def _start(self) -> None:
-        ended: Callable[[], Awaitable[int]]
-        if self._prefork is not None:
-            (pid, pipes), self._prefork = self._prefork, None
-            ended = partial(_exit_code, pid)
-        else:
-            pipes = _Pipes.open()
-            make_folder(self._log.parent)
-            with open_file(self._log, "ab") as log:
-                process = await spawn(
-                    [sys.executable, "-m", MODULE, *self._modules],
-                    stdin=pipes.requests_read,
-                    stdout=pipes.reports_write,
-                    stderr=log,
-                    env=self._environment,
-                    umask=original_umask(),
-                )
-            pipes.close_servers_ends()
-            ended = process.wait
-        self._requests = pipes.requests
-        reader = asyncio.create_task(self._read(pipes.reports, ended), name="fork server")
+        requests_read, requests = os.pipe()
+        reports, reports_write = os.pipe()
+        make_folder(self._log.parent)
+        with open_file(self._log, "ab") as log:
+            process = await spawn(
+                [sys.executable, "-m", MODULE, *self._modules],
+                stdin=requests_read,
+                stdout=reports_write,
+                stderr=log,
+                env=self._environment,
+                umask=original_umask(),
+            )
+        os.close(requests_read)
+        os.close(reports_write)
+        self._requests = requests
+        reader = asyncio.create_task(self._read(reports, process.wait), name="fork server")
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
 
@@ -192,16 +204,13 @@ class ForkServer:
             self._requests = -1
 
     async def close(self) -> None:
-        """End the server, and the forks that it still has."""
-        if self._prefork is not None:  # it has not been asked for anything
-            await self._start()
+        """End the server, and the forks that still run."""
+        while self._waiting:
+            self._use(self._waiting.pop(), b"")
+        for child in self._children:
+            child.send_signal(signal.SIGTERM)
         self._close_requests()
-        await asyncio.gather(*self._readers)
-
-
-async def _exit_code(pid: int) -> int:
-    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
-    return os.waitstatus_to_exitcode(status)
+        await asyncio.gather(*(child.wait() for child in self._children), *self._readers)
 
 
 class _ForkedProcess(Process):
@@ -280,15 +289,11 @@ def _import(modules: Sequence[str]) -> None:
     gc.freeze()  # else the first collection in a fork would copy the pages of all objects
 
 
-def _serve_and_run() -> int:
-    request = _serve()
-    return 0 if request is None else _run(request)
-
-
 def main() -> int:
     """Import the modules and serve, or in a fork run a service; return the exit code."""
     _import(sys.argv[1:])
-    return _serve_and_run()
+    request = _serve()
+    return 0 if request is None else _run(request)
 
 
 if __name__ == "__main__":

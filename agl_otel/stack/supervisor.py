@@ -191,7 +191,7 @@ class Stack:
 
     def prefork(self) -> None:
         """Fork the services from this process instead of a process of their own, which saves a second import; see ForkServer.prefork."""
-        self._forks.prefork()
+        self._forks.prefork(sum(service.start is None and self._host(service) is service for service in self.services))
 
     async def _launch(self, service: Service) -> None:
         log = self.data_dir / "logs" / f"{service.name}.log"

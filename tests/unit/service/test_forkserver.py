@@ -97,25 +97,43 @@ import asyncio, os, sys
 from pathlib import Path
 from agl_otel.service.forkserver import ForkServer
 
-server = ForkServer(["program"], environment={"AGL_PLACE": "ends"}, log=Path("forks.log"))
-server.prefork()
+ends, used, killed = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+server = ForkServer(["program"], environment={"AGL_PLACE": ends}, log=Path("forks.log"))
+server.prefork(2)
 async def main():
-    if sys.argv[1:] == ["unused"]:
-        return await server.close()
-    fork = await server.fork("program", log=Path("log"))
-    print(os.getpid(), await fork.wait())
+    if killed:
+        os.kill(server._waiting[0].pid, 9)
+    forks = [await server.fork("program", log=Path(f"log{number}")) for number in range(used)]
+    if ends == "ends":
+        await asyncio.gather(*(fork.wait() for fork in forks))
     await server.close()
+    print(os.getpid(), *(fork.returncode for fork in forks))
 asyncio.run(main())
-print("end")
 """
 
 
-def test_a_preforked_server_has_what_its_client_has_imported(place: Path) -> None:
+def preforked(place: Path, *arguments: str) -> tuple[int, list[int], list[list[str]]]:
+    """Run the client; return its process id, the exit statuses of its forks, and what they have printed."""
     (place / "client.py").write_text(PREFORKED)
-    done = subprocess.run([sys.executable, "client.py"], capture_output=True, text=True, check=False)
-    (line,) = (place / "log").read_text().splitlines()
-    imported_in, parent, *rest = line.split("|")
-    assert done.stdout == f"{imported_in} 7\nend\n" and done.returncode == 0, done.stderr
-    assert parent != imported_in and not is_alive(int(parent)) and rest[:2] == ["True", "ends"]
-    done = subprocess.run([sys.executable, "client.py", "unused"], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("end\n", "", 0)
+    done = subprocess.run([sys.executable, "client.py", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    pid, *statuses = map(int, done.stdout.split())
+    return pid, statuses, [line for log in sorted(place.glob("log*")) for line in lines_of(log)]
+
+
+def test_preforked_processes_have_what_their_parent_has_imported_and_later_ones_come_from_a_server(place: Path) -> None:
+    client, statuses, lines = preforked(place, "ends", "3")
+    assert statuses == [7, 7, 7]
+    parents = [(int(imported_in), int(parent)) for imported_in, parent, *_ in lines]
+    assert [parent == client == imported_in for imported_in, parent in parents] == [True, True, False]
+    assert all(line[2:4] == ["True", "ends"] for line in lines)
+    assert not any(is_alive(parent) for _, parent in parents)
+
+
+def test_preforked_processes_end_with_their_server_used_or_not(place: Path) -> None:
+    assert preforked(place, "waits", "1")[1] == [-signal.SIGTERM]
+    assert preforked(place, "waits", "0")[1] == []
+
+
+def test_a_preforked_process_that_was_killed_is_reported(place: Path) -> None:
+    assert preforked(place, "ends", "1", "killed")[1] == [-signal.SIGKILL]
