@@ -11,9 +11,9 @@ from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import KEEP, AttemptUpdate, RolloutUpdate
 from agl_otel.store.connections import CONNECTIONS, Connected, Connection
 from agl_otel.store.embedded import EmbeddedStack
+from agl_otel.store.otlp import TRACES_PATH
 from agl_otel.store.resources import GivenResources
 from agl_otel.store.store import Store
-from agl_otel.store.write import TRACES_PATH
 from agl_otel.traces.span_query import BOOKKEEPING, SpanQuery
 from agl_otel.types import (
     Attempt,
@@ -97,7 +97,7 @@ class LightningStore(Store):
     ) -> AttemptedRollout:
         """Start a rollout that is never queued, with a first attempt of `worker_id`, by default with the latest resources."""
         request = _request(input, mode, resources_id, config, metadata)
-        return (await (await self._open()).queue.start(self._labelled([request]), worker_id=worker_id))[0]
+        return (await (await self._queue()).start(self._labelled([request]), worker_id=worker_id))[0]
 
     async def enqueue_rollout(
         self,
@@ -121,11 +121,11 @@ class LightningStore(Store):
 
     async def dequeue_many_rollouts(self, *, limit: int = 1, worker_id: str | None = None) -> list[AttemptedRollout]:
         """Claim up to `limit` rollouts with the store's `labels`, the oldest first, without waiting; each has a new attempt."""
-        return await (await self._open()).queue.claim(limit, worker_id=worker_id, labels=self.labels) if limit > 0 else []
+        return await (await self._queue()).claim(limit, worker_id=worker_id, labels=self.labels) if limit > 0 else []
 
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
         """Start a further attempt, regardless of max_attempts. Raises NotFoundError (a ValueError)."""
-        return (await (await self._open()).queue.start_attempt([rollout_id], worker_id=worker_id))[0]
+        return (await (await self._queue()).start_attempt([rollout_id], worker_id=worker_id))[0]
 
     async def query_rollouts(
         self,
@@ -179,12 +179,12 @@ class LightningStore(Store):
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
         """Return the attempts of a rollout; empty if the rollout does not exist."""
-        queue = (await self._open()).queue
+        queue = await self._queue()
         return await queue.query_attempts([rollout_id], sort_by=sort_by, sort_order=sort_order, limit=limit, offset=offset)
 
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         """Return the attempt with the highest number; None if there is none."""
-        return next(iter(await (await self._open()).queue.query_attempts([rollout_id], latest_only=True)), None)
+        return next(iter(await (await self._queue()).query_attempts([rollout_id], latest_only=True)), None)
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout | AttemptedRollout]:
         """Wait for rollouts, at most `timeout` seconds (0: do not wait); return the finished ones, in the given order."""
@@ -211,7 +211,7 @@ class LightningStore(Store):
             status=None if isinstance(status, Unset) else status,
             **_given(optional),
         )
-        return (await (await self._open()).queue.update_rollouts([update]))[0]
+        return (await (await self._queue()).update_rollouts([update]))[0]
 
     async def update_attempt(
         self,
@@ -233,7 +233,7 @@ class LightningStore(Store):
             status=None if isinstance(status, Unset) else status,
             **_given(optional),
         )
-        return (await (await self._open()).queue.update_attempts([update]))[0]
+        return (await (await self._queue()).update_attempts([update]))[0]
 
     # --- spans
 
@@ -244,7 +244,7 @@ class LightningStore(Store):
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
         """Return the next number for each of these (rollout id, attempt id), in order."""
         asked = [(rollout_id, 1, 0) for rollout_id, _ in rollout_attempt_ids]
-        return await (await self._open()).queue.take_sequence(asked) if asked else []
+        return await (await self._queue()).take_sequence(asked) if asked else []
 
     async def add_span(self, span: Span) -> Span | None:
         """Store a span, visible to queries when this returns; return None if it is stored already. Raises what `add_spans` raises."""
@@ -323,11 +323,11 @@ class LightningStore(Store):
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """Return the current version of a set of resources; None if it does not exist."""
-        return await (await self._open()).queue.get_resources(resources_id)
+        return await (await self._queue()).get_resources(resources_id)
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         """Return the set of resources that was written last; None if there is none."""
-        return await (await self._open()).queue.get_resources()
+        return await (await self._queue()).get_resources()
 
     async def query_resources(
         self,
@@ -340,7 +340,7 @@ class LightningStore(Store):
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
         """Query sets of resources, in their current versions."""
-        return await (await self._open()).queue.query_resources(
+        return await (await self._queue()).query_resources(
             resources_id_in=None if resources_id is None else [resources_id],
             resources_id_contains=resources_id_contains,
             sort_by=sort_by,
@@ -361,7 +361,7 @@ class LightningStore(Store):
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
         """Query workers, sorted by id unless `sort_by` names a field."""
-        return await (await self._open()).queue.query_workers(
+        return await (await self._queue()).query_workers(
             status_in=status_in,
             worker_id_contains=worker_id_contains,
             filter_logic=filter_logic,
@@ -373,12 +373,12 @@ class LightningStore(Store):
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         """Return the worker; None if it does not exist."""
-        return next(iter(await (await self._open()).queue.query_workers(worker_id_in=[worker_id])), None)
+        return next(iter(await (await self._queue()).query_workers(worker_id_in=[worker_id])), None)
 
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset | None = UNSET) -> Worker:
         """Send a heartbeat of a worker, which registers it, with optional statistics. Its status depends on its attempts only."""
         stats = None if isinstance(heartbeat_stats, Unset) else heartbeat_stats
-        await (await self._open()).queue.heartbeat(worker_id, stats=stats)
+        await (await self._queue()).heartbeat(worker_id, stats=stats)
         worker = await self.get_worker_by_id(worker_id)
         if worker is None:
             raise NotFoundError(f"worker {worker_id!r} was removed while it reported")

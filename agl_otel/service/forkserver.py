@@ -87,14 +87,18 @@ class ForkServer:
         self._readers: set[asyncio.Task[None]] = set()
         self._forked: asyncio.Future[Fork] | None = None
 
-    def prefork(self, count: int) -> None:
+    def prefork(self, count: int, modules: Sequence[str] | None = None) -> None:
         """Import the modules, and fork the next `count` processes from this one, which must have one thread and no event loop yet.
+
+        Args:
+            count: how many of the processes that are asked for later.
+            modules: those that they need; all by default.
 
         Returns in this process only: in the forks SystemExit is raised at their end. Does nothing where CAN_FORK is false.
         """
         if not CAN_FORK:
             return
-        _import(self._modules)
+        _import(self._modules if modules is None else modules)
         parent = os.getpid()
         for _ in range(count):
             source, request = os.pipe()

@@ -1,7 +1,8 @@
 """`python -m agl_otel.stack.embedded [SERVICE …]`: the supervisor of a store object's private stack.
 
-It prints the stack's address as one line of JSON and ends with its standard input; with --discard it then removes the data directory.
-While others use the stack it goes on instead, and prints {"shared": true}.
+It prints the stack's address as one line of JSON when the queue runs, and again for each line of its standard input when all services do;
+with --discard, the first such line starts the others. It ends with its input, and with --discard then removes the data directory. While
+others use the stack it goes on instead, and prints {"shared": true}.
 store/embedded.py starts it and passes its settings.
 """
 
@@ -14,10 +15,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
 
 from agl_otel.errors import AglError
 from agl_otel.service.main import Serving, until_stopped
@@ -25,33 +25,67 @@ from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
 from agl_otel.stack.sharing import last_user, start_or_join
 from agl_otel.stack.supervisor import Stack
+from agl_otel.store.embedded import SHARED_LINE
 
-SHARED_LINE: Final = b'{"shared": true}\n'
+
+class _Input:
+    """Standard input of the running loop's process: its lines are requests, without content."""
+
+    def __init__(self) -> None:
+        self.requested, self.over = asyncio.Event(), asyncio.Event()
+        asyncio.get_running_loop().add_reader(0, self._read)
+
+    def _read(self) -> None:
+        if os.read(0, 4096):
+            self.requested.set()
+        else:
+            asyncio.get_running_loop().remove_reader(0)
+            self.over.set()
 
 
 @asynccontextmanager
-async def serving(stack: Stack, *, discard: bool) -> AsyncGenerator[Serving]:
+async def serving(stack: Stack, write_line: Callable[[str], None], *, discard: bool) -> AsyncGenerator[Serving]:
     """Run the stack until standard input ends, and no other command or store uses it any more.
 
     If one already runs on the data directory, use that one until standard input ends.
     """
     only = [service.name for service in stack.services]
+    given = _Input()
     with contextlib.ExitStack() as until_ended:
-        async with start_or_join(stack, only=only) as address:
-            if address:
-                yield Serving(json.dumps({"address": address}), _end_of_input())
-                return
+        async with start_or_join(stack, only=only, start=stack.start_early) as joined:
+            address = json.dumps({"address": joined or stack.address})
+
+            async def start_others() -> str:
+                try:
+                    if not joined:
+                        await stack.start_others()
+                except (AglError, OSError) as error:  # the queue runs on
+                    return json.dumps({"error": str(error)})
+                return address
+
+            async def answer() -> None:
+                if discard:
+                    await given.requested.wait()
+                line = await start_others()
+                while True:
+                    await given.requested.wait()
+                    given.requested.clear()
+                    write_line(line)
 
             async def unused() -> None:
-                await _end_of_input()
-                if not discard:
+                await given.over.wait()
+                if not joined and not discard:
                     until_ended.enter_context(await last_user(stack.data_dir, on_wait=_release_owner))
 
+            tasks = [asyncio.create_task(answer()), asyncio.create_task(unused())]
             try:
-                ended = asyncio.wait([asyncio.ensure_future(unused()), stack.failed], return_when=asyncio.FIRST_COMPLETED)
-                yield Serving(json.dumps({"address": stack.address}), ended)
+                ends = tasks if joined else [*tasks, stack.failed]
+                yield Serving(address, asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))
             finally:
-                if discard:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                if discard and not joined:
                     await stack.kill()
                     await stack.stop()
                     shutil.rmtree(stack.data_dir, ignore_errors=True)
@@ -61,15 +95,6 @@ def _release_owner() -> None:
     """Tell the store's process, which waits for the end of this one, that the stack goes on for others."""
     with contextlib.suppress(OSError):  # it was killed
         os.write(1, SHARED_LINE)
-
-
-async def _end_of_input() -> None:
-    """Wait until the store's process closes this process's standard input or ends."""
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(0, lambda: os.read(0, 4096) or ended.set())
-    await ended.wait()
-    loop.remove_reader(0)
 
 
 def main() -> int:
@@ -82,12 +107,12 @@ def main() -> int:
     write_line = partial(print, flush=True)
 
     async def run(stack: Stack) -> None:
-        service = serving(stack, discard=given.discard)
+        service = serving(stack, write_line, discard=given.discard)
         await until_stopped(service, write_line, cancel_start=True, stop_seconds=None)  # the stack bounds the stop of each service
 
     try:
         stack = Stack(Settings.load(), only=given.services)
-        stack.prefork()
+        stack.prefork(early=given.discard)  # the others start when they are needed, if ever
         asyncio.run(run(stack))
     except AglError as error:
         write_line(json.dumps({"error": str(error)}))

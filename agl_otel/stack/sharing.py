@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -73,10 +73,13 @@ async def store_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGen
 
 
 @contextlib.asynccontextmanager
-async def start_or_join(stack: Stack, *, only: Sequence[str] = ()) -> AsyncGenerator[str]:
+async def start_or_join(
+    stack: Stack, *, only: Sequence[str] = (), start: Callable[[], Awaitable[None]] | None = None
+) -> AsyncGenerator[str]:
     """Run `stack` during the block and yield "", or yield the address of the one that its settings name or that runs on its data directory.
 
-    Waits for one that another command is just starting or stopping. Raises what `using_stack` and Stack raise.
+    `start` is called to start it, instead of its own. Waits for one that another command is just starting or stopping. Raises what
+    `using_stack` and Stack raise.
     """
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while True:
@@ -85,7 +88,7 @@ async def start_or_join(stack: Stack, *, only: Sequence[str] = ()) -> AsyncGener
                 yield address
                 return
         try:
-            await stack.start()
+            await (start or stack.start)()
             break
         except InUseError:
             if stack.claimed or time.monotonic() > deadline:

@@ -84,11 +84,8 @@ class Stack:
         self._told = False
         """Whether stack.json is of this stack: during a start it may be that of a killed one, whose services still run."""
         self._http: aiohttp.ClientSession | None = None
-        modules = [service.module for service in self.services if service.module]
-        if any(self._host(service) is not service for service in self.services):
-            modules.append(TOGETHER)
         environment = self._settings_of_services().environment()
-        self._forks = ForkServer(modules, environment=environment, log=self.data_dir / "logs" / "forks.log")
+        self._forks = ForkServer(self._modules(self.services), environment=environment, log=self.data_dir / "logs" / "forks.log")
 
     @property
     def data_dir(self) -> Path:
@@ -126,6 +123,11 @@ class Stack:
 
     async def start(self) -> None:
         """Start every service and wait until all are healthy; then write stack.json."""
+        await self.start_early()
+        await self.start_others()
+
+    async def start_early(self) -> None:
+        """Claim the data directory and the ports, and start the services that must run before the others, above all the queue."""
         import aiohttp  # commands import this module, and most start no stack
 
         self.failed = asyncio.get_running_loop().create_future()
@@ -145,6 +147,10 @@ class Stack:
         for service in self.services:
             if service.early:
                 await self._launch(service)
+                self._follow(service)
+
+    async def start_others(self) -> None:
+        """Start the services that `start_early` has left out, and wait until all are registered at the queue; then write stack.json."""
         await self._deregister_dead()
         try:
             async with asyncio.TaskGroup() as group:
@@ -155,9 +161,14 @@ class Stack:
             raise group.exceptions[0] from None  # the first error, for which the others were cancelled
         await self._wait_for_registrations()
         self._write_stack_file()
-        self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
-        for watcher in self._watchers:
-            watcher.add_done_callback(self._supervision_ended)
+        for service in self.services:
+            if not service.early and service.name in self._running:
+                self._follow(service)
+
+    def _follow(self, service: Service) -> None:
+        watcher = asyncio.create_task(self._watch(self._running[service.name]), name=service.name)
+        watcher.add_done_callback(self._supervision_ended)
+        self._watchers.append(watcher)
 
     async def _wait_for_orphans(self) -> None:
         """Wait, at most ORPHAN_SECONDS, until the services of a killed stack on this data directory have ended.
@@ -189,9 +200,15 @@ class Stack:
         service = next(service for service in self.services if service.name == name)
         return self._running[self._host(service).name].process
 
-    def prefork(self) -> None:
-        """Fork the services from this process instead of a process of their own, which saves a second import; see ForkServer.prefork."""
-        self._forks.prefork(sum(service.start is None and self._host(service) is service for service in self.services))
+    def prefork(self, *, early: bool = False) -> None:
+        """Fork the services, or only the early ones, from this process, which saves an import in another; see ForkServer.prefork."""
+        hosts = [each for each in self.services if self._host(each) is each and each.start is None and (each.early or not early)]
+        self._forks.prefork(len(hosts), self._modules(hosts))
+
+    def _modules(self, services: Sequence[Service]) -> list[str]:
+        """Return the modules in the processes of these services."""
+        found = {each.module for service in services for each in (service, *self._beside(service)) if each.module}
+        return [*sorted(found), *([TOGETHER] if any(map(self._beside, services)) else [])]
 
     async def _launch(self, service: Service) -> None:
         log = self.data_dir / "logs" / f"{service.name}.log"
@@ -293,7 +310,8 @@ class Stack:
             await running.process.kill()
             return False
         LOG.warning("%s is up again", name)
-        self._write_stack_file()
+        if self._told:
+            self._write_stack_file()
         await report_down(self._settings_of_services(), name)
         return True
 

@@ -36,6 +36,10 @@ class Address:
         """The bearer token of the stack; empty means none."""
         return self._token or Settings.load().token.get_secret_value()
 
+    def queue_address(self) -> str:
+        """Return `address`."""
+        return self.address()
+
     def address(self) -> str:
         """Return the queue's `host:port` or the web service's `http://host:port`. Raises UsageError if there is none."""
         address = self._address or Settings.load().store

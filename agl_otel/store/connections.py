@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.store.address import queue_address
-from agl_otel.store.write import SpanWriter
-from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe
+
+if TYPE_CHECKING:
+    from agl_otel.store.write import SpanWriter
+    from agl_otel.traces.reader import TraceReader
 
 
 class Statistics(TypedDict, total=False):
@@ -42,8 +43,12 @@ class Source(Protocol):
         """The bearer token of the stack; empty means none."""
         ...
 
+    def queue_address(self) -> str:
+        """Return the stack's address as soon as its queue runs; may block. Raises UsageError, UnavailableError."""
+        ...
+
     def address(self) -> str:
-        """Return the stack's address; may block (see `agl_otel.store.address`). Raises UsageError, UnavailableError."""
+        """Return the stack's address when all its services run; may block (see `agl_otel.store.address`). Raises as `queue_address`."""
         ...
 
     def stop(self) -> None:
@@ -51,45 +56,59 @@ class Source(Protocol):
         ...
 
 
-@dataclass
 class Connection:
     """The connections of one event loop."""
 
-    queue: QueueClient
-    reader: TraceReader
-    writer: SpanWriter
-    description: Describe
+    def __init__(self, queue: QueueClient, description: Describe, token: str) -> None:
+        self.queue = queue
+        self.description = description
+        self._token = token
+        self._reader: TraceReader | None = None
+        self._writer: SpanWriter | None = None
 
     @classmethod
     async def open(cls, address: str, token: str) -> Connection:
         """Connect to the stack at `address`. Raises UsageError, UnavailableError."""
         queue = QueueClient(await queue_address(address, token), token=token)
         try:
-            description = await queue.describe()
+            return cls(queue, await queue.describe(), token)
         except BaseException:
             await queue.close()
             raise
-        reader = _reader(description, queue, token)
-        return cls(queue, reader, SpanWriter(queue, token=token), description)
 
-    async def refresh(self, token: str) -> None:
+    @property
+    def reader(self) -> TraceReader:
+        """Reads from ClickHouse."""
+        if self._reader is None:
+            from agl_otel.traces.reader import TraceReader  # numpy and aiohttp, which a user of the queue does not need
+
+            found = self.description
+            url, endpoints, collectors = found.clickhouse or "", found.clickhouses, found.collectors
+            self._reader = TraceReader(url, endpoints=endpoints, collectors=collectors, token=self._token, where=self.queue.describe)
+        return self._reader
+
+    @property
+    def writer(self) -> SpanWriter:
+        """Writes to a collector."""
+        if self._writer is None:
+            from agl_otel.store.write import SpanWriter
+
+            self._writer = SpanWriter(self.queue, token=self._token)
+        return self._writer
+
+    async def refresh(self) -> None:
         """Look up again the services that were missing because the stack was still starting."""
         description = await self.queue.describe()
         if description.clickhouse:
-            before, self.description = self.reader, description
-            self.reader = _reader(description, self.queue, token)
-            await before.close()
+            before, self._reader, self.description = self._reader, None, description
+            if before is not None:
+                await before.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        await self.writer.close()
-        await self.reader.close()
-        await self.queue.close()
-
-
-def _reader(description: Describe, queue: QueueClient, token: str) -> TraceReader:
-    url, endpoints = description.clickhouse or "", description.clickhouses
-    return TraceReader(url, endpoints=endpoints, collectors=description.collectors, token=token, where=queue.describe)
+        for each in (self._writer, self._reader, self.queue):
+            if each is not None:
+                await each.close()
 
 
 CONNECTIONS: Final = frozenset({"_source", "_closed", "_opening", "_held"})
@@ -106,7 +125,18 @@ class Connected:
         self._held: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
 
     async def _open(self) -> Connection:
-        """Return the running loop's connections."""
+        """Return the running loop's connections to all services."""
+        connection = await self._connection()
+        if connection.description.clickhouse is None:
+            await asyncio.to_thread(self._source.address)
+            await connection.refresh()
+        return connection
+
+    async def _queue(self) -> QueueClient:
+        """Return the running loop's connection to the queue, which needs no other service to run."""
+        return (await self._connection()).queue
+
+    async def _connection(self) -> Connection:
         if self._closed:
             raise UsageError("this store is closed: make a new one")
         loop = asyncio.get_running_loop()
@@ -115,16 +145,13 @@ class Connected:
             self._forget_closed_loops()
             opening = self._opening[loop] = asyncio.ensure_future(self._connect(loop))
         try:
-            connection = await asyncio.shield(opening)
-            if connection.description.clickhouse is None:
-                await connection.refresh(self._source.token)
-            return connection
+            return await asyncio.shield(opening)
         finally:
             if opening.done() and (opening.cancelled() or opening.exception() is not None):
                 self._opening.pop(loop, None)
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
-        address = await asyncio.to_thread(self._source.address)
+        address = await asyncio.to_thread(self._source.queue_address)
         self._held[loop] = held = _hold(await Connection.open(address, self._source.token))
         return await anext(held)
 

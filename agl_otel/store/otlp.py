@@ -14,6 +14,8 @@ from agl_otel.errors import UsageError
 from agl_otel.types import Span, SpanContext
 from agl_otel_hook import conventions, wire
 
+TRACES_PATH: Final = "/v1/traces"
+METRICS_PATH: Final = "/v1/metrics"
 _KINDS: Final = {name: number for number, name in enumerate(("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer"))}
 _STATUS: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
 _ENCODED: Final = frozenset({str, bool, int, float, bytes, type(None)})

@@ -24,8 +24,8 @@ class Resources(Connected):
             name: PromptTemplate(template=given, engine="f-string") if isinstance(given, str) else given
             for name, given in resources.items()
         }
-        return await (await self._open()).queue.put_resources(made, resources_id=resources_id, aside=aside)
+        return await (await self._queue()).put_resources(made, resources_id=resources_id, aside=aside)
 
     async def resources(self, resources_id: str | None = None) -> ResourcesUpdate | None:
         """Return the current version of a set, or without an id the set published last; None if there is none."""
-        return await (await self._open()).queue.get_resources(resources_id)
+        return await (await self._queue()).get_resources(resources_id)

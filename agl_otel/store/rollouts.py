@@ -37,7 +37,7 @@ class Rollouts(Connected):
             common: fields of EnqueueRolloutRequest for plain inputs (`mode`, `resources_id`, `config`, `metadata`, …).
         """
         requests = [t if isinstance(t, EnqueueRolloutRequest) else EnqueueRolloutRequest(input=t, **common) for t in tasks]
-        return await (await self._open()).queue.enqueue(self._labelled(requests), idempotency_key=idempotency_key)
+        return await (await self._queue()).enqueue(self._labelled(requests), idempotency_key=idempotency_key)
 
     def _labelled(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[EnqueueRolloutRequest]:
         if not self.labels:
@@ -46,9 +46,9 @@ class Rollouts(Connected):
 
     async def rollouts(self, query: RolloutQuery) -> PaginatedResult[Rollout | AttemptedRollout]:
         """Return the matching rollouts with their latest attempts."""
-        connection = await self._open()
         if not query.output_contains:
-            return await connection.queue.query_rollouts(query)
+            return await (await self._queue()).query_rollouts(query)
+        connection = await self._open()
         looked = await connection.queue.query_rollouts(query, output_contains=None, limit=OUTPUTS_SEARCHED, offset=0)
         attempts = [each.attempt for each in looked if isinstance(each, AttemptedRollout)]
         matching = await connection.reader.outputs_containing(attempts, query.output_contains)
@@ -70,14 +70,14 @@ class Rollouts(Connected):
         self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Rollout | AttemptedRollout, None]:
         """Yield each rollout as it finishes, until all have or the time is up. Unknown ids are ignored."""
-        async for finished in (await self._open()).queue.wait(rollout_ids, timeout_seconds=timeout_seconds):
+        async for finished in (await self._queue()).wait(rollout_ids, timeout_seconds=timeout_seconds):
             for rollout in finished:
                 yield rollout
 
     async def attempts(self, rollout_ids: str | Sequence[str]) -> list[Attempt]:
         """Return all attempts of the rollouts, by rollout and number; unknown rollouts have none."""
         ids = [rollout_ids] if isinstance(rollout_ids, str) else rollout_ids
-        return list(await (await self._open()).queue.query_attempts(ids)) if ids else []
+        return list(await (await self._queue()).query_attempts(ids)) if ids else []
 
     async def set_status(self, rollout_ids: Sequence[str], status: RolloutStatus) -> list[Rollout]:
         """Set the status of rollouts: `cancelled` ends them, `requeuing` queues them again. Attempts are not touched.
@@ -85,4 +85,4 @@ class Rollouts(Connected):
         Raises NotFoundError, and then changes nothing.
         """
         updates = [RolloutUpdate(rollout_id=rollout_id, status=status) for rollout_id in rollout_ids]
-        return list(await (await self._open()).queue.update_rollouts(updates)) if updates else []
+        return list(await (await self._queue()).update_rollouts(updates)) if updates else []

@@ -7,18 +7,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import Observation
 from agl_otel.spans.log_records import may_have_records, with_records
 from agl_otel.store.connections import Connected, Connection
 from agl_otel.store.otlp import request_of
-from agl_otel.traces.reader import MANY, FoundTrace
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.traces.trace_query import TraceQuery
+from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
 from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
-from agl_otel.types.columns import Traces
+
+if TYPE_CHECKING:
+    from agl_otel.types.columns import Traces
 
 REQUEST_SPANS: Final = 1000  # most spans in one request, which may have 64 MiB
 _log = logging.getLogger(__name__)

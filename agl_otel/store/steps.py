@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agl_otel.store.connections import Connected
 from agl_otel.store.figures import TRAINER
 from agl_otel.store.otlp import encodable, unix_nano
 from agl_otel.traces.steps import METRIC, digest_of, span_id_of, trace_id_of
 from agl_otel.types import TrainingRun, TrainingStep, check_id
-from agl_otel.types.columns import AttemptKey
 from agl_otel_hook import conventions, wire
+
+if TYPE_CHECKING:
+    from agl_otel.types.columns import AttemptKey
 
 LINKS: Final = 128  # of one span: the default limit in OpenTelemetry's specification
 REQUEST_SPANS: Final = 1000  # in one request: some 20 MB of links, within 64 MiB

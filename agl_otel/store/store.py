@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
@@ -19,8 +19,10 @@ from agl_otel.store.resources import Resources
 from agl_otel.store.rollouts import Rollouts
 from agl_otel.store.spans import Spans
 from agl_otel.store.steps import Steps
-from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe
+
+if TYPE_CHECKING:
+    from agl_otel.traces.reader import TraceReader
 
 DEFAULT_PORT: Final = 4747
 SERVED: Final = ("queue", "collector", "proxy", "web")

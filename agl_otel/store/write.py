@@ -15,11 +15,10 @@ from agl_otel.errors import DataError, UnavailableError
 from agl_otel.net.tls import connector
 from agl_otel.queue.client import QueueClient
 from agl_otel.service.retry import retry
+from agl_otel.store.otlp import METRICS_PATH, TRACES_PATH
 from agl_otel.text import error_text
 from agl_otel_hook import conventions
 
-TRACES_PATH: Final = "/v1/traces"
-METRICS_PATH: Final = "/v1/metrics"
 CALL_SECONDS: Final = 60.0  # an insert behind others may take seconds
 RETRY_SECONDS: Final = 10.0  # longer than a collector takes to restart
 

@@ -90,7 +90,10 @@ class ChdbEngine:
                 "read through its ClickHouse port, or stop it first"
             ),
         )
-        make_folder(directory)
+        try:
+            make_folder(directory)
+        except OSError as error:
+            raise SettingsError(f"cannot open the traces in {directory}: {error.strerror}") from None
         self._last_ok_at = time.time()
         self._loads = 0
         self._absent: set[str] = set()

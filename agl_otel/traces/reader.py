@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from agl_otel.errors import QueryError, UnavailableError, UsageError
 from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
@@ -31,7 +31,7 @@ from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
 from agl_otel.traces.tokens import Table, call_columns, call_texts, distinct_in_order, reward_rows, rollouts_to_read
-from agl_otel.traces.trace_query import TraceQuery
+from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
 from agl_otel.types.columns import AttemptKey, Traces
@@ -50,21 +50,12 @@ ONCE_SECONDS: Final = 10.0  # bound of a barrier for a single read without a dea
 PINGS: Final = 2  # successive unanswered pings that mean down: a busy machine may miss one
 ASK_AGAIN_SECONDS: Final = 0.2  # interval at which incomplete attempts are read again
 LARGE_BYTES: Final = 1 << 20  # larger answers are parsed in a thread beside the event loop
-MANY: Final = (1 << 32) - 1  # a limit of rows that means none
 ROOTS_PER_QUERY: Final = 2000  # rollouts in one query
 TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
 """ClickHouse's error codes for limits of rows, bytes and memory: a read of fewer rollouts may succeed."""
 OF_ALL: Final = "(total)"  # marks the limit on a whole server's memory, which other queries use up
 UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
 _log = logging.getLogger(__name__)
-
-
-class FoundTrace(NamedTuple):
-    """A trace found by a search. Times are those of its first and last matching spans, in Unix nanoseconds."""
-
-    trace_id: str
-    start_nano: int
-    end_nano: int
 
 
 class TraceReader:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from agl_otel.errors import UsageError
 from agl_otel.traces.sql import named_query
 from agl_otel_hook import conventions
 
+MANY: Final = (1 << 32) - 1  # a limit of rows that means none
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 1500
 """Most traces in one result."""
@@ -30,6 +31,14 @@ _COLUMNS: Final = {
     "error": "if(StatusCode = 'Error', 'true', 'false')",
 }
 """SQL of the tags that are stored as columns. The names are those shown by Jaeger."""
+
+
+class FoundTrace(NamedTuple):
+    """A trace found by a search. Times are those of its first and last matching spans, in Unix nanoseconds."""
+
+    trace_id: str
+    start_nano: int
+    end_nano: int
 
 
 @dataclass(frozen=True, kw_only=True)

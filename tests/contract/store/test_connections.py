@@ -28,6 +28,7 @@ from agl_otel.store import (
 )
 from agl_otel.store.address import Address
 from agl_otel.store.connections import CONNECTIONS, Connected
+from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.types import Rollout
 
 
@@ -116,6 +117,58 @@ async def test_an_embedded_stack_ends_with_its_last_user(tmp_path: Path) -> None
 def test_a_store_in_memory_is_made_at_once_and_may_never_be_used() -> None:
     store = InMemoryLightningStore(thread_safe=True, scan_debounce_seconds=0)
     asyncio.run(store.close())
+
+
+async def test_a_store_in_memory_opens_clickhouse_when_a_span_or_a_read_needs_it() -> None:
+    store = InMemoryLightningStore()
+    rollout = await store.enqueue_rollout("task")
+    assert await store.get_rollout_by_id(rollout.rollout_id) == rollout and store.description.clickhouse is None
+    source = store._source
+    assert isinstance(source, EmbeddedStack) and source._directory is not None and not (source._directory / "traces").exists()
+    assert not await store.query_spans(rollout.rollout_id) and store.description.clickhouse is not None
+    assert (source._directory / "traces").exists()
+    await store.close()
+    assert not source._directory.exists()
+
+
+async def test_the_queue_of_an_embedded_store_works_where_its_clickhouse_does_not(tmp_path: Path) -> None:
+    (tmp_path / "traces").write_text("no folder")
+    store = LightningStore.embedded(tmp_path)
+    rollout = await store.enqueue_rollout("task")
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=r"collector ended with exit code 1: .*traces"):
+            await store.query_spans(rollout.rollout_id)
+    assert await store.get_rollout_by_id(rollout.rollout_id) == rollout
+    await store.close()
+
+
+@pytest.mark.long  # two minutes
+def test_a_hundred_embedded_stores_leave_nothing_behind() -> None:
+    program = """
+import asyncio, os, threading
+from agl_otel.store import InMemoryLightningStore
+
+def left():
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+async def use(number):
+    store = InMemoryLightningStore()
+    await store.enqueue_rollout("task")
+    if number % 10 == 0:
+        await store.statistics()
+    await store.close()
+    assert not store._source._directory.exists()
+
+for number in range(100):
+    asyncio.run(use(number))
+    if number == 10:
+        before = left()
+print(*before, *left(), len(open(f"/proc/self/task/{os.getpid()}/children").read().split()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    threads, files, threads_left, files_left, children = map(int, done.stdout.split())
+    assert (threads_left, files_left) <= (threads, files) and children == 0
 
 
 async def test_an_embedded_stack_ends_with_its_process_even_if_that_is_killed() -> None:
