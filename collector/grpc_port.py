@@ -12,8 +12,9 @@ import grpc.aio
 from agl_otel.collector.intake import METADATA
 from agl_otel.collector.receive import Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
-from agl_otel.errors import AglError, grpc_status
+from agl_otel.errors import AglError, TooLargeError, grpc_status
 from agl_otel.net.auth import Admission, admission, authorization_of
+from agl_otel.net.compress import too_large
 from agl_otel.net.grpc_server import Aborted, refusing
 
 BARRIER_METHOD: Final = "/agl.collector.v1.Collector/Barrier"
@@ -22,6 +23,10 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Handle = Callable[[bytes, _Context, Admission], Awaitable[bytes]]
 IDLE_SECONDS: Final = 600.0
 AGE_SECONDS: Final = 3600.0
+TRANSPORT_FACTOR: Final = 2
+"""gRPC itself refuses a message larger than the limit times this, unseen by any handler; what is between is refused, and counted, here. For
+that it is read, which takes three times its bytes for a moment: 0.4 GB at the default limit."""
+_MAX_LENGTH: Final = (1 << 31) - 1  # gRPC's options are of 32 bits
 GRACE_SECONDS: Final = 120.0
 """Grace period of a connection past its maximum age; a request still incomplete then is ended, because its sender has stalled."""
 
@@ -35,7 +40,7 @@ def grpc_options(
     """
     return [
         ("grpc.so_reuseport", 0),  # otherwise gRPC silently shares a port with another process
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", min(TRANSPORT_FACTOR * max_message_bytes, _MAX_LENGTH)),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 60_000),  # detects a dead client within 80 s
         ("grpc.keepalive_timeout_ms", 20_000),
@@ -97,6 +102,8 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         async def call(raw: bytes, context: _Context, admitted: Admission) -> bytes:
             with Aborted():
                 try:
+                    if len(raw) > self._receiver.max_message_bytes:
+                        raise TooLargeError(f"{too_large(self._receiver.max_message_bytes)} (AGL_MAX_MESSAGE_BYTES)")
                     return await handler(raw, context, admitted)
                 except AglError as error:
                     self._receiver.refusals.add_error("grpc", error)

@@ -5,7 +5,7 @@ open. gRPC owns its sockets: there the handshake itself fails.
 
 Idle and slow connections are closed: by `make_runner` if they are idle or do not complete a request's head, by bodies.py if the body is
 late. Both timeouts run from the start, so sending a byte now and then does not extend them. `end_stalled` closes connections whose client
-does not read its answer.
+does not read its answer. A stop answers the requests that have arrived, and closes the connections of those of which a part is missing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -95,6 +96,7 @@ class _Runner(web.AppRunner):
         self._idle_seconds = idle_seconds
         self._patience: float = options.get("shutdown_timeout", 60.0)
         self._front: Front | None = None
+        self._requests: weakref.WeakValueDictionary[int, web.BaseRequest] = weakref.WeakValueDictionary()
 
     async def setup(self) -> None:
         """Set up the server."""
@@ -103,10 +105,12 @@ class _Runner(web.AppRunner):
         assert server is not None, "it was just made"
         make = server.request_factory
 
-        def with_target(message: Any, *more: Any) -> web.BaseRequest:
-            return make(message if message.url is not None else message._replace(url=_NO_TARGET), *more)
+        def made(message: Any, *more: Any) -> web.BaseRequest:
+            request = make(message if message.url is not None else message._replace(url=_NO_TARGET), *more)
+            self._requests[id(request)] = request  # requests cannot be hashed
+            return request
 
-        server.request_factory = with_target
+        server.request_factory = made
         if FRONT in self.app:
             self._front = Front(*self.app[FRONT], server, idle_seconds=self._idle_seconds)
 
@@ -116,7 +120,10 @@ class _Runner(web.AppRunner):
         return self._front or super().server
 
     async def shutdown(self) -> None:
-        """Let what is under way be answered."""
+        """Let the requests that have arrived be answered, and end the others: aiohttp drops what arrives of them from now on."""
+        for request in [*self._requests.values()]:
+            if request.transport is not None and not request.content.is_eof():
+                request.transport.abort()
         if self._front is not None:
             await self._front.close(self._patience)
         await super().shutdown()

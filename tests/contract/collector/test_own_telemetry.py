@@ -101,14 +101,20 @@ async def test_every_refused_request_is_counted_by_its_reason_and_logged(own_sta
     lines = [line for line in own_stack.log.read_text().splitlines() if " WARNING agl_otel.collector.refusals refused 1 request (" in line]
     assert len(lines) == len(expected)
     async with grpc.aio.insecure_channel(own_stack.grpc) as channel:
-        for metadata, method in (((), METHODS[0]), ((("authorization", "Bearer secret"),), METHODS[0]), ((), "/no.Such/Method")):
+        known = (("authorization", "Bearer secret"),)
+        for metadata, method, body in (
+            ((), METHODS[0], b"\xff"),
+            (known, METHODS[0], b"\xff"),
+            (known, METHODS[0], b"x" * (1 << 18 | 1)),
+            ((), "/no.Such/Method", b"\xff"),
+        ):
             call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(b"\xff", metadata=metadata)
+                await call(body, metadata=metadata)
     async with aiohttp.ClientSession(headers=token) as session, session.get(own_stack.http + "/status") as response:
         points = (await response.json())["metrics"]["agl.collector.refused_requests"]
     of_grpc = {point["attributes"]["reason"]: point["value"] for point in points if point["attributes"]["transport"] == "grpc"}
-    assert of_grpc == {"unauthorized": 1, "malformed": 1, "unknown_path": 1}
+    assert of_grpc == {"unauthorized": 1, "malformed": 1, "too_large": 1, "unknown_path": 1}
 
 
 async def test_prometheus_reads_the_same_numbers(stack: Stack) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from agl_otel.net.auth import scoped_token
 from agl_otel.queue.client import QueueClient
+from agl_otel.stack.supervisor import STOP_GRACE_SECONDS
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.schema import create_schema
 from agl_otel.types import EnqueueRolloutRequest
@@ -78,6 +79,27 @@ async def test_sigterm_drains_and_leaves_an_empty_log(own_stack: Stack) -> None:
     await own_stack.start_collector()
     async with own_stack.reader() as reader:
         assert len(await reader.spans(["ro-1"])) == 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("length", [1 << 20, 1 << 10], ids=["large", "small"])  # small ones are aiohttp's when they come slowly
+async def test_sigterm_does_not_wait_for_the_rest_of_a_body(length: int, own_stack: Stack) -> None:
+    await own_stack.start_collector()
+    reader, writer = await asyncio.open_connection("127.0.0.1", own_stack.settings.otlp_http_port)
+    head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\nContent-Length: {length}\r\n\r\n"
+    writer.write(head.encode() + bytes(100))
+
+    async def in_flight() -> float:
+        async with aiohttp.ClientSession() as session, session.get(f"{own_stack.http}/status") as answer:
+            [point] = (await answer.json())["metrics"]["agl.collector.in_flight_bytes"]
+            return point["value"]
+
+    await until(in_flight, lambda held: held == 100)
+    began = time.monotonic()
+    assert await own_stack.end("collector") == 0
+    assert time.monotonic() - began < STOP_GRACE_SECONDS, "the supervisor would have killed it"
+    assert await reader.read() == b""
+    writer.close()
 
 
 async def test_it_registers_at_start_and_deregisters_at_stop(own_stack: Stack) -> None:

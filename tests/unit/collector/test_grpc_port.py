@@ -49,6 +49,11 @@ def export_headers() -> bytes:
     return b"".join(b"\x00" + text(name) + text(value) for name, value in pairs)
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(1 << 20, 1 << 21), (1 << 30, (1 << 31) - 1)])
+def test_messages_remain_bounded_beyond_the_limit(limit: int, expected: int) -> None:
+    assert dict(grpc_options(limit))["grpc.max_receive_message_length"] == expected
+
+
 @pytest.mark.parametrize("request_begun", [b"", frame(HEADERS, export_headers(), flags=4, stream=1)], ids=["idle", "stalled"])
 async def test_a_useless_connection_is_closed(port: int, request_begun: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -105,6 +105,51 @@ async def test_a_client_waiting_for_an_answer_is_not_idle() -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
+async def test_a_stop_does_not_wait_for_the_rest_of_a_body() -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def read(request: web.Request) -> web.Response:
+        await request.content.readexactly(2)
+        began.set()
+        try:
+            return await echo(request)
+        finally:
+            ended.set()
+
+    async with contextlib.AsyncExitStack() as clients, asyncio.timeout(PATIENCE_SECONDS / 2):  # less than aiohttp waits for a handler
+        async with serving(read) as port:
+            reader, writer = await clients.enter_async_context(connection(port))
+            writer.write(HEAD % 4 + b"ha")
+            await began.wait()
+        assert ended.is_set()
+        assert await until_closed(reader, writer) == b""
+
+
+async def test_a_stop_waits_for_the_answer_to_a_request_that_has_arrived() -> None:
+    began = asyncio.Semaphore(0)
+    stopping = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        began.release()
+        await stopping.wait()
+        return await echo(request)
+
+    async def until_one_is_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await until_closed(reader, writer) == b""
+        stopping.set()
+
+    async with contextlib.AsyncExitStack() as clients, asyncio.timeout(PATIENCE_SECONDS):
+        async with serving(slow) as port:
+            whole, part = [await clients.enter_async_context(connection(port)) for _ in range(2)]
+            whole[1].write(HEAD % 2 + b"hi")
+            part[1].write(HEAD % 2 + b"h")
+            await began.acquire()
+            await began.acquire()
+            closed = asyncio.create_task(until_one_is_closed(*part))
+        assert (await until_closed(*whole)).endswith(b"\r\n\r\nhi")
+        await closed
+
+
 async def test_a_request_without_a_target_is_answered() -> None:
     async with serving(echo) as port, connection(port) as (reader, writer):
         writer.write(b"CONNECT \r\n\r\n")
