@@ -23,9 +23,9 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Handle = Callable[[bytes, _Context, Admission], Awaitable[bytes]]
 IDLE_SECONDS: Final = 600.0
 AGE_SECONDS: Final = 3600.0
-TRANSPORT_FACTOR: Final = 2
-"""gRPC itself refuses a message larger than the limit times this, unseen by any handler; what is between is refused, and counted, here. For
-that it is read, which takes three times its bytes for a moment: 0.4 GB at the default limit."""
+TRANSPORT_PERCENT: Final = 125
+"""gRPC itself refuses a message larger than this share of the limit, unseen by any handler; what is between is refused, and counted, here.
+For that it is read, which takes three times its bytes for a moment."""
 _MAX_LENGTH: Final = (1 << 31) - 1  # gRPC's options are of 32 bits
 GRACE_SECONDS: Final = 120.0
 """Grace period of a connection past its maximum age; a request still incomplete then is ended, because its sender has stalled."""
@@ -40,7 +40,7 @@ def grpc_options(
     """
     return [
         ("grpc.so_reuseport", 0),  # otherwise gRPC silently shares a port with another process
-        ("grpc.max_receive_message_length", min(TRANSPORT_FACTOR * max_message_bytes, _MAX_LENGTH)),
+        ("grpc.max_receive_message_length", min(TRANSPORT_PERCENT * max_message_bytes // 100, _MAX_LENGTH)),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 60_000),  # detects a dead client within 80 s
         ("grpc.keepalive_timeout_ms", 20_000),

@@ -52,7 +52,8 @@ class EmbeddedStack:
         self._services = tuple(services)
         self._lock = threading.Lock()
         self._queue_address = self._address = ""
-        self._directory = data_dir
+        self.directory = data_dir
+        """The data directory; None before the first use of a temporary one."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: weakref.finalize[..., EmbeddedStack] | None = None
 
@@ -91,7 +92,7 @@ class EmbeddedStack:
     def _start(self) -> None:
         temporary = self._data_dir is None
         directory = Path(tempfile.mkdtemp(prefix="agl-otel-")) if self._data_dir is None else self._data_dir
-        self._directory = directory
+        self.directory = directory
         command = [sys.executable, "-m", SUPERVISOR, *self._services, *(["--discard"] if temporary else [])]
         environment = without_settings(os.environ) | Settings.private(data_dir=directory, **self.settings).environment()
         try:
@@ -124,11 +125,11 @@ class EmbeddedStack:
         """Return the address in the supervisor's next line. Raises UnavailableError."""
         assert self._process is not None
         assert self._process.stdout is not None
-        assert self._directory is not None
+        assert self.directory is not None
         line = self._process.stdout.readline()
-        answer: dict[str, str] = json.loads(line) if line else {"error": (self._directory / LOG).read_text()[-LOG_TAIL:]}
+        answer: dict[str, str] = json.loads(line) if line else {"error": (self.directory / LOG).read_text()[-LOG_TAIL:]}
         if "address" not in answer:
-            raise UnavailableError(f"the embedded stack in {self._directory} did not start: {answer['error']}")
+            raise UnavailableError(f"the embedded stack in {self.directory} did not start: {answer['error']}")
         return answer["address"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agl_otel.collector.grpc_port import METHODS, TRANSPORT_FACTOR
+from agl_otel.collector.grpc_port import METHODS, TRANSPORT_PERCENT
 from agl_otel.collector.scan import MAX_SPAN_TOKENS
 from agl_otel_hook import conventions
 
@@ -48,7 +48,7 @@ async def test_a_message_above_the_limit_is_refused_on_every_transport(own_stack
         assert (status, "AGL_MAX_MESSAGE_BYTES" in message) == (413, True)
     refused = await grpc_refusal(own_stack, large)
     assert (refused.code(), "AGL_MAX_MESSAGE_BYTES" in (refused.details() or "")) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-    refused = await grpc_refusal(own_stack, bytes(TRANSPORT_FACTOR * 100_000 + 1))
+    refused = await grpc_refusal(own_stack, bytes(TRANSPORT_PERCENT * 1000 + 1))
     assert (refused.code(), "larger than max" in (refused.details() or "")) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     assert (await refusal(own_stack, b"\xff" * 100_000))[0] == 400
 

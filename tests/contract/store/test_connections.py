@@ -123,12 +123,14 @@ async def test_a_store_in_memory_opens_clickhouse_when_a_span_or_a_read_needs_it
     store = InMemoryLightningStore()
     rollout = await store.enqueue_rollout("task")
     assert await store.get_rollout_by_id(rollout.rollout_id) == rollout and store.description.clickhouse is None
-    source = store._source
-    assert isinstance(source, EmbeddedStack) and source._directory is not None and not (source._directory / "traces").exists()
+    source = store._source  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(source, EmbeddedStack)
+    folder = source.directory
+    assert folder is not None and not (folder / "traces").exists()
     assert not await store.query_spans(rollout.rollout_id) and store.description.clickhouse is not None
-    assert (source._directory / "traces").exists()
+    assert (folder / "traces").exists()
     await store.close()
-    assert not source._directory.exists()
+    assert not folder.exists()
 
 
 async def test_the_queue_of_an_embedded_store_works_where_its_clickhouse_does_not(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ async def use(number):
     if number % 10 == 0:
         await store.statistics()
     await store.close()
-    assert not store._source._directory.exists()
+    assert not store._source.directory.exists()
 
 for number in range(100):
     asyncio.run(use(number))
@@ -181,7 +183,7 @@ if os.fork() == 0:
     raise SystemExit  # a child that ends takes nothing along
 os.wait()
 asyncio.run(store.statistics())
-print(store._source.address(), store._source._directory, flush=True)
+print(store._source.address(), store._source.directory, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = await asyncio.to_thread(subprocess.run, [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
