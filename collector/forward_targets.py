@@ -13,22 +13,11 @@ import grpc.aio
 
 from agl_otel.collector.journal import Signal
 from agl_otel.collector.signals import PROTOCOLS
+from agl_otel.telemetry.otlp import RETRYABLE, RETRYABLE_STATUSES
 
 SEND_SECONDS: Final = 30.0
 GZIP_BYTES: Final = 1024  # bodies of at least this size are compressed
 _THREAD_BYTES: Final = 64 << 10
-_RETRY_HTTP: Final = frozenset({429, 502, 503, 504})
-_RETRY_GRPC: Final = frozenset(
-    {
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-)  # retryable codes of the OTLP specification
 _BY_SIGNAL: Final = {protocol.signal: protocol for protocol in PROTOCOLS}
 
 
@@ -68,7 +57,7 @@ class HttpTarget:
                 wait = response.headers.get("Retry-After", "")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TryAgainError(f"{url}: {error or type(error).__name__}") from None
-        if status in _RETRY_HTTP:
+        if status in RETRYABLE_STATUSES:
             raise TryAgainError(f"{url} answers {status}: {text}", float(wait) if wait.isdigit() else 0.0)
         if not 200 <= status < 300:
             raise RefusedError(f"{url} answers {status}: {text}")
@@ -103,7 +92,7 @@ class GrpcTarget:
             await call(raw, timeout=SEND_SECONDS, metadata=self._metadata, compression=grpc.Compression.Gzip)
         except grpc.aio.AioRpcError as error:
             message = f"{self._address} answers {error.code().name}: {error.details()}"
-            raise (TryAgainError(message) if error.code() in _RETRY_GRPC else RefusedError(message)) from None
+            raise (TryAgainError(message) if error.code() in RETRYABLE else RefusedError(message)) from None
 
     async def close(self) -> None:
         """Close connections."""

@@ -31,6 +31,8 @@ from agl_otel.service.logs import ErrorFilter
 BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters pause between requests (5 s, metrics 60 s)
 PROBE_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 10.0
+"""For which a stop waits for answers under way, by the front and by aiohttp: both together within the supervisor's grace."""
 LOOK_SECONDS: Final = 0.25  # between two checks whether a client is still connected
 STALLED_SECONDS: Final = 60.0  # without progress of a client that reads its answer, which stays in memory meanwhile
 _NO_TARGET: Final = URL("*")  # as in `OPTIONS *`; matches no route
@@ -92,9 +94,10 @@ class _Runner(web.AppRunner):
     """
 
     def __init__(self, app: web.Application, idle_seconds: float, **options: Any) -> None:
+        options = {"shutdown_timeout": ANSWER_SECONDS} | options
         super().__init__(app, **options)
         self._idle_seconds = idle_seconds
-        self._patience: float = options.get("shutdown_timeout", 60.0)
+        self._patience: float = options["shutdown_timeout"]
         self._front: Front | None = None
         self._requests: weakref.WeakValueDictionary[int, web.BaseRequest] = weakref.WeakValueDictionary()
 

@@ -29,8 +29,17 @@ CALL_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 60.0  # longer than a collector takes to restart and replay its log
 BACKOFF: Final = Backoff(0.05, 2.0)
 RETRYABLE: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
+    {
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
 )
+"""Codes of OTLP's specification after which a request is sent again; over HTTP:"""
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 MAX_REPLY_BYTES: Final = 1 << 20
 _pid: Final = os.getpid()  # the process that loaded gRPC, not a fork
