@@ -31,7 +31,7 @@ from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, 
 from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
-from agl_otel.proxy.outgoing import REDIRECT, RedirectedError, RefusedAnswerError, ask, whole
+from agl_otel.proxy.outgoing import REDIRECT, Asked, RedirectedError, RefusedAnswerError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
@@ -330,7 +330,7 @@ class Forwarder:
                 asyncio.get_running_loop().call_soon(self.settle)
             sent = _request_data(with_fields(raw, body, _with_key(prepared.fields, upstream)))
             self._recorder.forwarded(call)
-            async with ask(self._session, "POST", url, data=sent, headers=headers) as response:
+            async with Asked(self._session, url, sent, headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)
                     return None
