@@ -1,4 +1,4 @@
-"""Send small POST requests over aiohttp's connections and parser, without the rest of its client, which needs some 100 µs of CPU more for each.
+"""Send small POST requests over aiohttp's connections, without its session, which needs some 100 µs of CPU more for each.
 
 Only what is beyond doubt is sent here: a body in one piece, headers that mean nothing to aiohttp itself, an address without a password.
 `post` returns None for any other request, and the caller has its session send it.
