@@ -76,7 +76,7 @@ class Server:
 def _spent(pid: int) -> float:
     try:
         return cpu_seconds(pid)
-    except FileNotFoundError:  # a worker process of the database that has ended
+    except OSError:  # a worker process of the database that has ended
         return 0.0
 
 

@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from agl_otel.net.posting import Answer
 from agl_otel.proxy.dialects import take_out
 from agl_otel.proxy.outgoing import OVERSIZED, oversized, whole
 from agl_otel.proxy.recorder import Call
@@ -55,7 +56,7 @@ Edit = Callable[[bytes], bytes]
 
 async def pass_on(
     request: web.Request,
-    response: aiohttp.ClientResponse,
+    response: Answer | aiohttp.ClientResponse,
     added: frozenset[str],
     call: Call,
     *,
@@ -111,7 +112,7 @@ async def pass_on(
 
 async def _stream(
     request: web.Request,
-    response: aiohttp.ClientResponse,
+    response: Answer | aiohttp.ClientResponse,
     added: frozenset[str],
     call: Call,
     client_seconds: float,
@@ -195,7 +196,7 @@ def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResp
     return out
 
 
-def passed(response: aiohttp.ClientResponse, *, own: bool = True) -> Mapping[str, str]:
+def passed(response: Answer | aiohttp.ClientResponse, *, own: bool = True) -> Mapping[str, str]:
     """The model server's headers that the agent receives; litellm's additions are removed unless they are the server's `own`.
 
     Headers with control characters, which are invalid in an answer, are left out.

@@ -73,6 +73,10 @@ class Capabilities:
         """The least recently called first."""
         self._asking: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        """The number of places of which something is known."""
+        return len(self._detected)
+
     def uses_chat(self, dialect: Dialect, upstream: Upstream, place: Place) -> bool:
         """Whether calls are sent to chat/completions."""
         if not dialect.via_chat or upstream.provider != "openai":

@@ -31,7 +31,7 @@ from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, 
 from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
-from agl_otel.proxy.outgoing import REDIRECT, RedirectedError, RefusedAnswerError, ask, whole
+from agl_otel.proxy.outgoing import REDIRECT, Asked, RedirectedError, RefusedAnswerError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
@@ -135,10 +135,11 @@ class Forwarder:
 
     def settle(self) -> None:
         """Export the spans of ended calls."""
-        if self._settling is not None:
-            self._settling.cancel()
-            self._settling = None
         self._recorder.settle()
+
+    def _settle_late(self) -> None:
+        self._settling = None
+        self.settle()
 
     async def start(self) -> None:
         """Start litellm, if there is one, without waiting until it answers."""
@@ -147,6 +148,8 @@ class Forwarder:
 
     async def close(self) -> None:
         """Close the connections, and stop litellm."""
+        if self._settling is not None:
+            self._settling.cancel()
         self.settle()
         await self._capabilities.close()
         await self._session.close()
@@ -269,7 +272,7 @@ class Forwarder:
         finally:
             self._recorder.ended(call)
             if self._settling is None:
-                self._settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.settle)
+                self._settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._settle_late)
 
     async def _forward_translated(
         self, request: web.Request, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call
@@ -323,23 +326,23 @@ class Forwarder:
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.context)
         url = f"{upstream.base_url}/{dialect.path}"
-        place, send_probe = _place(upstream, dialect, body, headers), partial(self._send_probe, request, upstream)
-        for capture in (False,) if self._capabilities.is_plain(place) else (True, False):
+        place, send_probe = partial(_place, upstream, dialect, body, headers), partial(self._send_probe, request, upstream)
+        for capture in (False,) if self._capabilities and self._capabilities.is_plain(place()) else (True, False):
             prepared = prepare(dialect, body, model=upstream.model, sampling=upstream.fields, capture=capture)
             if self._recorder.unsettled:  # while the model server works
                 asyncio.get_running_loop().call_soon(self.settle)
             sent = _request_data(with_fields(raw, body, _with_key(prepared.fields, upstream)))
             self._recorder.forwarded(call)
-            async with ask(self._session, "POST", url, data=sent, headers=headers) as response:
+            async with Asked(self._session, url, sent, headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)
                     return None
                 self.health.answered(upstream.base_url)
                 content = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
-                if response.status in NO_ROUTE and dialect.via_chat and await self._capabilities.lacks_route(place, dialect, send_probe):
+                if response.status in NO_ROUTE and dialect.via_chat and await self._capabilities.lacks_route(place(), dialect, send_probe):
                     raise _NoRouteError
                 if content is not None and response.status in REFUSED and names_any(content, prepared.added):
-                    self._capabilities.probe(place, dialect, send_probe)
+                    self._capabilities.probe(place(), dialect, send_probe)
                     continue
                 answer = await pass_on(
                     request,
@@ -351,7 +354,8 @@ class Forwarder:
                     body=content,
                     write_down=self._recorder.write_down,
                 )
-            self._capabilities.answered(place, call, upstream, send_probe)
+            if dialect.via_chat:
+                self._capabilities.answered(place(), call, upstream, send_probe)
             return answer
         raise AssertionError("without extras nothing is refused because of them")
 

@@ -7,12 +7,15 @@ must not be compressed: requests ask for identity, and their session needs auto_
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
+from multidict import CIMultiDict
 
+from agl_otel.net.posting import Answer, post, release
 from agl_otel.text import printable, without_secrets
 
 REDIRECT: Final = "redirect"
@@ -44,17 +47,59 @@ def oversized(what: str) -> RefusedAnswerError:
 async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
     """Yield the answer to a request; `options` are aiohttp's. Raises RedirectedError, RefusedAnswerError, aiohttp.ClientError, OSError."""
     async with session.request(method, url, allow_redirects=False, **options) as response:
-        if 300 <= response.status < 400:
-            raise RedirectedError(_redirect_message(url, response.status, response.headers.get("location", "")))
-        encoding = response.headers.get("content-encoding", "identity")
-        if encoding.strip().lower() != "identity":
-            shown = printable(encoding[:_MOST_SHOWN])
-            message = f"answers with Content-Encoding: {shown}, although none was requested (Accept-Encoding: identity)"
-            raise RefusedAnswerError(message, PACKED)
+        _check(response, url)
         yield response
 
 
-async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+class Asked:
+    """The answer to a POST of bytes, for use as a context; a class, because this runs for each call.
+
+    Entering it raises RedirectedError, RefusedAnswerError, aiohttp.ClientError, OSError.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, data: bytes | io.BytesIO, headers: CIMultiDict[str]) -> None:
+        self._session = session
+        self._url = url
+        self._data = data
+        self._headers = headers
+        self._connection: aiohttp.connector.Connection | None = None
+        self._response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> Answer:
+        sent = await post(self._session, self._url, self._data, self._headers) if isinstance(self._data, bytes) else None
+        if sent is not None:
+            answer, self._connection = sent
+        else:
+            self._response = await self._session.post(self._url, data=self._data, headers=self._headers, allow_redirects=False)
+            answer = Answer(self._response.status, self._response.headers, self._response.content)
+        try:
+            _check(answer, self._url)
+        except Exception:
+            self._release()
+            raise
+        return answer
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._connection is not None:
+            release(self._connection)
+        if self._response is not None:
+            self._response.release()
+
+
+def _check(response: Answer | aiohttp.ClientResponse, url: str) -> None:
+    if 300 <= response.status < 400:
+        raise RedirectedError(_redirect_message(url, response.status, response.headers.get("location", "")))
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        shown = printable(encoding[:_MOST_SHOWN])
+        message = f"answers with Content-Encoding: {shown}, although none was requested (Accept-Encoding: identity)"
+        raise RefusedAnswerError(message, PACKED)
+
+
+async def whole(response: Answer | aiohttp.ClientResponse, most: int) -> bytes:
     """Read the body. Raises RefusedAnswerError if it is longer than `most` bytes, aiohttp.ClientError, OSError."""
     pieces: list[bytes] = []
     size, announced = 0, response.content_length or 0

@@ -16,6 +16,7 @@ from agl_otel_hook.varint import varint
 
 PACKED_KEYS: Final = frozenset({conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TOKEN_IDS, conventions.LLM_RESPONSE_LOGPROBS})
 _DOUBLE: Final = b"\x0a\x09\x21"  # field 1 (values) of 9 bytes, in it field 4 (double_value) of 8
+_element: Final = struct.Struct("<3sd").pack
 MAX_CACHED: Final = 400_000  # more ids than in any vocabulary
 
 
@@ -48,4 +49,4 @@ def pack_ints(numbers: Iterable[int]) -> bytes:
 
 def pack_doubles(numbers: Sequence[float]) -> bytes:
     """Return a serialised OTLP ArrayValue of doubles."""
-    return struct.pack("<" + "3sd" * len(numbers), *[part for number in numbers for part in (_DOUBLE, number)])
+    return b"".join([_element(_DOUBLE, number) for number in numbers])

@@ -11,6 +11,8 @@ def varint(number: int) -> bytes:
     """Encode a number ≥ 0: seven bits per byte, lowest first."""
     if number < 0x80:
         return _SMALL[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)

@@ -206,8 +206,8 @@ def _attributes(tag: bytes, attributes: Mapping[str, Any], *, packed: bool = Fal
     for key, value in attributes.items():
         encoded = b"\x2a" + _sized(value) if packed and key in PACKED_KEYS and isinstance(value, bytes) else _value(value)
         if encoded is not None:
-            name = _name(key)
-            yield tag + varint(len(name) + 1 + len(varint(len(encoded))) + len(encoded)) + name + b"\x12" + _sized(encoded)
+            name, size = _name(key), varint(len(encoded))
+            yield b"".join((tag, varint(len(name) + 1 + len(size) + len(encoded)), name, b"\x12", size, encoded))
 
 
 @lru_cache(maxsize=1024)
