@@ -17,6 +17,7 @@ BENCHES = (
     "proxy",
     "queue_shapes",
     "reads",
+    "rollout",
     "start",
     "trainer_memory",
     "training",

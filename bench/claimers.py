@@ -27,6 +27,7 @@ INPUT: Final = json.dumps({"question": "x" * 200})
 FILLED_AT_ONCE: Final = 500
 SPANS: Final = 4
 ATTRIBUTES: Final = 32  # per span
+LABELS: Final = {"gpu": "a100", "pool": "train"}
 Export = Callable[[str, str], Awaitable[None]]
 """Sends the spans of this rollout and attempt."""
 Work = Callable[[int], Awaitable[int]]
@@ -48,6 +49,8 @@ class Job:
     limit: int = 1
     collector: str = ""
     """URL for OTLP over HTTP."""
+    labelled: bool = False
+    """Whether our rollouts have LABELS, by which they are claimed."""
 
     def line(self) -> bytes:
         """Encode the job as a line of JSON."""
@@ -57,7 +60,8 @@ class Job:
 class OurClients:
     """Stubs of a queue, each on its own connection."""
 
-    def __init__(self, address: str, count: int) -> None:
+    def __init__(self, address: str, count: int, *, labelled: bool = False) -> None:
+        self._labels = LABELS if labelled else {}
         self._channels = [
             grpc.aio.insecure_channel(address, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]) for _ in range(count)
         ]
@@ -65,7 +69,7 @@ class OurClients:
 
     async def fill(self, _: int) -> int:
         """Enqueue a batch."""
-        rollouts = [pb.NewRollout(input_json=INPUT)] * FILLED_AT_ONCE
+        rollouts = [pb.NewRollout(input_json=INPUT, labels=self._labels)] * FILLED_AT_ONCE
         await self._stubs[0].Enqueue(pb.EnqueueRequest(rollouts=rollouts, request_id=new_request_id()))
         return FILLED_AT_ONCE
 
@@ -76,7 +80,7 @@ class OurClients:
 
     async def claim(self, index: int, limit: int) -> pb.Rollouts:
         """Claim `limit` rollouts."""
-        request = pb.ClaimRequest(limit=limit, worker_id=f"w{index}", request_id=new_request_id())
+        request = pb.ClaimRequest(limit=limit, worker_id=f"w{index}", request_id=new_request_id(), labels=self._labels)
         answer = cast("pb.Rollouts", await self._stubs[index].Claim(request))
         assert len(answer.rollouts) == limit, f"{len(answer.rollouts)} instead of {limit} rollouts were claimed"
         return answer
@@ -188,12 +192,13 @@ async def perform(job: Job, clients: OurClients | AgentLightningClients) -> int:
 
 async def serve() -> None:
     """Run the jobs from stdin until it ends."""
-    connected: dict[tuple[str, int], OurClients | AgentLightningClients] = {}
+    connected: dict[tuple[str, int, bool], OurClients | AgentLightningClients] = {}
     while line := await asyncio.to_thread(sys.stdin.readline):
         job = Job(**json.loads(line))
-        key = (job.address, job.clients)
+        key = (job.address, job.clients, job.labelled)
         if key not in connected:
-            connected[key] = OurClients(job.address, job.clients) if job.kind == "ours" else AgentLightningClients(job.address)
+            ours = job.kind == "ours"
+            connected[key] = OurClients(job.address, job.clients, labelled=job.labelled) if ours else AgentLightningClients(job.address)
         print(await perform(job, connected[key]), flush=True)
     for clients in connected.values():
         await clients.close()

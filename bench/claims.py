@@ -49,6 +49,8 @@ class Shape:
     baseline_clients: int
     baseline_limit: int
     baseline_rollouts: int
+    labelled: bool = False
+    """Whether our rollouts are claimed by their labels."""
 
 
 SHAPES: Final = (
@@ -56,6 +58,7 @@ SHAPES: Final = (
     Shape("single, 64 clients", 64, 1, 2000, 64, 1, 500),
     Shape("batches of 100, 8 clients, against 64 single", 8, 100, 20_000, 64, 1, 500),
     Shape("batches of 100, 8 clients, against batches", 8, 100, 20_000, 8, 100, 800),
+    Shape("batches of 100 by labels, 8 clients, against batches", 8, 100, 20_000, 8, 100, 800, labelled=True),
 )
 
 
@@ -85,7 +88,7 @@ def turn_of(submit: Submit, job: Job, mark: Callable[[], None] = lambda: None) -
 
     async def turn() -> float:
         if job.task != "empty":
-            await submit(Job(job.kind, job.address, "fill", job.rollouts))
+            await submit(Job(job.kind, job.address, "fill", job.rollouts, labelled=job.labelled))
         mark()
         start = time.perf_counter()
         done = await submit(job)
@@ -99,7 +102,7 @@ def turn_of(submit: Submit, job: Job, mark: Callable[[], None] = lambda: None) -
 async def contest(submit: Submit, server: Server, shape: Shape, kind: str, other: str, rounds: int) -> None:
     """Compare one shape on one server; print the result."""
     marks: list[tuple[float, float]] = []
-    job = Job("ours", server.address, "complete", shape.rollouts, shape.clients, shape.limit)
+    job = Job("ours", server.address, "complete", shape.rollouts, shape.clients, shape.limit, labelled=shape.labelled)
     task = "complete" if kind == "agentlightning" else "empty"
     baseline = Job(
         kind if kind == "agentlightning" else "ours",

@@ -44,6 +44,7 @@ class Stack(NamedTuple):
     cpu: float
     megabytes: float
     address: str
+    pid: int
 
 
 @contextlib.contextmanager
@@ -57,7 +58,7 @@ def up(tree: Path) -> Generator[Stack]:
             told = json.loads(process.stdout.readline())
             seconds = time.perf_counter() - began
             pids = {process.pid, *below(process.pid)}
-            yield Stack(seconds, sum(map(cpu_seconds, pids)), sum(map(megabytes, pids)), told["addresses"]["queue"])
+            yield Stack(seconds, sum(map(cpu_seconds, pids)), sum(map(megabytes, pids)), told["addresses"]["queue"], process.pid)
             process.terminate()
             process.wait()
 

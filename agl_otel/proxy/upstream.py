@@ -188,7 +188,7 @@ class _Known:
 
 
 class QueueUpstreams:
-    """Looks routes up in the queue, once for each attempt.
+    """Looks routes up in the queue, once for each attempt; attempts that are looked up at once share a query.
 
     Calls of no rollout, or of one without an LLM, use the model list, else `fallback_url`, which may be several URLs separated by commas.
     `fallback_key` is the key of those servers, also for resources that name one of them without a key: so a personal key need not be
@@ -211,6 +211,9 @@ class QueueUpstreams:
         self._fallback = [Upstream(url, api_key=fallback_key or None) for url in urls]
         self._own_urls = tuple(own_urls)
         self._known: OrderedDict[Key, asyncio.Task[_Known]] = OrderedDict()
+        self._querying = asyncio.Lock()
+        self._next: tuple[list[str], asyncio.Task[Mapping[str, Rollout]]] | None = None
+        """The ids of the next query, which is made once the one before is answered."""
         self._clock = clock
         self._by_version: OrderedDict[tuple[str | None, int | None], tuple[float, ResourcesUpdate]] = OrderedDict()
         """{(id, version): (last use by a new attempt, resources)}, least recently used first."""
@@ -254,10 +257,9 @@ class QueueUpstreams:
 
     async def _ask(self, key: Key) -> _Known:
         rollout_id = key[0]
-        found = await self._queue.query_rollouts(rollout_id_in=[rollout_id])
-        if not len(found):
+        rollout = await self._rollout(rollout_id)
+        if rollout is None:
             raise NotFoundError(f"the queue knows no rollout {rollout_id}: was it deleted, or does the proxy serve another stack?")
-        rollout: Rollout = found[0]
         await self._check(key, rollout)
         pinned = (rollout.resources_id, rollout.resources_version)
         _, update = self._by_version.get(pinned, (0.0, None))
@@ -278,6 +280,19 @@ class QueueUpstreams:
             while len(held) > MAX_CACHED or now - next(iter(held.values()))[0] > VERSION_SECONDS:
                 held.popitem(last=False)
         return _Known(llms, str(update.version) if update is not None else None, budget_of(rollout), seed_of(rollout))
+
+    async def _rollout(self, rollout_id: str) -> Rollout | None:
+        if self._next is None:
+            ids: list[str] = []
+            self._next = ids, asyncio.create_task(self._query(ids))
+        asked, query = self._next
+        asked.append(rollout_id)
+        return (await asyncio.shield(query)).get(rollout_id)
+
+    async def _query(self, ids: list[str]) -> Mapping[str, Rollout]:
+        async with self._querying:
+            self._next = None
+            return {found.rollout_id: found for found in await self._queue.query_rollouts(rollout_id_in=ids)}
 
     async def _check(self, key: Key, rollout: Rollout) -> None:
         """Raise RefusedError if the attempt is over, NotFoundError if it is unknown. Without an attempt id the latest is assumed."""

@@ -24,8 +24,10 @@ from agl_otel.service.retry import QUICK, Tries
 T = TypeVar("T")
 R = TypeVar("R")
 RETRY_SECONDS: Final = 10.0  # longer than a restart of the queue
-PART_ROLLOUTS: Final = 10_000
+PART_ROLLOUTS: Final = 250
 """Most rollouts in one message of an enqueue: a message is one transaction, which others wait for."""
+KEYED_ROLLOUTS: Final = 10_000
+"""The same with an idempotency key, whose call must be split alike when an agl-otel of another release repeats it."""
 PART_BYTES: Final = 16 << 20
 LARGEST_ROLLOUT_BYTES: Final = 32 << 20  # the rollout must also fit into the 64 MiB of an answer and of a claim
 OPTIONS: Final = (
@@ -40,6 +42,8 @@ OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 WHERE: Final = "the queue's HOST:PORT or the web service's http://HOST:PORT (--store, AGL_STORE)"
+PIECE: Final = 100
+"""Items that `in_pieces` converts at a time: some milliseconds."""
 _AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Statuses of a service that is down or stops; a call that its own client cancels raises asyncio.CancelledError."""
 _HTTP1: Final = "http1.x server"  # in gRPC's details
@@ -52,8 +56,9 @@ def new_request_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(8).hex()}"
 
 
-def parts(rollouts: Sequence[pb.NewRollout]) -> Iterator[list[pb.NewRollout]]:
+def parts(rollouts: Sequence[pb.NewRollout], *, keyed: bool = False) -> Iterator[list[pb.NewRollout]]:
     """Split rollouts into messages, in order; at least one part. Raises UsageError if a single rollout exceeds LARGEST_ROLLOUT_BYTES."""
+    most = KEYED_ROLLOUTS if keyed else PART_ROLLOUTS
     part: list[pb.NewRollout] = []
     size = 0
     for index, rollout in enumerate(rollouts):
@@ -63,12 +68,21 @@ def parts(rollouts: Sequence[pb.NewRollout]) -> Iterator[list[pb.NewRollout]]:
                 f"rollout {index} has {own >> 20} MiB, and {LARGEST_ROLLOUT_BYTES >> 20} MiB is the most for one: "
                 "put the data somewhere else, and its address into the input"
             )
-        if part and (len(part) >= PART_ROLLOUTS or size + own > PART_BYTES):
+        if part and (len(part) >= most or size + own > PART_BYTES):
             yield part
             part, size = [], 0
         part.append(rollout)
         size += own
     yield part
+
+
+async def in_pieces(convert: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return `convert` of each item. Other tasks of the event loop run in between, however many items there are."""
+    converted: list[R] = []
+    for start in range(0, len(items), PIECE):
+        converted += map(convert, items[start : start + PIECE])
+        await asyncio.sleep(0)
+    return converted
 
 
 class Calls:

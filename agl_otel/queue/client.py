@@ -19,10 +19,12 @@ from agl_otel.errors import AglError, UsageError, from_grpc
 from agl_otel.net.tls import Trust, target
 from agl_otel.queue import convert
 from agl_otel.queue.bounds import in_messages
-from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id, parts
+from agl_otel.queue.calls import RETRY_SECONDS, Calls, in_pieces, new_request_id, parts
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate, Witness
 from agl_otel.types import (
+    ADOPTED,
+    NOT_RUN,
     Attempt,
     AttemptedRollout,
     Describe,
@@ -88,23 +90,26 @@ class QueueClient:
     async def enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, idempotency_key: str | None = None) -> list[Rollout]:
         """Put rollouts at the end of the queue, in order.
 
-        Repeating the requests with the same `idempotency_key` returns the same rollouts again. Requests that exceed one message are split
-        into several, each of them all or nothing. Raises UsageError if a single rollout is too large, ConflictError if the key was used
-        for other rollouts, or for more or fewer.
+        Repeating the requests with the same `idempotency_key` returns the same rollouts again. Requests that exceed one message (250, or
+        10,000 with a key) are split into several, each of them all or nothing: if the queue fails meanwhile, the first ones may be
+        enqueued. Raises UsageError if a single rollout is wrong or too large, ConflictError if the key was used for other rollouts, or
+        for more or fewer.
         """
         enqueued: list[Rollout] = []
-        rollouts = [convert.request_to_pb(request) for request in requests]
-        for number, part in enumerate(parts(rollouts)):
+        rollouts = await in_pieces(convert.request_to_pb, requests)
+        if any(request.mode == ADOPTED for request in requests):
+            raise UsageError(NOT_RUN)
+        for number, part in enumerate(parts(rollouts, keyed=idempotency_key is not None)):
             key = idempotency_key if number == 0 or idempotency_key is None else f"{idempotency_key} ({number})"
             request = pb.EnqueueRequest(rollouts=part, request_id=new_request_id(), idempotency_key=key, total=len(rollouts))
             answer = await self._calls.call("Enqueue", request, pb.Rollouts)
-            enqueued += [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
+            enqueued += await in_pieces(convert.rollout_from_pb, answer.rollouts)
         return enqueued
 
     async def start(self, requests: Sequence[EnqueueRolloutRequest], *, worker_id: str | None = None) -> list[AttemptedRollout]:
         """Create rollouts that are never queued, each with a first attempt of `worker_id`; split into messages as in `enqueue`."""
         started: list[AttemptedRollout] = []
-        for part in parts([convert.request_to_pb(request) for request in requests]):
+        for part in parts(await in_pieces(convert.request_to_pb, requests)):
             request = pb.StartRequest(rollouts=part, worker_id=worker_id, request_id=new_request_id())
             started += _attempted(await self._calls.call("Start", request, pb.Rollouts))
         return started

@@ -25,6 +25,7 @@ from agl_otel.types import (
     RolloutQuery,
     Run,
     Worker,
+    check_id,
 )
 from agl_otel.types.queries import FilterLogic, SortOrder
 
@@ -176,14 +177,14 @@ def config_to_pb(config: RolloutConfig) -> pb.Config:
 
 
 def request_to_pb(request: EnqueueRolloutRequest) -> pb.NewRollout:
-    """Convert one rollout to be enqueued or started."""
+    """Convert one rollout to be enqueued or started. Raises InvalidIdError, UsageError."""
     return pb.NewRollout(
         input_json=to_json(request.input, "a rollout's input"),
         mode=request.mode,
         resources_id=request.resources_id,
         config=None if request.config is None else config_to_pb(request.config),
         metadata_json=None if request.metadata is None else to_json(request.metadata, "a rollout's metadata"),
-        rollout_id=request.rollout_id,
+        rollout_id=None if request.rollout_id is None else check_id(request.rollout_id, "rollout id"),
         priority=request.priority,
         not_before=request.not_before,
         labels=request.labels,

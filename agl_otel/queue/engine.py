@@ -173,10 +173,13 @@ class RunTallies:
                 "run": key[0], "status": key[1], "mode": key[2], "rollouts": 0, "attempts": 0,
                 "first_start": row.start_time, "last_end": row.end_time, "last_step": row.step,
             }  # fmt: skip
-        else:
-            found["first_start"] = min(found["first_start"], row.start_time)
-            found["last_end"] = _latest(found["last_end"], row.end_time)
-            found["last_step"] = _latest(found["last_step"], row.step)
+        elif change > 0:  # those of a rollout that leaves were counted when it entered
+            if row.start_time < found["first_start"]:
+                found["first_start"] = row.start_time
+            if row.end_time is not None:
+                found["last_end"] = _latest(found["last_end"], row.end_time)
+            if row.step is not None:
+                found["last_step"] = _latest(found["last_step"], row.step)
         found["rollouts"] += change
         found["attempts"] += change * row.attempt_count
 

@@ -33,9 +33,9 @@ def _names(status: RolloutStatus, mode: str | None, placed: bool) -> tuple[str, 
 def moved(tx: Transaction, before: RolloutRow | None, after: RolloutRow | None) -> None:
     """Count a changed rollout; `before` is None for a new one, `after` for a deleted one."""
     for row, change in ((before, -1), (after, 1)):
-        for name in _names(row.status, row.mode, row.position is not None) if row is not None else ():
-            tx.tallies[name] += change
         if row is not None:
+            for name in _names(row.status, row.mode, row.position is not None):
+                tx.tallies[name] += change
             tx.runs.count(row, change)
 
 

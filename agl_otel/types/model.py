@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import lru_cache
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,7 +15,8 @@ from agl_otel_hook import conventions
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 _SHOWN_ERRORS: Final = 20
 _LISTED_ERRORS: Final = 10_000
-_PAIRS: Final = [high + low for high in _CROCKFORD for low in _CROCKFORD]
+_DIGITS: Final = _CROCKFORD.encode() * 8
+"""Translates random bytes to digits, each as likely as the others."""
 
 
 def new_id(prefix: Literal["ro", "at", "rs"]) -> str:
@@ -22,8 +24,12 @@ def new_id(prefix: Literal["ro", "at", "rs"]) -> str:
 
     ClickHouse sorts spans by rollout id, so ids that grow with time keep inserts and reads local.
     """
-    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
-    return f"{prefix}-" + "".join([_PAIRS[value >> shift & 1023] for shift in range(120, -1, -10)])
+    return f"{prefix}-{_time(time.time_ns() // 1_000_000)}{os.urandom(16).translate(_DIGITS).decode()}"
+
+
+@lru_cache(maxsize=1)
+def _time(milliseconds: int) -> str:
+    return "".join([_CROCKFORD[milliseconds >> shift & 31] for shift in range(45, -1, -5)])
 
 
 def check_id(value: str, what: str) -> str:

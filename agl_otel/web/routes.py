@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from aiohttp import web
@@ -87,6 +88,11 @@ async def body_of(request: web.Request, model: type[M], *, inputs: Callable[[M],
     Raises UsageError that names the invalid fields.
     """
     body = await bodies.body_of(request) or b"{}"
+    parse = partial(_parsed, body, model, inputs)
+    return parse() if len(body) < bodies.LONG_BYTES else await asyncio.to_thread(parse)
+
+
+def _parsed(body: bytes, model: type[M], inputs: Callable[[M], Iterable[Any]] | None) -> M:
     try:
         given = model.model_validate_json(body)
         constants: list[str] = []
@@ -149,24 +155,24 @@ def add_table(app: web.Application, routes: Iterable[Route]) -> None:
 def _handler(operation: Callable[[LightningStore, web.Request], Awaitable[Any]], status: int) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         found: Any = await operation(request.app[STORE], request)
-        page: PaginatedResult[Any] | None = found if isinstance(found, PaginatedResult) else None
-        if page is not None and len(page) > PIECE:
-            return await _in_pieces(request, page, status)
+        if isinstance(found, PaginatedResult | list) and len(found) > PIECE:  # pyright: ignore[reportUnknownArgumentType]  # items of any type
+            return await _in_pieces(request, found, status)  # pyright: ignore[reportUnknownArgumentType]
         return web.json_response(plain(found), status=status, dumps=_dumps)
 
     return handle
 
 
-async def _in_pieces(request: web.Request, found: PaginatedResult[Any], status: int) -> web.StreamResponse:
-    """Stream a long page in chunks that a thread serialises, so the event loop is not blocked and the text is never whole in memory."""
+async def _in_pieces(request: web.Request, found: PaginatedResult[Any] | list[Any], status: int) -> web.StreamResponse:
+    """Stream a long result in chunks that a thread serialises, so the event loop is not blocked and the text is never whole in memory."""
     response = web.StreamResponse(status=status, headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
-    before = '{"items": ['
-    for start in range(0, len(found), PIECE):
-        text = await asyncio.to_thread(lambda piece: _dumps(plain(piece))[1:-1], list(found.items[start : start + PIECE]))
+    items: Sequence[Any] = found.items if isinstance(found, PaginatedResult) else found
+    before, end = ('{"items": [', f"], {_dumps(_page(found))[1:]}") if isinstance(found, PaginatedResult) else ("[", "]")
+    for start in range(0, len(items), PIECE):
+        text = await asyncio.to_thread(lambda piece: _dumps(plain(piece))[1:-1], list(items[start : start + PIECE]))
         await response.write((before + text).encode())
         before = ", "
-    await response.write(f"], {_dumps(_page(found))[1:]}".encode())
+    await response.write(end.encode())
     await response.write_eof()
     return response
 

@@ -333,7 +333,7 @@ async def test_an_idempotency_key_makes_its_rollouts_once(queue: LocalQueue) -> 
 
 
 async def test_an_idempotency_key_covers_all_messages_of_a_call(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agl_otel.queue.calls.PART_ROLLOUTS", 2)
+    monkeypatch.setattr("agl_otel.queue.calls.KEYED_ROLLOUTS", 2)
     first = await queue.client.enqueue(tasks(1, 2, 3, 4), idempotency_key="k")
     with pytest.raises(ConflictError, match="'k' was used for other rollouts, or for more"):
         await queue.client.enqueue(tasks(1, 2, 3, 4, 5), idempotency_key="k")
@@ -425,6 +425,18 @@ async def test_more_rollouts_than_a_message_holds_are_enqueued_and_claimed_in_pa
 async def test_a_rollout_that_is_too_large_is_refused_with_the_remedy(queue: LocalQueue) -> None:
     with pytest.raises(UsageError, match="rollout 1 has 33 MiB, and 32 MiB is the most for one: put the data somewhere else"):
         await queue.client.enqueue(tasks("small", "x" * (33 << 20)))
+    assert (await queue.client.statistics())["total_rollouts"] == 0
+
+
+async def test_a_wrong_rollout_is_refused_before_the_first_message(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agl_otel.queue.calls.PART_ROLLOUTS", 2)
+    for wrong in (
+        EnqueueRolloutRequest(input=4, rollout_id="a b"),
+        EnqueueRolloutRequest(input=4, mode="production"),
+        EnqueueRolloutRequest(input=4, metadata={"not": object()}),
+    ):
+        with pytest.raises(UsageError):
+            await queue.client.enqueue([*tasks(1, 2, 3), wrong])
     assert (await queue.client.statistics())["total_rollouts"] == 0
 
 

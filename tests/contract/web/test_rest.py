@@ -251,6 +251,24 @@ def test_an_invalid_request_names_its_error_and_is_never_a_500(web: Web) -> None
     assert [web.call(method, "/v1/agl/nothing").status for method in ("GET", "DELETE")] == [404, 404]
 
 
+def test_a_body_of_many_rollouts_is_enqueued_in_order_or_refused_whole(web: Web) -> None:
+    rollouts: list[dict[str, Any]] = [{"input": {"n": n, "text": "x" * 100}} for n in range(1100)]
+    made = web.rest("POST", "/queues/rollouts/enqueue", {"rollouts": rollouts})
+    assert made.status == 201 and [each["input"] for each in made.json] == [each["input"] for each in rollouts]
+    ids = [each["rollout_id"] for each in made.json]
+    found = web.rest("POST", "/rollouts/search", {"rollout_id_in": ids}).json
+    assert [each["rollout_id"] for each in found["items"]] == ids and found["total"] == 1100
+    before = web.rest("GET", "/statistics").json["total_rollouts"]
+    for wrong, says in (
+        ({"mode": "x"}, "rollouts.1100.mode"),
+        ({"rollout_id": "a b"}, "'a b' is not allowed"),
+        ({"input": float("nan")}, "NaN"),
+    ):
+        refused = web.rest("POST", "/queues/rollouts/enqueue", {"rollouts": [*rollouts, {"input": 1, **wrong}]})
+        assert refused.status == 400 and says in refused.json["detail"], refused
+    assert web.rest("GET", "/statistics").json["total_rollouts"] == before
+
+
 def test_every_refusal_is_json_with_a_detail(web: Web) -> None:
     large = b" " * ((64 << 20) + 1)
     for method, path, body, headers, status, word in [

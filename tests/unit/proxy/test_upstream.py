@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from agl_otel.errors import NotFoundError, RefusedError, UsageError
+from agl_otel.errors import NotFoundError, RefusedError, UnavailableError, UsageError
 from agl_otel.proxy.models import ModelList
-from agl_otel.proxy.upstream import OWN, VERSION_SECONDS, Budget, QueueUpstreams, Upstream, call_seed
+from agl_otel.proxy.upstream import OWN, VERSION_SECONDS, Budget, QueueUpstreams, Route, Upstream, call_seed
 from agl_otel.types import (
     LLM,
     Attempt,
@@ -70,6 +71,41 @@ async def test_the_resources_key_wins_and_an_empty_model_is_the_agents_choice() 
     queue = OneRollout({"m": LLM(endpoint="http://here/v1", model="", api_key="own")})
     upstream = await only(QueueUpstreams(queue, fallback_url="http://here/v1", fallback_key="person"))
     assert (upstream.api_key, upstream.model, upstream.version) == ("own", None, "3")
+
+
+async def test_rollouts_that_are_looked_up_at_once_share_a_query() -> None:
+    class Rollouts(OneRollout):
+        def __init__(self, resources: NamedResources) -> None:
+            super().__init__(resources)
+            self.queries: list[list[str]] = []
+            self.begun = asyncio.Event()
+            self.fails = False
+
+        async def query_rollouts(self, *, rollout_id_in: Sequence[str]) -> PaginatedResult[Rollout]:
+            self.queries.append([*rollout_id_in])
+            self.begun.set()
+            await asyncio.sleep(0.01)
+            if self.fails:
+                raise UnavailableError("the queue is away")
+            found = [Rollout(rollout_id=each, input=None, start_time=0, resources_id="rs-1", resources_version=3) for each in rollout_id_in]
+            return PaginatedResult([each for each in found if each.rollout_id != "ro-none"])
+
+    queue = Rollouts({"m": LLM(endpoint="http://here/v1", model="x")})
+    upstreams = QueueUpstreams(queue)
+
+    async def resolved(*rollout_ids: str) -> list[object]:
+        return await asyncio.gather(*(upstreams.resolve((each, "at-1"), None) for each in rollout_ids), return_exceptions=True)
+
+    first = asyncio.create_task(resolved("ro-1"))
+    await queue.begun.wait()
+    *routes, unknown = await resolved("ro-2", "ro-3", "ro-none")
+    assert [route.pool[0].model for route in (*await first, *routes) if isinstance(route, Route)] == ["x"] * 3
+    assert isinstance(unknown, NotFoundError) and "ro-none" in str(unknown)
+    assert queue.queries == [["ro-1"], ["ro-2", "ro-3", "ro-none"]]
+    queue.fails = True
+    assert [type(each) for each in await resolved("ro-4", "ro-5")] == [UnavailableError] * 2
+    queue.fails = False
+    assert all(isinstance(each, Route) for each in await resolved("ro-4", "ro-5"))
 
 
 async def test_a_rollout_is_looked_up_once() -> None:
