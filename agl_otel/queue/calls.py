@@ -24,7 +24,7 @@ from agl_otel.service.retry import QUICK, Tries
 T = TypeVar("T")
 R = TypeVar("R")
 RETRY_SECONDS: Final = 10.0  # longer than a restart of the queue
-PART_ROLLOUTS: Final = 250
+PART_ROLLOUTS: Final = 1_000
 """Most rollouts in one message of an enqueue: a message is one transaction, which others wait for."""
 KEYED_ROLLOUTS: Final = 10_000
 """The same with an idempotency key, whose call must be split alike when an agl-otel of another release repeats it."""

@@ -90,7 +90,7 @@ class QueueClient:
     async def enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, idempotency_key: str | None = None) -> list[Rollout]:
         """Put rollouts at the end of the queue, in order.
 
-        Repeating the requests with the same `idempotency_key` returns the same rollouts again. Requests that exceed one message (250, or
+        Repeating the requests with the same `idempotency_key` returns the same rollouts again. Requests that exceed one message (1,000, or
         10,000 with a key) are split into several, each of them all or nothing: if the queue fails meanwhile, the first ones may be
         enqueued. Raises UsageError if a single rollout is wrong or too large, ConflictError if the key was used for other rollouts, or
         for more or fewer.
