@@ -16,11 +16,12 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from agl_otel.settings import PORTS, without_settings
+from agl_otel.types.model import new_id
 from bench.harness import Turn, below, cpu_seconds, report, report_against_bar, run_bench, take_turns
 
 STORE: Final = """
@@ -90,16 +91,36 @@ def seconds_of(tree: Path, *arguments: str) -> float:
     return time.perf_counter() - began
 
 
-def store_cpu(tree: Path) -> float:
-    """Return the CPU seconds of an InMemoryLightningStore from the import to its first rollout and its end, with its processes."""
+def cpu_of(program: Sequence[str | Path], **environment: str) -> float:
+    """Return the CPU seconds of a program with its processes."""
 
     def spent() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 
     before = spent()
-    subprocess.run([tree / ".venv" / "bin" / "python", "-c", STORE], check=True, cwd="/", env=without_settings(os.environ))
+    subprocess.run(program, check=True, cwd="/", env=without_settings(os.environ) | environment, stderr=subprocess.DEVNULL)
     return spent() - before
+
+
+def store_cpu(tree: Path) -> float:
+    """Return the CPU seconds of an InMemoryLightningStore from the import to its first rollout and its end, with its processes."""
+    return cpu_of([tree / ".venv" / "bin" / "python", "-c", STORE])
+
+
+def hook_cpu(tree: Path) -> float:
+    """Return the CPU seconds that the hook adds to the start of an agent under opentelemetry-instrument: less than 0 where it saves some.
+
+    It has the SDK set up, and a library instrumented when the agent imports it; without it each is instrumented at the start.
+    """
+    programs = tree / ".venv" / "bin"
+    agent = [programs / "opentelemetry-instrument", programs / "python", "-c", "pass"]
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
+        (Path(folder) / "agl_otel_hook.py").write_text("def pre_instrument(): pass\ndef post_instrument(): pass\n")
+        without = cpu_of(agent, PYTHONPATH=folder)
+    return (
+        cpu_of(agent, AGL_ROLLOUT_ID=new_id("ro"), AGL_ATTEMPT_ID=new_id("at"), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9") - without
+    )
 
 
 def listing(tree: Path) -> float:
@@ -125,6 +146,7 @@ FIGURES: Final[tuple[tuple[str, str, float, Callable[[Path], float]], ...]] = (
     ("--help", "s", 0.25, lambda tree: seconds_of(tree, "--help")),
     ("rollouts ls", "s", 0.5, listing),
     ("InMemoryLightningStore, CPU to its first rollout and its end", "s", 0.5, store_cpu),
+    ("hook, CPU added to the start of an agent", "s", 0.15, hook_cpu),
 )
 """(what, unit, bar, the figure of a checkout)"""
 
