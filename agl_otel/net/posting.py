@@ -1,7 +1,8 @@
 """Send small POST requests over aiohttp's connections, without its session, which needs some 100 µs of CPU more for each.
 
 Only what is beyond doubt is sent here: a body in one piece, headers that mean nothing to aiohttp itself, an address without a password.
-`post` returns None for any other request, and the caller has its session send it.
+`post` returns None for any other request, and the caller has its session send it. So it does with another release of aiohttp, whose
+internals this was not tried with.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from yarl import URL
 
 LARGEST_BYTES: Final = 1 << 20
 """The largest body sent here: it is written at once, whether the server reads it or not."""
+_TRIED: Final = aiohttp.__version__.startswith("3.14.")
 _OWN: Final = ("Host", "Accept", "User-Agent")
 """Headers that aiohttp sets unless they are given."""
 _AIOHTTPS: Final = ("host", "content-length", "transfer-encoding", "content-encoding", "connection", "expect", "upgrade")
@@ -109,7 +111,7 @@ def release(connection: aiohttp.connector.Connection) -> None:
 def _target(address: str) -> _Target | None:
     """Return what requests to a URL have in common; None if requests to it are not sent here. Raises as the session does."""
     url = URL(address)
-    if url.scheme not in ("http", "https") or not url.raw_host or url.user is not None or url.password is not None:
+    if not _TRIED or url.scheme not in ("http", "https") or not url.raw_host or url.user is not None or url.password is not None:
         return None
     request = aiohttp.ClientRequest("POST", url)
     own = CIMultiDict((name, request.headers[name]) for name in _OWN if name in request.headers)
