@@ -51,7 +51,11 @@ class Bias:
     def add(self, other: Bias) -> None:
         """Add the counts of `other`."""
         for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+            own, more = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(own, Counter):
+                own.update(more)  # in place: tasks may be many
+            else:
+                setattr(self, each.name, own + more)
 
     def shares(self) -> dict[str, Any]:
         """Return {by: {group: {reason: refused share of the group's attempts}}} for tasks and rewards, without groups that lost none."""

@@ -173,7 +173,17 @@ def _by_attempt(spans: Sequence[Span]) -> dict[AttemptKey, list[Span]]:
 
 def needs_spans(reading: Reading) -> bool:
     """Whether the conversion needs spans."""
-    return reading.form not in TOKEN_FORMS or bool(reading.adapter or reading.reward_function)
+    return reads_spans(reading) or bool(reading.reward_function)
+
+
+def reads_spans(reading: Reading) -> bool:
+    """Whether rows are made of spans; else of columns, with the texts of calls."""
+    return reading.form not in TOKEN_FORMS or bool(reading.adapter)
+
+
+def needs_all(reading: Reading) -> bool:
+    """Whether a row may depend on other rollouts; else pages of rollouts can be converted one by one."""
+    return reading.form in PAIR_FORMS or reading.top_fraction is not None or reading.best_of_group is not None
 
 
 def to_transitions(traces: Traces, **options: Any) -> TrajectoryBatch:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
 import click
 
-from agl_otel.adapters.bias import NO_REWARD, bias_of_attempts
+from agl_otel.adapters.bias import NO_REWARD
+from agl_otel.adapters.exported import Exported
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.own_sampling import several_choices_warning
-from agl_otel.adapters.pins import Pin, differences
-from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, Row, Rows, needs_spans, rows_of
+from agl_otel.adapters.pins import Differences, Pin, Read
+from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollouts_of
-from agl_otel.cli.training_files import WRITERS, check_target, to_stdout, write_rows
+from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout, writing_rows
 from agl_otel.cli.training_steps import run_id_of
-from agl_otel.errors import ConflictError, NotFoundError, UsageError, unwritable
+from agl_otel.errors import NotFoundError, UsageError, writing
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner.loading import load_function
 from agl_otel.stack.sharing import open_store
@@ -30,6 +33,7 @@ from agl_otel.types import RolloutMode, Span, VerdictKind
 from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
 
+PAGE_ROLLOUTS: Final = 1000  # what an export has in memory, twice: the page that is converted, and the next
 TASKS_SHOWN: Final = 5
 STDOUT: Final = Path("-")
 SCORED: Final[Collection[RolloutMode]] = ("val", "test")
@@ -160,26 +164,6 @@ async def _of_modes(queue: QueueClient, modes: Sequence[RolloutMode], run: str |
     return ids, dict(left_out)
 
 
-async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
-    """Read the rollouts' traces and convert them to rows. Raises UsageError if masking rules are given for the rows of a user's adapter."""
-    if rules and reading.adapter:
-        raise UsageError(
-            f"masking rules do not know the rows of an adapter of your own ({reading.adapter}) and would leave texts in them: "
-            "export a form of ours, or mask in the collector (AGL_MASK)"
-        )
-    traces, spans = await _read_traces(store, ids, with_spans=needs_spans(reading))
-    _check_reward(reading, traces)
-    found = rows_of(reading, traces, spans, functions_of(reading))
-    return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
-
-
-def _check_reward(reading: Reading, traces: Traces) -> None:
-    """Raise UsageError if no attempt has the requested reward while some have rewards of other names."""
-    names = {reward.name for found in traces.rewards.values() for reward in found}
-    if reading.reward is not None and names and reading.reward not in names:
-        raise UsageError(f"no attempt has a reward {reading.reward!r}: there are {', '.join(sorted(names))}")
-
-
 def functions_of(reading: Reading) -> Functions:
     """Load the user's functions that `reading` names. Raises UsageError."""
     named = (reading.adapter, reading.reward_function, reading.filter)
@@ -188,51 +172,73 @@ def functions_of(reading: Reading) -> Functions:
     return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is an adapter of Agent Lightning 0.3
 
 
-async def _read_traces(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
-    traces = await store.traces(ids, deadline_seconds=0, texts=True)
-    return traces, await store.spans([r.rollout_id for r in traces.rollouts]) if with_spans and traces.rollouts else []
+async def _pages(store: Store, ids: Sequence[str], readings: Sequence[Reading]) -> AsyncGenerator[tuple[Traces, Sequence[Span]]]:
+    """Read rollouts in pages by the order of their ids, which is that of the rows; each while the caller converts the one before.
+
+    If a row may depend on other rollouts, all are one page.
+    """
+    size = max(len(ids), PAGE_ROLLOUTS) if any(map(needs_all, readings)) else PAGE_ROLLOUTS
+    ids = ids if len(ids) <= size else sorted(ids)
+
+    async def read(some: Sequence[str]) -> tuple[Traces, Sequence[Span]]:
+        traces = await store.traces(some, deadline_seconds=0, texts=not all(map(reads_spans, readings)))
+        known = [rollout.rollout_id for rollout in traces.rollouts]
+        return traces, await store.spans(known) if known and any(map(needs_spans, readings)) else []
+
+    ahead = asyncio.ensure_future(read(ids[:size]))
+    try:
+        for start in range(size, len(ids), size):
+            page, ahead = await ahead, asyncio.ensure_future(read(ids[start : start + size]))
+            yield page
+        yield await ahead
+    finally:
+        ahead.cancel()
 
 
 async def _write(
     store: Store, target: Path, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str], pin: Pin | None
 ) -> dict[str, Any]:
-    traces, found = await read(store, reading, rules, ids)
-    made = Pin.of(reading, rules, traces, found.rows)
-    if pin is not None and (changes := pin.changes(traces)):
-        raise ConflictError(f"the batch cannot be made again, {len(changes)} things have changed: {'; '.join(changes[:5])}")
-    if pin is not None and made.content != pin.content:
-        raise ConflictError("the same spans were read, and other rows came out: another version of agl-otel wrote the pin, or other rules")
-    rows = found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows]
-    pin_file = None if target == STDOUT else _write_files(target, rows, made)
-    if pin_file is None:
-        to_stdout(rows)
+    """Write the rows of these rollouts, and the pin; of a given pin its batch again. Raises UsageError, ConflictError, and writes nothing.
+
+    The rows of a user's adapter cannot be masked by rules.
+    """
+    if rules and reading.adapter:
+        raise UsageError(
+            f"masking rules do not know the rows of an adapter of your own ({reading.adapter}) and would leave texts in them: "
+            "export a form of ours, or mask in the collector (AGL_MASK)"
+        )
+    exported, functions = Exported(reading, rules), functions_of(reading)
+
+    def convert(write: Write, traces: Traces, spans: Sequence[Span]) -> None:
+        found = rows_of(reading, traces, spans, functions)
+        found = replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
+        exported.add(traces, found)
+        write(found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows])
+
+    with _opened(target, rebuilt=pin is not None) as write:
+        async with aclosing(_pages(store, ids, (reading,))) as pages:
+            async for traces, spans in pages:
+                await asyncio.to_thread(convert, write, traces, spans)
+        exported.check_reward()
+        if pin is not None:
+            pin.check(exported.pin(ids))
+    pin_file = None if target == STDOUT else _pin_file(target)
+    if pin_file is not None:
+        with writing(str(pin_file)):
+            pin_file.write_text(exported.pin(ids).dumps())
     where = {"file": "standard output" if pin_file is None else str(target), "pin": pin_file and str(pin_file), "form": reading.form}
-    used = {row[name] for row in found.rows for name in ("rollout_id", "rejected_rollout_id") if name in row}
-    report = {**where, "rows": len(found.rows), "rollouts": len(traces.rollouts), "rollouts_used": len(used)}
-    take: Any = reading.take
-    bias = bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward)
-    several = int(traces.calls.several_choices.sum())
-    figures = {
-        "model_calls": len(traces.calls),
-        "several_choices": several,
-        "without_messages": sum("messages" in row and not row["messages"] for row in found.rows),
-        "refused": dict(found.refused),
-        "refused_share": bias.shares(),
-        "breaks": dict(found.breaks),
-        "sha256": made.content,
-    }
-    return {**report, **figures}
+    return {**where, **exported.figures()}
 
 
-def _write_files(target: Path, rows: Sequence[Row], pin: Pin) -> Path:
-    """Write the rows and the pin; return the pin's path. Raises UsageError."""
-    pin_file = _pin_file(target)
-    try:
-        write_rows(target, rows)
-        pin_file.write_text(pin.dumps())
-    except OSError as error:
-        raise UsageError(unwritable(str(error.filename or target), error)) from error
-    return pin_file
+@contextmanager
+def _opened(target: Path, *, rebuilt: bool) -> Generator[Write]:
+    """Open FILE for rows. Raises UsageError."""
+    if target == STDOUT:
+        with to_stdout(at_end=rebuilt) as write:
+            yield write
+        return
+    with writing(str(target)), writing_rows(target) as write:
+        yield write
 
 
 def _pin_file(target: Path) -> Path:
@@ -240,13 +246,21 @@ def _pin_file(target: Path) -> Path:
 
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
+    """Compare the rows of the pin's rollouts with those that other options make of them."""
     readings = pin.reading, replace(pin.reading, **changes)
-    traces, spans = await _read_traces(store, list(pin.rollouts), with_spans=any(map(needs_spans, readings)))
-    old, new = (rows_of(reading, traces, spans, functions_of(reading)) for reading in readings)
+    functions = [functions_of(reading) for reading in readings]
+    read, differences, refused = Read(), Differences(), (Counter[str](), Counter[str]())
+    async with aclosing(_pages(store, list(pin.rollouts), readings)) as pages:
+        async for traces, spans in pages:
+            old, new = (rows_of(reading, traces, spans, own) for reading, own in zip(readings, functions, strict=True))
+            read.add(traces)
+            differences.add(old.rows, new.rows)
+            for counts, found in zip(refused, (old, new), strict=True):
+                counts.update(found.refused)
     return {
-        **differences(old.rows, new.rows),
-        "refused": {"old": dict(old.refused), "new": dict(new.refused)},
-        "since_the_pin": pin.changes(traces),
+        **differences.report(),
+        "refused": dict(zip(("old", "new"), map(dict, refused), strict=True)),
+        "since_the_pin": pin.changes(read),
     }
 
 
@@ -296,7 +310,7 @@ def _unused(report: dict[str, Any]) -> list[str]:
 
 
 def _most_refused(tasks: dict[str, dict[str, float]]) -> list[tuple[str, dict[str, float]]]:
-    return sorted(tasks.items(), key=lambda each: -sum(each[1].values()))[:TASKS_SHOWN]
+    return sorted(tasks.items(), key=lambda each: (-sum(each[1].values()), each[0]))[:TASKS_SHOWN]
 
 
 def _with_reward(name: str) -> str:

@@ -1,6 +1,6 @@
 """The only way to read observations: over ClickHouse's HTTP protocol, embedded or a server.
 
-Algorithms use `traces`: it requests a barrier from the collectors, reads all rollouts in one query, and decides on every attempt.
+Algorithms use `traces`: it requests a barrier from the collectors, reads the rollouts in few queries, and decides on every attempt.
 Queries are in sql/; observed.py derives what spans are, rows.py converts rows to types, facts.py counts to facts, tokens.py tokens to
 columns.
 """
@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
@@ -50,9 +50,10 @@ ONCE_SECONDS: Final = 10.0  # bound of a barrier for a single read without a dea
 PINGS: Final = 2  # successive unanswered pings that mean down: a busy machine may miss one
 ASK_AGAIN_SECONDS: Final = 0.2  # interval at which incomplete attempts are read again
 LARGE_BYTES: Final = 1 << 20  # larger answers are parsed in a thread beside the event loop
-ROOTS_PER_QUERY: Final = 2000  # rollouts in one query
+ROLLOUTS_PER_QUERY: Final = 2000  # more in one query take as long for each, and reach ClickHouse's limits of time and memory
+TIMED_OUT: Final = 159
 TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
-"""ClickHouse's error codes for limits of rows, bytes and memory: a read of fewer rollouts may succeed."""
+"""ClickHouse's error codes for limits of rows, bytes and memory: a read of fewer rollouts may succeed, as after TIMED_OUT."""
 OF_ALL: Final = "(total)"  # marks the limit on a whole server's memory, which other queries use up
 UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
 _log = logging.getLogger(__name__)
@@ -133,9 +134,16 @@ class TraceReader:
         """Return the typed spans of some rollouts, or of one attempt of theirs, without duplicates, by (rollout, sequence, time)."""
         if not rollout_ids:
             return []
-        params = {"rollouts": list(rollout_ids), "attempt": attempt_id or ""}
         one_thread = "\nSETTINGS max_threads = 1" if len(rollout_ids) == 1 else ""  # for so few rows two take longer
-        return await self._read(named_query("spans") + one_thread, params, _spans_each_once)
+        query = named_query("spans") + one_thread
+
+        async def read(some: Sequence[str]) -> list[Span]:
+            return await self._read(query, {"rollouts": list(some), "attempt": attempt_id or ""}, _spans_each_once)
+
+        parts, unread = await _in_parts(read, rollout_ids)
+        if unread:
+            raise next(iter(unread.values()))
+        return [span for part in parts for span in part]
 
     async def events(self, rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
         """Return the gen_ai events that arrived as log records, by time, for spans.log_records.with_records."""
@@ -300,8 +308,8 @@ class TraceReader:
     async def roots(self, rollout_ids: Sequence[str]) -> dict[AttemptKey, tuple[str, str]]:
         """Return {(rollout id, attempt id): (trace id, span id) of its root span} for attempts of these rollouts with spans."""
         rows: list[dict[str, Any]] = []
-        for start in range(0, len(rollout_ids), ROOTS_PER_QUERY):
-            some = list(rollout_ids[start : start + ROOTS_PER_QUERY])
+        for start in range(0, len(rollout_ids), ROLLOUTS_PER_QUERY):
+            some = list(rollout_ids[start : start + ROLLOUTS_PER_QUERY])
             rows += await self.query(named_query("roots"), params={"rollouts": some, "attempt": conventions.SPAN_ATTEMPT})
         return {(row["RolloutId"], row["AttemptId"]): (row["TraceId"], row["SpanId"]) for row in rows}
 
@@ -339,8 +347,8 @@ class TraceReader:
         do not answer are retried as long. If some never answer, spans that they acked may be missing: attempts that are not complete
         anyway then count as incomplete, and the reasons name those collectors. The calls' content is read with `texts`, else only for
         rollouts with a split trajectory or images. Raises UnavailableError if ClickHouse does not answer by the deadline; a slow read is
-        waited for while it answers pings. Rollouts too many for one read of ClickHouse are read in parts; if a single rollout is too
-        large, its attempts are incomplete.
+        waited for while it answers pings. Many rollouts are read in parts (ROLLOUTS_PER_QUERY), a part that is too large for one read of
+        ClickHouse in smaller ones; if a single rollout is too large, its attempts are incomplete.
         """
         ids = [rollout.rollout_id for rollout in rollouts]
         began = time.monotonic()
@@ -366,7 +374,7 @@ class TraceReader:
         read = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
         contents = None
         if read:
-            contents, failed = await self._await_read(lambda: self._in_parts("texts", read), patience)
+            contents, failed = await self._await_read(lambda: self._table("texts", read), patience)
             unread |= failed
         if unread:
             verdicts |= {key: _unreadable(verdict, unread[key[0]]) for key, verdict in verdicts.items() if key[0] in unread}
@@ -426,30 +434,48 @@ class TraceReader:
 
     async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts, dict[str, str]]:
         """Return what is stored of these rollouts, and {rollout id: why it cannot be read}."""
-        table, unread = await self._in_parts("traces", ids)
+        table, unread = await self._table("traces", ids)
         return (table := distinct_in_order(with_derived(table))), ReadFacts.of(table), unread
 
-    async def _in_parts(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
-        """Return the rows of a named query, and {rollout id: why it cannot be read}. A query that is too large is split in halves."""
-        tables, unread = await self._parts(name, ids)
+    async def _table(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
+        """Return the rows of a named query, and {rollout id: why it cannot be read}."""
+
+        async def read(some: Sequence[str]) -> Table:
+            return await self.arrow(named_query(name), params=_params(name, some))
+
+        tables, errors = await _in_parts(read, ids)
+        unread = {rollout_id: f"{UNREADABLE}: {error}" for rollout_id, error in errors.items()}
         if len(tables) == 1:
             return tables[0], unread
         import pyarrow as pa
 
-        return pa.concat_tables(tables or [await self.arrow(named_query(name), params=_params(name, []))]), unread
+        return pa.concat_tables(tables or [await read([])]), unread
 
-    async def _parts(self, name: str, ids: Sequence[str]) -> tuple[list[Table], dict[str, str]]:
-        try:
-            return [await self.arrow(named_query(name), params=_params(name, ids))], {}
-        except QueryError as error:
-            if error.code not in TOO_LARGE or OF_ALL in str(error):
-                raise
-            if len(ids) <= 1:
-                return [], dict.fromkeys(ids, f"{UNREADABLE}: {error}")
-        middle = len(ids) // 2
-        first, unread = await self._parts(name, ids[:middle])
-        second, more = await self._parts(name, ids[middle:])
-        return [*first, *second], unread | more
+
+async def _in_parts(read: Callable[[Sequence[str]], Awaitable[T]], ids: Iterable[str]) -> tuple[list[T], dict[str, QueryError]]:
+    """Read rollouts by the order of their ids, in which neighbours lie together; return the parts, and {rollout too large alone: why}."""
+    ordered = sorted(set(ids))
+    parts, unread = list[T](), dict[str, QueryError]()
+    for start in range(0, len(ordered), ROLLOUTS_PER_QUERY):
+        some, failed = await _halved(read, ordered[start : start + ROLLOUTS_PER_QUERY])
+        parts += some
+        unread |= failed
+    return parts, unread
+
+
+async def _halved(read: Callable[[Sequence[str]], Awaitable[T]], ids: Sequence[str]) -> tuple[list[T], dict[str, QueryError]]:
+    """Read rollouts at once or, if that is too large or takes too long, in halves."""
+    try:
+        return [await read(ids)], {}
+    except QueryError as error:
+        if OF_ALL in str(error) or error.code not in (TOO_LARGE if len(ids) == 1 else {*TOO_LARGE, TIMED_OUT}):
+            raise
+        if len(ids) == 1:
+            return [], {ids[0]: error}
+    middle = len(ids) // 2
+    first, unread = await _halved(read, ids[:middle])
+    second, more = await _halved(read, ids[middle:])
+    return [*first, *second], unread | more
 
 
 def _refuse_format(query: str) -> None:

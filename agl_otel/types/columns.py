@@ -197,7 +197,7 @@ class Traces:
             texts,
             spans=first.spans + second.spans,
             highest_sequence=first.highest_sequence | second.highest_sequence,
-            digest=digest_of(hash_of(first.digest) ^ hash_of(second.digest), first.spans + second.spans),
+            digest=joined_digest(first.digest, second.digest),
         )
 
     @property
@@ -211,9 +211,12 @@ def digest_of(identities: int, spans: int) -> str:
     return f"{identities:016x}-{spans}"
 
 
-def hash_of(digest: str) -> int:
-    """Return the `identities` of a digest."""
-    return int(digest.partition("-")[0] or "0", 16)
+def joined_digest(first: str, second: str) -> str:
+    """Return the digest of two reads of different rollouts; an empty one is of no read."""
+    (left, spans), (right, more) = (
+        (int(identities or "0", 16), int(count or "0")) for identities, _, count in (first.partition("-"), second.partition("-"))
+    )
+    return digest_of(left ^ right, spans + more)
 
 
 def _joined(first: Any, second: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,101 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     output = cli.run(str(tmp_path / "never.jsonl"), "--rebuild", pin, code=1)
     assert f"rollout {good.rollout_id} was read up to sequence 2, and goes up to 3 now" in output
     assert not (tmp_path / "never.jsonl").exists()
+
+
+async def fill_many(store: LightningStore) -> list[AttemptedRollout]:
+    """Rollouts of many kinds: with and without messages, rewards, images and tools, the first without what later ones have."""
+    kinds: list[dict[str, Any]] = [{"asked": None}, {}, {"asked": PICTURE}, {}, {"asked": LEFT_OUT}, {}]
+    many = [await fill(store, number / 8, **kind) for number, kind in enumerate(kinds)]
+    return [await without_reward(store), *many, await store.start_rollout({"question": 2})]
+
+
+CASES = [
+    *([name, "--as", form] for form in FORMS for name in ("x.jsonl", "x.parquet")),
+    ["x", "--as", "messages"],
+    ["x", "--as", "sft", "--by-call", "--discount", "0.5", "--min-reward", "0.2"],
+    ["x.jsonl", "--as", "openai", "--top-fraction", "0.5"],
+    ["x.jsonl", "--as", "triplets", "--best-of-group", "1", "--fill-reward", "0"],
+    ["x.jsonl", "--adapter", "agl_otel.adapters:TraceToMessages", "--fill-reward", "0.1"],
+    ["-", "--as", "messages"],
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_an_export_in_pages_is_that_of_all_at_once(
+    case: list[str],
+    many: Sequence[str],
+    store: LightningStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, *options = case
+    monkeypatch.chdir(tmp_path)
+    which = [part for rollout_id in many[::-1] for part in ("--rollout", rollout_id)]
+
+    def made(size: int) -> tuple[Any, ...]:
+        monkeypatch.setattr("agl_otel.cli.export.PAGE_ROLLOUTS", size)
+        with pytest.raises(SystemExit) as ended:
+            main(["export", target, *which, *options, "--force", "--json", "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+        out, err = capsys.readouterr()
+        assert ended.value.code == 0, err
+        if target == "-":
+            return out, json.loads(err)
+        pin = (tmp_path / f"{target}.pin.json").read_text()
+        return content_of(tmp_path / target), json.loads(out), pin
+
+    once = made(1000)
+    assert made(1) == once
+    assert made(3) == once
+
+
+@pytest.fixture(scope="module")
+def many(store: LightningStore) -> Sequence[str]:
+    return [each.rollout_id for each in asyncio.run(fill_many(store))]
+
+
+def content_of(target: Path) -> Any:
+    """Of a table its schema and rows, whatever its row groups are; a file's text."""
+    if target.suffix == ".parquet":
+        table = pq.read_table(target)
+    elif target.suffix:
+        return target.read_text()
+    else:
+        with pa.OSFile(str(target / "data-00000-of-00001.arrow")) as file:
+            table = pa.ipc.open_stream(file).read_all()
+    return table.schema, table.to_pylist()
+
+
+def test_a_batch_in_pages_is_rebuilt_compared_and_refused(
+    store: LightningStore, many: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agl_otel.cli.export.PAGE_ROLLOUTS", 2)
+    monkeypatch.chdir(tmp_path)
+    cli = Cli(store, capsys)
+    late = asyncio.run(fill(store, 0.75))
+    which = [part for rollout_id in (*many, late.rollout_id) for part in ("--rollout", rollout_id)]
+    cli.run("batch.jsonl", *which)
+    cli.run("again.jsonl", "--rebuild", "batch.jsonl.pin.json")
+    assert Path("again.jsonl").read_bytes() == Path("batch.jsonl").read_bytes()
+    other = json.loads(cli.run("--diff", "batch.jsonl.pin.json", "--min-reward", "0.3", "--json"))
+    monkeypatch.setattr("agl_otel.cli.export.PAGE_ROLLOUTS", 1000)
+    assert other == json.loads(cli.run("--diff", "batch.jsonl.pin.json", "--min-reward", "0.3", "--json"))
+    assert other["only_old"] and other["since_the_pin"] == []
+
+    monkeypatch.setattr("agl_otel.cli.export.PAGE_ROLLOUTS", 2)
+    asyncio.run(store.add_span(reward_of(late.rollout_id, late.attempt.attempt_id, 3, 0.0)))
+    before = sorted(tmp_path.iterdir())
+    output = cli.run("never.jsonl", "--rebuild", "batch.jsonl.pin.json", code=1)
+    assert f"rollout {late.rollout_id} was read up to sequence 2, and goes up to 3 now" in output
+    with pytest.raises(SystemExit):
+        main(["export", "-", "--rebuild", "batch.jsonl.pin.json", "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+    assert capsys.readouterr().out == "", "no row of a batch that is another one"
+    assert "no attempt has a reward 'acuracy': there are primary" in cli.run("never.jsonl", *which, "--reward", "acuracy", code=2)
+    (tmp_path / "mine.py").write_text(f"def last(row):\n    return 1 / (row['rollout_id'] != {max(late.rollout_id, *many)!r})\n")
+    (tmp_path / "mine.py").replace(tmp_path.parent / "mine_late.py")
+    assert "ZeroDivisionError" in cli.run("never.jsonl", *which, "--filter", f"{tmp_path.parent}/mine_late.py:last", code=1)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_rows_go_to_standard_output_and_the_report_to_standard_error(

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.errors import QueryError, UnavailableError, UsageError
 from agl_otel.settings import free_port, free_ports
 from agl_otel.spans.rewards import find_final_reward
 from agl_otel.traces import chdb
@@ -525,6 +525,54 @@ async def test_rollouts_too_large_for_one_read_are_read_in_parts(engine: TraceSt
     assert {verdict.kind for verdict in found.verdicts.values()} == {"complete"}
     assert found.calls.rollout_id == [each for each in ids for _ in range(16)]
     assert {len(prompt) for prompt in found.calls.prompt} == {400_000}
+
+
+@pytest.fixture
+def asked(reader: TraceReader, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The rollouts of each query, of three at most; ClickHouse has no time for more than two."""
+    fetch, queries = reader._http.fetch, list[list[str]]()  # pyright: ignore[reportPrivateUsage] - the queries are counted
+
+    async def limited(sql: str, format_name: str, params: Any = None, **more: Any) -> bytearray:
+        queries.append(list(params["rollouts"]))
+        if len(queries[-1]) > 2:
+            error = QueryError("Code: 159. Timeout exceeded")
+            error.code = 159
+            raise error
+        return await fetch(sql, format_name, params, **more)
+
+    monkeypatch.setattr("agl_otel.traces.reader.ROLLOUTS_PER_QUERY", 3)
+    monkeypatch.setattr(reader._http, "fetch", limited)  # pyright: ignore[reportPrivateUsage]
+    return queries
+
+
+async def test_many_rollouts_are_read_in_parts_and_those_that_take_too_long_in_halves(
+    engine: TraceStore, reader: TraceReader, asked: list[list[str]]
+) -> None:
+    ids = [f"ro-{number}" for number in range(1, 6)]
+    insert(engine, *(call(1, 1, RolloutId=each, TraceId=each, PromptTokenIds=[number]) for number, each in enumerate(ids)))
+    given = ids[::-1]
+    found = await reader.traces(
+        [rollout(each) for each in given], [attempt(rollout_id=each) for each in given], texts=True, deadline_seconds=0.0
+    )
+    assert asked == [ids[:3], ids[:1], ids[1:3], ids[3:]] * 2, "the calls, then their texts"
+    assert (found.calls.rollout_id, [each.rollout_id for each in found.rollouts], found.spans) == (ids, given, 5)
+    assert found.texts is not None and len(found.texts.asked) == 5
+    asked.clear()
+    assert [span.rollout_id for span in await reader.spans(given)] == ids
+    assert asked == [ids[:3], ids[:1], ids[1:3], ids[3:]]
+
+
+async def test_a_rollout_that_takes_too_long_alone_is_an_error(reader: TraceReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike one that is too large: a busy ClickHouse may read it later."""
+
+    async def late(*_: Any, **__: Any) -> bytearray:
+        error = QueryError("Code: 159. Timeout exceeded")
+        error.code = 159
+        raise error
+
+    monkeypatch.setattr(reader._http, "fetch", late)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(QueryError, match="Timeout"):
+        await reader.traces([rollout("ro-1"), rollout("ro-2")], [], deadline_seconds=0.0)
 
 
 @pytest.mark.full

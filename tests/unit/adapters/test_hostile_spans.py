@@ -14,7 +14,7 @@ from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.records import FORMS, TOKEN_FORMS, Reading
 from agl_otel.adapters.texts import conversation_at, messages_at
 from agl_otel.adapters.tree import TraceTree
-from agl_otel.cli.training_files import WRITERS, write_rows
+from agl_otel.cli.training_files import WRITERS, writing_rows
 from agl_otel.spans.conversations import read_call
 from agl_otel.spans.dialects import DIALECTS
 from agl_otel.spans.emitted import find_final_reward
@@ -183,7 +183,8 @@ def test_a_hostile_attempt_leaves_the_rows_of_others_as_they_are(form: str, valu
         assert [row for row in rows if row["rollout_id"] == "ro-good"] == alone
         beside += rows
     for ending in WRITERS:
-        write_rows(both / f"rows{ending}", beside)
+        with writing_rows(both / f"rows{ending}") as write:
+            write(beside)
     lines = [json.loads(line) for line in (both / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(lines) == len(beside)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import math
 import tracemalloc
 from dataclasses import replace
@@ -7,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from agl_otel.adapters.exported import Exported
 from agl_otel.adapters.masking import MaskRule, masked
-from agl_otel.adapters.pins import Pin, content_hash, differences, line_of
-from agl_otel.adapters.records import FORMS, IGNORED, Reading, rows_of, to_transitions
+from agl_otel.adapters.pins import Differences, Pin, Read, line_of
+from agl_otel.adapters.records import FORMS, IGNORED, Reading, Rows, rows_of, to_transitions
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types.columns import Reward
 from tests.unit.adapters.spans import call, reward
@@ -61,7 +63,7 @@ def test_rows_share_their_token_ids_and_are_serialised_one_at_a_time(traces: Any
     held = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
-    Pin.of(Reading(), [], built, rows)
+    Exported(Reading(), []).add(built, Rows(rows))
     text_bytes = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     assert len(rows) == 20
@@ -166,12 +168,24 @@ def test_rules_drop_or_hash_text_and_keep_ids_or_drop_ids_and_mask_the_loss(conv
 def test_a_pin_reports_later_changes(conversation: Any) -> None:
     traces = replace(conversation, digest="abc-4", highest_sequence={"ro-1": 2, "ro-2": 3, "ro-3": 4})
     rows = made(traces)
-    pin = Pin.loads(Pin.of(Reading(), [MaskRule("drop_text", salt="secret")], traces, rows).dumps(), "here")
-    assert (pin.rows, pin.content, pin.rules[0].salt) == (3, content_hash(map(line_of, rows)), "")
-    assert pin.changes(traces) == []
-    assert pin.changes(replace(traces, digest="abd-5")) == ["spans came late with sequence numbers below the highest, or are gone"]
+    exported = Exported(Reading(), [MaskRule("drop_text", salt="secret")])
+    exported.add(traces, Rows(rows))
+    pin = Pin.loads(exported.pin(["ro-3", "ro-2", "ro-1"]).dumps(), "here")
+    content = hashlib.sha256("".join(map(line_of, rows)).encode()).hexdigest()
+    assert (pin.rows, pin.content, pin.rules[0].salt, [*pin.rollouts]) == (3, content, "", ["ro-3", "ro-2", "ro-1"])
+
+    def changes(*pages: Any) -> list[str]:
+        read = Read()
+        for page in pages:
+            read.add(page)
+        return pin.changes(read)
+
+    assert changes(traces) == []
+    first, rest = (replace(traces, rollouts=some) for some in (traces.rollouts[:1], traces.rollouts[1:]))
+    assert changes(replace(first, digest="a00-1"), replace(rest, digest="0bc-3")) == [], "the same in two pages"
+    assert changes(replace(traces, digest="abd-5")) == ["spans came late with sequence numbers below the highest, or are gone"]
     later = replace(traces, rollouts=traces.rollouts[1:], highest_sequence={"ro-2": 9, "ro-3": 4})
-    assert pin.changes(later) == ["rollout ro-1 is gone", "rollout ro-2 was read up to sequence 3, and goes up to 9 now"]
+    assert changes(later) == ["rollout ro-1 is gone", "rollout ro-2 was read up to sequence 3, and goes up to 9 now"]
     with pytest.raises(DataError, match="here is no pin"):
         Pin.loads("{}", "here")
     with pytest.raises(DataError, match="here"):
@@ -181,7 +195,10 @@ def test_a_pin_reports_later_changes(conversation: Any) -> None:
 def test_difference_counts_missing_new_and_changed_rows(conversation: Any) -> None:
     old, new = made(conversation), made(conversation, form="trajectories", min_reward=0.4)
     new = [{**row, "reward": 7.0} if row["rollout_id"] == "ro-3" else row for row in new]
-    found = differences(old, new)
+    pages = Differences()
+    for some in (["ro-1"], ["ro-2", "ro-3"]):
+        pages.add(*([row for row in rows if row["rollout_id"] in some] for rows in (old, new)))
+    found = pages.report()
     assert [found[name] for name in ("old", "new", "only_old", "only_new", "same", "changed")] == [3, 2, 1, 0, 1, {"reward": 1}]
     assert found["examples"] == [{"rollout_id": "ro-3", "attempt_id": "at-1", "fields": ["reward"], "reward": [0.5, 7.0]}]
     assert math.isclose(found["reward_mean"][1], 4.0)
