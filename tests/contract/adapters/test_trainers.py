@@ -62,7 +62,8 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         form = Path(name).stem
         found = rows_of(Reading(form=form), traces, spans)
         assert found.refused == {}
-        WRITERS[Path(name).suffix](place / name, [as_written(form, row) for row in found.rows])
+        with WRITERS[Path(name).suffix](place / name) as write:
+            write([as_written(form, row) for row in found.rows])
     model = tmp_path_factory.mktemp("model")
     tokenizer.save_pretrained(model)
     make_model(tokenizer).save_pretrained(model)
