@@ -18,7 +18,7 @@ from agl_otel.collector.refusals import Reason
 from agl_otel.collector.resends import Outcome
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
-from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission
+from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission, is_admitted_anywhere
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
 from agl_otel.net.front import Reply, SmallRequest, response
 from agl_otel.net.http_server import FRONT, Handler, browser_access, peer_has_certificate, readable
@@ -192,7 +192,7 @@ class HttpPort:
             request[_ERROR] = error
             return _refusal(request, error)
         except web.HTTPNotFound:
-            return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
+            return web.Response(status=404, text=f"this port has no {request.path}{_remedy(request.path)}; it has {self._paths(request)}\n")
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             text = f"{request.path} takes {allowed}, not {request.method}\n"
@@ -204,15 +204,26 @@ class HttpPort:
         scopes = ("metrics",) if request.path == "/metrics" else ()
         request[_ADMISSION] = found = self._admission(request, *scopes, sending=request.path in _PROTOCOLS)
         if found.refusal is not None:
+            if isinstance(request.match_info.http_exception, web.HTTPNotFound) and is_admitted_anywhere(*self._shown(request)):
+                return None  # the handler answers that there is no such path
             return web.Response(status=401, text=found.refusal + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None
 
     def _admission(self, request: web.Request, *scopes: str, sending: bool = False) -> Admission:
-        return admission(self._receiver.token, request.headers.get("Authorization", ""), *scopes, sending=sending)
+        return admission(*self._shown(request), *scopes, sending=sending)
+
+    def _shown(self, request: web.Request) -> tuple[str, str]:
+        return self._receiver.token, request.headers.get("Authorization", "")
 
     def _paths(self, request: web.Request) -> str:
         found = {f"{route.method} {route.resource.canonical}" for route in request.app.router.routes() if route.resource}
         return ", ".join(sorted(name for name in found if not name.startswith("HEAD ")))
+
+
+def _remedy(path: str) -> str:
+    """Return the remedy for a path that has one of OTLP's twice: the endpoint that the SDK was given had it already; else nothing."""
+    twice = next((each.path for each in PROTOCOLS if path.startswith(f"{each.path}/v1/")), "")
+    return f": set OTEL_EXPORTER_OTLP_ENDPOINT without {twice}, which SDKs add" if twice else ""
 
 
 def _texts(values: Any) -> list[str]:
