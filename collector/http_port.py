@@ -49,6 +49,7 @@ class HttpPort:
         actions: more POST paths, {path: handler}; like all paths but /health they need the token.
         client_certificate: whether clients must present one.
         names: see `auth.BrowserAccess`.
+        grpc_at: the address of OTLP over gRPC, for clients that take this port for it.
         body_seconds: time limit for receiving a body.
     """
 
@@ -62,6 +63,7 @@ class HttpPort:
         *,
         client_certificate: bool = False,
         names: Collection[str] | None = None,
+        grpc_at: str = "another port",
         body_seconds: float = BODY_SECONDS,
     ) -> None:
         self._receiver = receiver
@@ -71,12 +73,13 @@ class HttpPort:
         self._actions = actions or {}
         self._client_certificate = client_certificate
         self._visitors = BrowserAccess(names)
+        self._grpc_at = grpc_at
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""
         app = web.Application(middlewares=[self._counted, browser_access(self._visitors), readable, self._errors, self._bodies.held])
         if not self._client_certificate:
-            app[FRONT] = (tuple(_PROTOCOLS), self._take)
+            app[FRONT] = (tuple(_PROTOCOLS), self._take, self._refuse_http2)
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -109,6 +112,11 @@ class HttpPort:
         else:
             outcome.outcome().add_done_callback(partial(self._reply_later, protocol, reply))
         return True
+
+    def _refuse_http2(self) -> str:
+        text = f"this is the port of OTLP over HTTP; gRPC is at {self._grpc_at} (AGL_OTLP_GRPC_PORT)"
+        self._receiver.refusals.add("http", "other_protocol", text)
+        return text
 
     def _reply_later(self, protocol: Protocol, reply: Reply, future: asyncio.Future[Outcome]) -> None:
         error = future.exception()

@@ -18,6 +18,7 @@ Reason = Literal[
     "unauthorized",
     "forbidden",
     "unknown_path",
+    "other_protocol",
     "content_type",
     "encoding",
     "too_large",

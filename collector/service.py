@@ -185,7 +185,16 @@ class Collector:
         if self._maintenance:
             actions["/maintain"] = self._maintenance.handle
         names = own_names(settings)
-        port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate, names=names)
+        port = HttpPort(
+            receiver,
+            self._in_flight,
+            self.health,
+            pages,
+            actions,
+            client_certificate=client_certificate,
+            names=names,
+            grpc_at=f"{settings.announced_host}:{grpc_port}",
+        )
         self._otlp_app = port.app()
         http_port = await self._serve(self._otlp_app, settings.otlp_http_port, "AGL_OTLP_HTTP_PORT", tls)
         sql_app = self._sql.app(names)
