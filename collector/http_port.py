@@ -17,6 +17,7 @@ from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.refusals import Reason
 from agl_otel.collector.resends import Outcome
 from agl_otel.collector.signals import PROTOCOLS, Protocol
+from agl_otel.collector.write import PATIENCE_WITHOUT_STORE_SECONDS
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
 from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission, is_admitted_anywhere
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
@@ -166,13 +167,17 @@ class HttpPort:
         return web.json_response(health if known else {"status": health["status"]})
 
     async def _post_barrier(self, request: web.Request) -> web.Response:
-        """Wait for the barrier; with the body {"rollouts": [ids]}, also remove dead letters of these rollouts."""
+        """Wait for the barrier.
+
+        The body may have `patience_seconds`, after which the wait ends if nothing can be stored, and `rollouts`, a list of ids whose dead
+        letters are removed.
+        """
         body: Any = None
         if request.can_read_body:
             with contextlib.suppress(ValueError):
                 body = await json_of(request)
         asked = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-        position = await self._receiver.writer.barrier()
+        position = await self._receiver.writer.barrier(_patience(asked.get("patience_seconds")))
         try:
             await self._receiver.writer.forget(_texts(asked.get("rollouts")))
         except OSError as error:
@@ -236,6 +241,11 @@ def _remedy(path: str) -> str:
 
 def _texts(values: Any) -> list[str]:
     return [each for each in cast("list[Any]", values) if isinstance(each, str)] if isinstance(values, list) else []
+
+
+def _patience(value: Any) -> float:
+    valid = isinstance(value, int | float) and 0 <= value < PATIENCE_WITHOUT_STORE_SECONDS * 10
+    return float(value) if valid else PATIENCE_WITHOUT_STORE_SECONDS
 
 
 def _answered(protocol: Protocol, outcome: Outcome) -> bytes:

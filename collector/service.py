@@ -109,7 +109,9 @@ class Collector:
         self._store = BatchStore(engine, settings.data_dir.absolute() / "refused", self._core)
         self._telemetry = telemetry = Telemetry()
         self._closers.callback(telemetry.close)
-        self._writer = writer = Writer(self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored)
+        self._writer = writer = Writer(
+            self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored, away=lambda: self._away
+        )
         self._heartbeats = heartbeats = Heartbeats(self._queue)
         self._disk = DiskBudget(
             settings.wal_dir,
