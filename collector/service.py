@@ -244,14 +244,17 @@ class Collector:
         if error is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    def health(self) -> dict[str, Any]:
-        """Return the body of GET /health."""
+    def _state(self) -> dict[str, str]:
+        """Return status, and the reason if it is degraded: it still accepts spans then, unless its disk is full."""
         level, message = self._look_at_disk()
         first = (message if level == "full" else "") or self._writer.trouble or self._away
         trouble = "; ".join([*([first] if first else []), *(each for each in self._store_watch.problems if each not in first)])
+        return {"status": "degraded", "reason": trouble} if trouble else {"status": "ok"}
+
+    def health(self) -> dict[str, Any]:
+        """Return the body of GET /health."""
         return {
-            "status": "degraded" if trouble else "ok",  # it still accepts spans, unless its disk is full
-            **({"reason": trouble} if trouble else {}),
+            **self._state(),
             "service": "collector",
             "core": self._core.name,
             "uptime_seconds": round(time.time() - self._started_at, 3),
@@ -267,9 +270,10 @@ class Collector:
         }
 
     def status(self) -> dict[str, Any]:
-        """Return the body of GET /status: all metrics, the state of the disk and of the store's, and the dead letters."""
+        """Return the body of GET /status: as /health the state, all metrics, the state of the disk and of the store's, the dead letters."""
         level, message = self._look_at_disk()
         return {
+            **self._state(),
             "service": "collector",
             "version": __version__,
             "core": self._core.name,

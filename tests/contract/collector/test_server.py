@@ -196,6 +196,8 @@ async def test_sql_says_within_seconds_that_clickhouse_is_dead_or_frozen(on_serv
     server.signal(signal.SIGSTOP)
     assert "ClickHouse does not answer" in await refused_within(20)
     await post_spans(on_server, span_request([("ro-1", "at-1")], spans=2))
+    code, text = await asyncio.to_thread(agl_otel, "collector", "status", "--store", on_server.queue)
+    assert code == 1 and "degraded: ClickHouse at clickhouse://" in " ".join(text.split())
     for state in ("frozen", "dead"):
         text = await refused_within(25)
         assert "is in the collector's log and not stored yet" in text and "ClickHouse" in text, state
