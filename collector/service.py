@@ -53,6 +53,7 @@ from agl_otel.traces.opened import CHDB_SCHEME, open_store
 DRAIN_SECONDS: Final = 10.0
 FAREWELL_SECONDS: Final = 2.0
 CLICKHOUSE_PROBE_SECONDS: Final = 2.0
+SLOWER_CORE: Final = "requests are read by the core in plain Python, for twice the CPU"
 _logger = logging.getLogger(__name__)
 
 
@@ -106,6 +107,10 @@ class Collector:
         self._closers.push_async_callback(commit.close)
         self._store_watch = StoreWatch(engine)
         self._core = core(settings.core)
+        if self._core.name == "python":
+            _logger.info(
+                SLOWER_CORE if settings.core == "python" else f"{SLOWER_CORE}: the compiled core is not installed (docs/install.md)"
+            )
         self._store = BatchStore(engine, settings.data_dir.absolute() / "refused", self._core)
         self._telemetry = telemetry = Telemetry()
         self._closers.callback(telemetry.close)
@@ -120,6 +125,7 @@ class Collector:
             refusal=lambda: commit.trouble,
         )
         self._in_flight = in_flight = InFlight(settings.max_in_flight_bytes)
+        refusals = Refusals()
         self._intake = intake = Intake(
             commit,
             writer,
@@ -134,13 +140,26 @@ class Collector:
             forward=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
             used_core=self._core,
+            refusals=refusals,
         )
         resends.known.clear()  # the intake has copied them, into less memory
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(writer, heartbeats, forwarder, server)
         self._open_sql(server)
-        refusals, watched = Refusals(), self._store_watch
-        parts = Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker, watched, refusals)
+        parts = Parts(
+            intake,
+            writer,
+            commit,
+            self._store,
+            heartbeats,
+            self._disk,
+            in_flight,
+            forwarder,
+            self._masker,
+            self._store_watch,
+            refusals,
+            self._core,
+        )
         watch(telemetry, parts)
         receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")

@@ -127,6 +127,17 @@ async def test_a_grpc_client_at_the_port_of_http_is_refused_and_counted(stack: S
     assert "(other_protocol), the last over http: this is the port of OTLP over HTTP" in stack.log.read_text()
 
 
+async def test_the_log_names_items_refused_alone_and_the_core_in_plain_python(own_stack: Stack) -> None:
+    own_stack.environment |= {"AGL_CORE": "python"}
+    await own_stack.start_collector()
+    answer = await post_spans(own_stack, request_of([span(), span(values={conventions.ROLLOUT_ID: "a b"})]))
+    assert answer.partial_success.rejected_spans == 1
+    assert (await numbers(own_stack))["compiled_core"] == 0
+    log = own_stack.log.read_text()
+    assert "refused 1 item of traces in accepted requests, the last: 1 × rollout id breaks the rule" in log
+    assert "requests are read by the core in plain Python" in log
+
+
 def _refused(status: str, reason: str) -> int:
     points = json.loads(status)["metrics"].get("agl.collector.refused_requests", [])
     return sum(point["value"] for point in points if point["attributes"]["reason"] == reason)

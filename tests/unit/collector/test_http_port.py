@@ -85,9 +85,9 @@ async def test_a_path_that_does_not_exist_is_a_404_for_every_valid_token_only(sh
     await runner.setup()
     try:
         port = await listen(runner, "127.0.0.1", 0, None)
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {shown}"}) as session:
-            async with session.post(f"http://127.0.0.1:{port}/v1/traces/v1/traces") as answer:
-                text = await answer.text()
+        url = f"http://127.0.0.1:{port}/v1/traces/v1/traces"
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {shown}"}) as session, session.post(url) as answer:
+            text = await answer.text()
         assert answer.status == status
         assert ("set OTEL_EXPORTER_OTLP_ENDPOINT without /v1/traces" in text) == (status == 404)
         assert receiver.refusals.counts == {("unknown_path" if status == 404 else "unauthorized", "http"): 1}
