@@ -109,7 +109,10 @@ async def _sampling_parameters(store: Store, rollout: Rollout) -> Mapping[str, A
 @store_option
 @json_option
 def sql(query: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Run a read-only ClickHouse QUERY, e.g. "SELECT SpanName, count() FROM otel_traces GROUP BY 1"."""
+    """Run a read-only ClickHouse QUERY, e.g. "SELECT SpanName, uniqExact(TraceId, SpanId) FROM otel_traces GROUP BY 1".
+
+    A span that got its ids after it was stored has two rows: see docs/traces.md.
+    """
     settings = settings_for(data_dir, store)
     setup_logging()
 
