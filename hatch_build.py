@@ -29,6 +29,11 @@ def build_core(root: Path) -> None:
 
 
 if __name__ == "__main__":
+    if shutil.which("cargo") is None:
+        sys.exit(
+            "the compiled core was not built, because there is no cargo on the PATH: install Rust (https://rustup.rs) and try again; "
+            "without the core the collector does the same in Python"
+        )
     try:
         build_core(Path(__file__).parent)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     queue_url: str = ""
     """sqlite:///PATH or postgresql://…; empty means queue.db in the data directory."""
     clickhouse_url: str = ""
-    """chdb:///PATH or clickhouse://…; empty means traces/ in the data directory."""
+    """chdb:///PATH, or clickhouse://… of a server (docs/clickhouse.md); empty means traces/ in the data directory."""
     collector: str = ""
     """Path of an OpenTelemetry Collector with this project's processor (`make otelcol`) to use as the collector, with a ClickHouse
     server; empty: the Python collector."""

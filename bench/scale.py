@@ -2,6 +2,7 @@
 
 python -m bench.scale                       # the plan for the three sizes, from the costs in bench/scale.json
 python -m bench.scale plan --at-once 5000 --calls 20 --model-seconds 3
+python -m bench.scale plan --spans-a-second 2000 --spans-a-request 20    # a fleet that only sends OTLP
 python -m bench.scale measure               # a minute: the costs of this machine; --save keeps them in bench/scale.json
 python -m bench.scale page                  # writes the tables of docs/scale.md
 """
@@ -25,6 +26,8 @@ SIZES: Final = (10, 1_000, 100_000)
 BUSY: Final = 0.6  # planned load of a core: above it, queueing delays grow faster than the load
 DAY_SECONDS: Final = 86_400.0
 RUNNER_PLACES: Final = 256  # concurrent rollouts of one runner
+INSERT_CPU: Final = 0.045  # seconds of one core, whatever its rows (collector/write.py); measured with a request a second
+INSERTS_A_SECOND: Final = 4  # at most, while nobody waits for one and no batch is full
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,30 @@ class Load:
     """Rollouts per claim."""
 
 
+@dataclass(frozen=True)
+class OtlpLoad:
+    """The load of a fleet that only sends OTLP."""
+
+    spans_a_second: float
+    spans_a_request: float
+
+
+OPTIONS: Final = {
+    "at_once": "concurrent rollouts; may be repeated, for a column each",
+    "calls": "model calls of an attempt",
+    "model_seconds": "duration of a model call",
+    "tool_seconds": "time between two calls",
+    "new_tokens": "stored tokens of a call: its reply, and the part of its prompt that no earlier call had",
+    "spans_a_call": "spans of the agent and of the proxy for each call; an attempt has four more",
+    "streamed": "chunks of a call; 0: not streamed",
+    "retried": "share of attempts that are retries",
+    "batch": "rollouts per claim",
+    "spans_a_second": "plan the collector for a plain OTLP load instead: spans of 1.5 KB without token ids",
+    "spans_a_request": "spans in one request of that load",
+}
+"""{option of `plan`: its help}."""
+
+
 class Service(NamedTuple):
     """One service of a plan. `load` is in busy cores; `memory` is the total of all processes in bytes."""
 
@@ -148,6 +175,29 @@ def plan(costs: Costs, load: Load) -> Plan:
     )
     disk = spans * costs.span_bytes + tokens * costs.token_bytes + first_attempts * costs.rollout_bytes
     return Plan(load, attempts, calls, spans, tokens, services, disk * DAY_SECONDS)
+
+
+def plan_otlp(costs: Costs, load: OtlpLoad) -> Service:
+    """Return the collectors for a plain OTLP load.
+
+    Every insert costs INSERT_CPU. Requests that come faster than INSERTS_A_SECOND share them; a lone sender of small requests does not.
+    """
+    requests = load.spans_a_second / load.spans_a_request
+    inserts = min(requests, INSERTS_A_SECOND) * INSERT_CPU
+    return _service("collector", requests * costs.request_cpu + load.spans_a_second * costs.span_cpu + inserts, costs.collector_memory)
+
+
+def otlp_table(costs: Costs, load: OtlpLoad) -> str:
+    """Format the plan for a plain OTLP load as a Markdown table."""
+    made = plan_otlp(costs, load)
+    rows = [
+        ["requests a second", number(load.spans_a_second / load.spans_a_request)],
+        ["collector: processes", f"{made.processes:,}"],
+        ["collector: cores (busy)", f"{made.cores:,} ({number(made.load)})"],
+        ["collector: memory", size(made.memory)],
+        ["disk a day", size(load.spans_a_second * costs.span_bytes * DAY_SECONDS)],
+    ]
+    return _table(["", f"{number(load.spans_a_second)} spans a second"], rows)
 
 
 def claim_cost(costs: Costs, batch: int) -> float:
@@ -224,10 +274,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="plan", choices=["plan", "measure", "page"])
     parser.add_argument("--save", action="store_true", help="with measure: write bench/scale.json")
-    parser.add_argument("--at-once", type=int, action="append", help="rollouts; may be repeated")
+    parser.add_argument("--at-once", type=int, action="append", help=f"{OPTIONS['at_once']} (10, 1000 and 100000)")
     assumed = {each.name: each.default for each in fields(Load) if each.name != "at_once"}
     for name, default in assumed.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{OPTIONS[name]} (%(default)s)")
+    parser.add_argument("--spans-a-second", type=float, help=OPTIONS["spans_a_second"])
+    parser.add_argument("--spans-a-request", type=float, default=20.0, help=f"{OPTIONS['spans_a_request']} (%(default)s)")
     options = parser.parse_args()
     if options.task == "measure":
         from bench.scale_costs import measure  # slow to import
@@ -236,6 +288,8 @@ def main() -> int:
         (STORED.write_text(text) if options.save else print(text))
     elif options.task == "page":
         PAGE.write_text(filled(PAGE.read_text()))
+    elif options.spans_a_second is not None:
+        print(otlp_table(stored(), OtlpLoad(options.spans_a_second, options.spans_a_request)))
     else:
         chosen = {name: getattr(options, name) for name in assumed}
         print(plan_table([plan(stored(), Load(at_once, **chosen)) for at_once in options.at_once or SIZES]))

@@ -17,8 +17,9 @@ from agl_otel.collector.receive import RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.refusals import Reason
 from agl_otel.collector.resends import Outcome
 from agl_otel.collector.signals import PROTOCOLS, Protocol
+from agl_otel.collector.write import PATIENCE_WITHOUT_STORE_SECONDS
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
-from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission
+from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission, is_admitted_anywhere
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
 from agl_otel.net.front import Reply, SmallRequest, response
 from agl_otel.net.http_server import FRONT, Handler, browser_access, peer_has_certificate, readable
@@ -49,6 +50,7 @@ class HttpPort:
         actions: more POST paths, {path: handler}; like all paths but /health they need the token.
         client_certificate: whether clients must present one.
         names: see `auth.BrowserAccess`.
+        grpc_at: the address of OTLP over gRPC, for clients that take this port for it.
         body_seconds: time limit for receiving a body.
     """
 
@@ -62,6 +64,7 @@ class HttpPort:
         *,
         client_certificate: bool = False,
         names: Collection[str] | None = None,
+        grpc_at: str = "another port",
         body_seconds: float = BODY_SECONDS,
     ) -> None:
         self._receiver = receiver
@@ -71,12 +74,13 @@ class HttpPort:
         self._actions = actions or {}
         self._client_certificate = client_certificate
         self._visitors = BrowserAccess(names)
+        self._grpc_at = grpc_at
 
     def app(self) -> web.Application:
         """Build the aiohttp application."""
         app = web.Application(middlewares=[self._counted, browser_access(self._visitors), readable, self._errors, self._bodies.held])
         if not self._client_certificate:
-            app[FRONT] = (tuple(_PROTOCOLS), self._take)
+            app[FRONT] = (tuple(_PROTOCOLS), self._take, self._refuse_http2)
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -109,6 +113,11 @@ class HttpPort:
         else:
             outcome.outcome().add_done_callback(partial(self._reply_later, protocol, reply))
         return True
+
+    def _refuse_http2(self) -> str:
+        text = f"this is the port of OTLP over HTTP; gRPC is at {self._grpc_at} (AGL_OTLP_GRPC_PORT)"
+        self._receiver.refusals.add("http", "other_protocol", text)
+        return text
 
     def _reply_later(self, protocol: Protocol, reply: Reply, future: asyncio.Future[Outcome]) -> None:
         error = future.exception()
@@ -158,13 +167,17 @@ class HttpPort:
         return web.json_response(health if known else {"status": health["status"]})
 
     async def _post_barrier(self, request: web.Request) -> web.Response:
-        """Wait for the barrier; with the body {"rollouts": [ids]}, also remove dead letters of these rollouts."""
+        """Wait for the barrier.
+
+        The body may have `patience_seconds`, after which the wait ends if nothing can be stored, and `rollouts`, a list of ids whose dead
+        letters are removed.
+        """
         body: Any = None
         if request.can_read_body:
             with contextlib.suppress(ValueError):
                 body = await json_of(request)
         asked = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-        position = await self._receiver.writer.barrier()
+        position = await self._receiver.writer.barrier(_patience(asked.get("patience_seconds")))
         try:
             await self._receiver.writer.forget(_texts(asked.get("rollouts")))
         except OSError as error:
@@ -192,7 +205,7 @@ class HttpPort:
             request[_ERROR] = error
             return _refusal(request, error)
         except web.HTTPNotFound:
-            return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
+            return web.Response(status=404, text=f"this port has no {request.path}{_remedy(request.path)}; it has {self._paths(request)}\n")
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             text = f"{request.path} takes {allowed}, not {request.method}\n"
@@ -204,19 +217,35 @@ class HttpPort:
         scopes = ("metrics",) if request.path == "/metrics" else ()
         request[_ADMISSION] = found = self._admission(request, *scopes, sending=request.path in _PROTOCOLS)
         if found.refusal is not None:
+            if isinstance(request.match_info.http_exception, web.HTTPNotFound) and is_admitted_anywhere(*self._shown(request)):
+                return None  # the handler answers that there is no such path
             return web.Response(status=401, text=found.refusal + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None
 
     def _admission(self, request: web.Request, *scopes: str, sending: bool = False) -> Admission:
-        return admission(self._receiver.token, request.headers.get("Authorization", ""), *scopes, sending=sending)
+        return admission(*self._shown(request), *scopes, sending=sending)
+
+    def _shown(self, request: web.Request) -> tuple[str, str]:
+        return self._receiver.token, request.headers.get("Authorization", "")
 
     def _paths(self, request: web.Request) -> str:
         found = {f"{route.method} {route.resource.canonical}" for route in request.app.router.routes() if route.resource}
         return ", ".join(sorted(name for name in found if not name.startswith("HEAD ")))
 
 
+def _remedy(path: str) -> str:
+    """Return the remedy for a path that has one of OTLP's twice: the endpoint that the SDK was given had it already; else nothing."""
+    twice = next((each.path for each in PROTOCOLS if path.startswith(f"{each.path}/v1/")), "")
+    return f": set OTEL_EXPORTER_OTLP_ENDPOINT without {twice}, which SDKs add" if twice else ""
+
+
 def _texts(values: Any) -> list[str]:
     return [each for each in cast("list[Any]", values) if isinstance(each, str)] if isinstance(values, list) else []
+
+
+def _patience(value: Any) -> float:
+    valid = isinstance(value, int | float) and 0 <= value < PATIENCE_WITHOUT_STORE_SECONDS * 10
+    return float(value) if valid else PATIENCE_WITHOUT_STORE_SECONDS
 
 
 def _answered(protocol: Protocol, outcome: Outcome) -> bytes:

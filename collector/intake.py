@@ -29,7 +29,7 @@ from agl_otel.collector.journal import REQUEST, RecoveryState, Request, Signal, 
 from agl_otel.collector.memory import Ids, TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
-from agl_otel.collector.refusals import hint
+from agl_otel.collector.refusals import Refusals, hint
 from agl_otel.collector.remembered import Remembered
 from agl_otel.collector.resends import Answered, Outcome, PendingOutcome, reason_text, rejections
 from agl_otel.collector.scan import AHEAD_NANO, Scan, within
@@ -68,6 +68,7 @@ class Intake:
         forward: called once with every request that is on disk; must not block (forward.py).
         masker: masks secrets (masking.py), before the log and `forward`.
         used_core: reads the requests (the default one).
+        refusals: logs the items that are refused.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Intake:
         forward: Callable[[Signal, bytes], None] | None = None,
         masker: Masker | None = None,
         used_core: Core | None = None,
+        refusals: Refusals | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._core = used_core or core()
@@ -99,6 +101,7 @@ class Intake:
         self._unidentified: Policy = unidentified
         self._forward = forward
         self._masker = masker
+        self._refusals = refusals or Refusals()
         self._clock = clock
         self.memory = TraceMemory()
         self.counts: Counter[str] = Counter()
@@ -183,6 +186,8 @@ class Intake:
         kept = len(identities) + unreadable - rejected - dropped
         self._count(signal, raw, reasons, dropped, kept)
         message = reason_text(reasons)
+        if rejected:
+            self._refusals.add_items(signal, rejected, message)
         if not kept:
             if dropped and self._forward is not None:  # not stored here, but the forwarding target may want it
                 self._forward(signal, raw)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.collector.commit import GroupCommit
+from agl_otel.collector.core import Core
 from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.forward import Forwarder
 from agl_otel.collector.heartbeat import Heartbeats
@@ -40,6 +41,7 @@ class Parts:
     masker: Masker | None
     store_watch: StoreWatch
     refusals: Refusals
+    core: Core
 
 
 _Read = Callable[[Parts], Readings]
@@ -131,6 +133,12 @@ GAUGES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("disk_free_bytes", "By", "free disk where the log lies", _one(lambda p: p.disk.free_bytes)),
     ("disk_level", "1", "0 fine, 1 warning, 2 full: nothing more is taken", _one(lambda p: LEVEL_NUMBERS[p.disk.level])),
     ("store_problems", "{problem}", "its disk is full, or a damaged part's rows may be lost", _one(lambda p: len(p.store_watch.problems))),
+    (
+        "compiled_core",
+        "1",
+        "1 if the compiled core reads requests, 0 if the slower Python code does",
+        _one(lambda p: p.core.name == "compiled"),
+    ),
     ("in_flight_bytes", "By", "requests between the socket and the disk", _one(lambda p: p.in_flight.bytes)),
     ("forward_queue_bytes", "By", "copies that wait", _one(lambda p: p.forwarder.queued_bytes if p.forwarder else 0)),
     ("traces_remembered", "{trace}", "traces by which later spans can be identified", _one(lambda p: len(p.intake.memory))),

@@ -1,4 +1,4 @@
-"""Refused requests: their number by reason and transport, and a line in the log.
+"""Refused requests: their number by reason and transport, and a line in the log. Also that line for items refused alone.
 
 Any client can cause as many as it likes, so each reason logs one line a minute at most, of bounded length.
 """
@@ -18,6 +18,7 @@ Reason = Literal[
     "unauthorized",
     "forbidden",
     "unknown_path",
+    "other_protocol",
     "content_type",
     "encoding",
     "too_large",
@@ -65,22 +66,38 @@ class Refusals:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[tuple[Reason, Transport]] = Counter()
         self._clock = clock
-        self._unlogged: Counter[Reason] = Counter()
-        self._quiet_until: dict[Reason, float] = {}
+        self._unlogged: Counter[str] = Counter()
+        self._quiet_until: dict[str, float] = {}
 
     def add(self, transport: Transport, reason: Reason, message: str) -> None:
         """Count a request, and log it with those since the last line of its reason; `message` is the client's answer."""
         self.counts[reason, transport] += 1
-        self._unlogged[reason] += 1
+        if count := self._due(reason, 1):
+            _logger.warning("refused %d request%s (%s), the last over %s: %s", count, _s(count), reason, transport, _shown(message))
+
+    def add_items(self, signal: str, rejected: int, message: str) -> None:
+        """Log items of an accepted request that were refused, with those since the last line of their signal; the intake counts them."""
+        if count := self._due(signal, rejected):
+            _logger.warning("refused %d item%s of %s in accepted requests, the last: %s", count, _s(count), signal, _shown(message))
+
+    def _due(self, key: str, more: int) -> int:
+        """Return how many a line about `key` is to report now; 0: none is due."""
+        self._unlogged[key] += more
         now = self._clock()
-        if now < self._quiet_until.get(reason, now):
-            return
-        self._quiet_until[reason] = now + QUIET_SECONDS
-        count = self._unlogged.pop(reason)
-        shown = printable(message[:MAX_CHARACTERS].strip())
-        _logger.warning("refused %d request%s (%s), the last over %s: %s", count, "" if count == 1 else "s", reason, transport, shown)
+        if now < self._quiet_until.get(key, now):
+            return 0
+        self._quiet_until[key] = now + QUIET_SECONDS
+        return self._unlogged.pop(key)
 
     def add_error(self, transport: Transport, error: AglError) -> None:
         """Count a request that is refused with this error."""
         if (reason := reason_of(error)) is not None:
             self.add(transport, reason, str(error))
+
+
+def _shown(message: str) -> str:
+    return printable(message[:MAX_CHARACTERS].strip())
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

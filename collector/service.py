@@ -53,6 +53,7 @@ from agl_otel.traces.opened import CHDB_SCHEME, open_store
 DRAIN_SECONDS: Final = 10.0
 FAREWELL_SECONDS: Final = 2.0
 CLICKHOUSE_PROBE_SECONDS: Final = 2.0
+SLOWER_CORE: Final = "requests are read by the core in plain Python, for twice the CPU"
 _logger = logging.getLogger(__name__)
 
 
@@ -106,10 +107,16 @@ class Collector:
         self._closers.push_async_callback(commit.close)
         self._store_watch = StoreWatch(engine)
         self._core = core(settings.core)
+        if self._core.name == "python":
+            _logger.info(
+                SLOWER_CORE if settings.core == "python" else f"{SLOWER_CORE}: the compiled core is not installed (docs/install.md)"
+            )
         self._store = BatchStore(engine, settings.data_dir.absolute() / "refused", self._core)
         self._telemetry = telemetry = Telemetry()
         self._closers.callback(telemetry.close)
-        self._writer = writer = Writer(self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored)
+        self._writer = writer = Writer(
+            self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored, away=lambda: self._away
+        )
         self._heartbeats = heartbeats = Heartbeats(self._queue)
         self._disk = DiskBudget(
             settings.wal_dir,
@@ -118,6 +125,7 @@ class Collector:
             refusal=lambda: commit.trouble,
         )
         self._in_flight = in_flight = InFlight(settings.max_in_flight_bytes)
+        refusals = Refusals()
         self._intake = intake = Intake(
             commit,
             writer,
@@ -132,13 +140,26 @@ class Collector:
             forward=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
             used_core=self._core,
+            refusals=refusals,
         )
         resends.known.clear()  # the intake has copied them, into less memory
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(writer, heartbeats, forwarder, server)
         self._open_sql(server)
-        refusals, watched = Refusals(), self._store_watch
-        parts = Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker, watched, refusals)
+        parts = Parts(
+            intake,
+            writer,
+            commit,
+            self._store,
+            heartbeats,
+            self._disk,
+            in_flight,
+            forwarder,
+            self._masker,
+            self._store_watch,
+            refusals,
+            self._core,
+        )
         watch(telemetry, parts)
         receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
@@ -185,7 +206,16 @@ class Collector:
         if self._maintenance:
             actions["/maintain"] = self._maintenance.handle
         names = own_names(settings)
-        port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate, names=names)
+        port = HttpPort(
+            receiver,
+            self._in_flight,
+            self.health,
+            pages,
+            actions,
+            client_certificate=client_certificate,
+            names=names,
+            grpc_at=f"{settings.announced_host}:{grpc_port}",
+        )
         self._otlp_app = port.app()
         http_port = await self._serve(self._otlp_app, settings.otlp_http_port, "AGL_OTLP_HTTP_PORT", tls)
         sql_app = self._sql.app(names)
@@ -233,14 +263,17 @@ class Collector:
         if error is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    def health(self) -> dict[str, Any]:
-        """Return the body of GET /health."""
+    def _state(self) -> dict[str, str]:
+        """Return status, and the reason if it is degraded: it still accepts spans then, unless its disk is full."""
         level, message = self._look_at_disk()
         first = (message if level == "full" else "") or self._writer.trouble or self._away
         trouble = "; ".join([*([first] if first else []), *(each for each in self._store_watch.problems if each not in first)])
+        return {"status": "degraded", "reason": trouble} if trouble else {"status": "ok"}
+
+    def health(self) -> dict[str, Any]:
+        """Return the body of GET /health."""
         return {
-            "status": "degraded" if trouble else "ok",  # it still accepts spans, unless its disk is full
-            **({"reason": trouble} if trouble else {}),
+            **self._state(),
             "service": "collector",
             "core": self._core.name,
             "uptime_seconds": round(time.time() - self._started_at, 3),
@@ -256,9 +289,10 @@ class Collector:
         }
 
     def status(self) -> dict[str, Any]:
-        """Return the body of GET /status: all metrics, the state of the disk and of the store's, and the dead letters."""
+        """Return the body of GET /status: as /health the state, all metrics, the state of the disk and of the store's, the dead letters."""
         level, message = self._look_at_disk()
         return {
+            **self._state(),
             "service": "collector",
             "version": __version__,
             "core": self._core.name,

@@ -30,6 +30,8 @@ from agl_otel.traces.http import OWN_HEADER
 from agl_otel.traces.opened import TraceStore
 
 PING_SECONDS: Final = 1.0  # less than the timeout of our callers
+SLOW_SECONDS: Final = 2.0  # after which, and as often, it is checked whether the server of a running query still answers
+PINGS: Final = 2  # unanswered pings in a row that mean down: a busy server may miss one
 READ_THREADS: Final = 4  # of each lane
 MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
 IN_FLIGHT_BYTES: Final = 256 << 20  # limit on all bodies together
@@ -145,7 +147,7 @@ class SqlEndpoint:
                     raise UnavailableError("the client went away before its query began")
                 return self.run(sql, params, settings, default)
 
-            data, used = await asyncio.get_running_loop().run_in_executor(lane.threads, answer)
+            data, used = await self._while_server_answers(asyncio.get_running_loop().run_in_executor(lane.threads, answer))
         except QueryError as error:
             self.counts["refused"] += 1
             return _error(403, 497, str(error), "ACCESS_DENIED")
@@ -162,6 +164,16 @@ class SqlEndpoint:
         if len(data) <= SLICE_BYTES or request.method == "HEAD":
             return web.Response(body=data, headers=headers)
         return await self._send(request, data, headers, lane)
+
+    async def _while_server_answers(self, query: asyncio.Future[tuple[bytes, str]]) -> tuple[bytes, str]:
+        """Await a query, however slow. Raises UnavailableError if meanwhile a ClickHouse server misses PINGS pings in a row."""
+        missed = 0
+        while self._server_ping and not (await asyncio.wait({query}, timeout=SLOW_SECONDS))[0]:
+            missed = 0 if await is_healthy(self._server_ping, seconds=PING_SECONDS) else missed + 1
+            if missed == PINGS:
+                query.cancel()  # one that runs ends with its own timeout
+                raise UnavailableError("ClickHouse does not answer")
+        return await query
 
     async def _send(self, request: web.Request, data: bytes, headers: Mapping[str, str], lane: _Lane) -> web.StreamResponse:
         """Send a large response in slices, as the client reads it; sent whole it would be in memory twice."""

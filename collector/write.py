@@ -56,6 +56,9 @@ BATCHING_DELAY_SECONDS: Final = (
 )
 PATIENCE_SECONDS: Final = 0.5  # between the begins of two inserts while the one before has not ended: a merge may slow it down
 BACKOFF: Final = Backoff(0.1, 5.0)
+PATIENCE_WITHOUT_STORE_SECONDS: Final = 55.0
+"""How long a client waits for its data to be stored while nothing can be: our own clients wait 60 s for an answer."""
+LOOK_SECONDS: Final = 0.25  # between two looks whether anything can be stored
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ class Writer:
         resends: ResendJournal,
         *,
         on_stored: Callable[[int, float, float], None] | None = None,
+        away: Callable[[], str] = str,
     ) -> None:
         self._store = store
         self._recovery = Recovery(store, commit.directory)
@@ -108,6 +112,7 @@ class Writer:
         self._read = read
         self._resends = resends
         self._on_stored = on_stored  # see Telemetry.batch_stored
+        self._away = away  # why ClickHouse does not answer, as soon as that is known; an insert may notice it much later
         self._in_doubt = recovery_state.in_doubt
         self._batch_id = recovery_state.batch_id
         self._waiting: deque[_Waiting] = deque()
@@ -167,10 +172,11 @@ class Writer:
         self.accepted = max(self.accepted, item.position)
         self._wake.set()
 
-    async def wait(self, position: int) -> None:
+    async def wait(self, position: int, patience_seconds: float = PATIENCE_WITHOUT_STORE_SECONDS) -> None:
         """Return when every request up to `position` is visible to queries, or lost.
 
-        Raises UnavailableError if the collector stops before, or if a disk is full at the next try: nobody knows until when.
+        Raises UnavailableError if the collector stops before, if a disk is full at the next try (nobody knows until when), or if ClickHouse
+        or the queue are unavailable for `patience_seconds`. A store that is slow is waited for.
         """
         if position <= self.stored:
             return
@@ -179,12 +185,27 @@ class Writer:
         self._write_now.set()
         if self._full:
             self._again.set()
-        await future
+        try:
+            await self._while_storing(future, patience_seconds)
+        finally:
+            future.cancel()  # if nobody waits for it any more
+        future.result()
 
-    async def barrier(self) -> int:
-        """Wait until everything acked before the call is visible; return the log position waited for."""
+    async def _while_storing(self, future: asyncio.Future[None], patience_seconds: float) -> None:
+        """Return when `future` is done. Raises UnavailableError if nothing can be stored for `patience_seconds`."""
+        able_at = time.monotonic()
+        while not (await asyncio.wait({future}, timeout=LOOK_SECONDS))[0]:
+            why = self.trouble or self._away()
+            now = time.monotonic()
+            if not why:
+                able_at = now
+            elif now - able_at >= patience_seconds:
+                raise UnavailableError(f"it is in the collector's log and not stored yet: {why}")
+
+    async def barrier(self, patience_seconds: float = PATIENCE_WITHOUT_STORE_SECONDS) -> int:
+        """Wait until everything acked before the call is visible; return the log position waited for. Raises as `wait` does."""
         position = self.accepted
-        await self.wait(position)
+        await self.wait(position, patience_seconds)
         return position
 
     async def forget(self, rollout_ids: Collection[str]) -> None:

@@ -35,9 +35,10 @@ def collector() -> None:
 @store_option
 @json_option
 def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
-    """Show the counters of every running collector.
+    """Show the state and the counters of every running collector.
 
-    Exits with 1 if one of them does not respond, or accepts nothing because its disk is full.
+    Exits with 1 if one of them does not respond, or is degraded, with the reason: ClickHouse does not answer, a disk or the log is full, or
+    stored rows may be lost.
     """
     settings = settings_for(data_dir, store)
     setup_logging()
@@ -57,8 +58,8 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
     else:
         console = open_console(highlight=False)
         for each in found:
-            _print(console, each)
-    return int(any("error" in each or each["disk"]["level"] == "full" for each in found))
+            print_status(console, each)
+    return int(any("error" in each or trouble_of(each) for each in found))
 
 
 def running_stack(settings: Settings) -> str:
@@ -79,6 +80,12 @@ async def read_status(session: aiohttp.ClientSession, address: str) -> dict[str,
     return {"address": address, **await _status(session, address)}
 
 
+def trouble_of(found: Mapping[str, Any]) -> str:
+    """Return why a collector with this status is degraded; empty if it is not."""
+    of_earlier_release = [found["disk"]["message"]] if found["disk"]["level"] == "full" else found.get("store_problems", [])
+    return found.get("reason", "") if "status" in found else "; ".join(of_earlier_release)
+
+
 async def _status(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
     try:
         async with session.get(f"{address}/status") as answer:
@@ -91,12 +98,14 @@ async def _status(session: aiohttp.ClientSession, address: str) -> dict[str, Any
         return {"error": str(error) or type(error).__name__}
 
 
-def _print(console: Console, found: Mapping[str, Any]) -> None:
+def print_status(console: Console, found: Mapping[str, Any]) -> None:
+    """Print what `read_status` returned."""
     if "error" in found:
         console.print(printable_lines(f"{found['address']}: {found['error']}"), style="red", markup=False)
         return
-    disk = found["disk"]
-    title = f"{found['address']}, up {found['uptime_seconds']:.0f} s, {found.get('core', 'python')} core, disk {disk['level']}"
+    disk, trouble = found["disk"], trouble_of(found)
+    state = "degraded" if trouble else "ok"
+    title = f"{found['address']}: {state}, up {found['uptime_seconds']:.0f} s, {found.get('core', 'python')} core"
     table = Table(title=title, title_justify="left")
     table.add_column("metric", no_wrap=True)
     table.add_column("of")
@@ -106,10 +115,10 @@ def _print(console: Console, found: Mapping[str, Any]) -> None:
             attributes = ", ".join(str(value) for value in point["attributes"].values())
             table.add_row(name.removeprefix(PREFIX), attributes, _value(point))
     console.print(table)
-    if disk["message"]:
-        console.print(disk["message"], style="yellow", markup=False)
-    for problem in found.get("store_problems", []):
-        console.print(printable_lines(problem), style="red", markup=False)
+    if trouble:
+        console.print(printable_lines(f"degraded: {trouble}"), style="red", markup=False)
+    if disk["level"] == "warning":
+        console.print(printable_lines(disk["message"]), style="yellow", markup=False)
     dead_letters = found.get("kept_aside", {"requests": 0, "latest": []})
     if dead_letters["requests"]:
         console.print(f"{dead_letters['requests']} requests are dead letters, because they cannot be stored; the latest:", style="yellow")

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from agl_otel.cli.collector import PREFIX, read_status, running_stack, status_session
+from agl_otel.cli.collector import PREFIX, read_status, running_stack, status_session, trouble_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
@@ -177,7 +177,9 @@ def _collector(found: Mapping[str, Any]) -> Text:
     def value(name: str) -> float:
         return sum(point["value"] for point in metrics.get(PREFIX + name, ()))
 
-    style = {"warning": "yellow", "full": "bold red"}.get(disk["level"], "")
     backlog, log = value("backlog"), value("log_bytes") / (1 << 20)
-    why = f": {plain(disk['message'], 400)}" if disk["message"] else ""
-    return Text(f"collector {found['address']}: {backlog:,.0f} rows wait in a log of {log:,.1f} MiB, disk {disk['level']}{why}", style)
+    trouble, warning = trouble_of(found), disk["message"] if disk["level"] == "warning" else ""
+    style = "bold red" if trouble else "yellow" if warning else ""
+    why = f": {plain(trouble or warning, 400)}" if trouble or warning else ""
+    state = "degraded" if trouble else "warning" if warning else "ok"
+    return Text(f"collector {found['address']}: {backlog:,.0f} rows wait in a log of {log:,.1f} MiB, {state}{why}", style)

@@ -47,11 +47,26 @@ def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
     stack.prefork()
 
     async def main() -> None:
+        await warn_of_silent_clickhouse(settings)
         async with stack:
             _show(stack, as_json)
             await stack.failed
 
     run_async(main)
+
+
+async def warn_of_silent_clickhouse(settings: Settings) -> None:
+    """Warn of a ClickHouse server that does not answer: the stack starts without it, and stores nothing until it does."""
+    from agl_otel.net.http_server import is_healthy  # with aiohttp, which few stacks need in this process
+    from agl_otel.traces.address import ServerAddress
+    from agl_otel.traces.opened import CHDB_SCHEME
+
+    if not settings.clickhouse_url or settings.clickhouse_url.startswith(CHDB_SCHEME):
+        return
+    server = ServerAddress.parse(settings.clickhouse_url)
+    if not await is_healthy(server.ping):
+        text = f"ClickHouse at {server} does not answer at {server.ping}: nothing is stored until it does (docs/clickhouse.md)"
+        click.echo(f"warning: {text}", err=True)
 
 
 def _show(stack: Stack, as_json: bool) -> None:

@@ -206,7 +206,7 @@ class PortAccess:
 
 
 QUEUE: Final = PortAccess(("queue",), "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
-COLLECTOR: Final = PortAccess(("collector",), "this collector wants the header `Authorization: Bearer TOKEN` (AGL_TOKEN)")
+COLLECTOR: Final = PortAccess(("collector",), "this is no token of this stack")
 SQL: Final = PortAccess(("clickhouse",), "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password")
 PROXY: Final = PortAccess(("proxy",), NEEDED)
 WEB: Final = PortAccess(("web",), NEEDED)
@@ -248,13 +248,42 @@ class Admission(NamedTuple):
 
 
 def admission(token: str, authorization: str, *scopes: str, sending: bool = False) -> Admission:
-    """Check an Authorization header at a collector; with `sending` a telemetry key suffices. Tokens for `scopes` are accepted, too."""
+    """Check an Authorization header at a collector; with `sending` a telemetry key suffices. Tokens for `scopes` are accepted, too.
+
+    A refusal tells what is wrong with the form of the header. Of a token it tells only that it is none of this stack, not how near it was;
+    who has a valid one learns what it is for.
+    """
     given = without_scheme(authorization)
-    if token and sending and given != authorization:
+    has_scheme = given != authorization
+    if token and has_scheme:
         sender = sender_of(token, given)
         if sender.is_agent:
-            return Admission(sender=sender)
-    return Admission(COLLECTOR.refusal_of_all(token, (given,), *scopes))
+            return Admission(None if sending else _ONLY_SENDS, sender)
+    why = COLLECTOR.refusal_of_all(token, (given,), *scopes)
+    if why != COLLECTOR.no_token:
+        return Admission(why)
+    return Admission(f"{_form(authorization, has_scheme)}: {_SENDERS if sending else _OPERATORS}")
+
+
+def _form(authorization: str, has_scheme: bool) -> str:
+    """Return what is wrong with an Authorization header without a valid token, by its form alone."""
+    if not authorization.strip() or authorization.strip().lower() == _BEARER.strip():
+        return "no token was sent"
+    if has_scheme:
+        return "this is no token or key of this stack"
+    if authorization.lower().startswith("bearer%20"):
+        return "the header has %20 for the space after Bearer, because this sender does not decode it: write a space"
+    return "the Authorization header does not begin with `Bearer `"
+
+
+_SENDERS: Final = "send `Authorization: Bearer KEY`, with the key that `agl-otel token --for otlp` prints, or with AGL_TOKEN"
+_OPERATORS: Final = "this path wants `Authorization: Bearer TOKEN`, with the stack's AGL_TOKEN"
+_ONLY_SENDS: Final = "this key can only send telemetry; this path wants `Authorization: Bearer TOKEN`, with the stack's AGL_TOKEN"
+
+
+def is_admitted_anywhere(token: str, authorization: str) -> bool:
+    """Whether an Authorization header has a valid token for any port or a telemetry key: its holder may know which paths exist."""
+    return admission(token, authorization, *SCOPES, sending=True).refusal is None
 
 
 def sender_of(token: str, key: str) -> Sender:

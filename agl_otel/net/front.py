@@ -2,6 +2,7 @@
 
 Only what is beyond doubt is answered here: one of some paths, HTTP/1.1, a body of known length, headers in plain characters, each once.
 With any other request the connection becomes aiohttp's, from the first byte of that request on: one place judges what is odd about HTTP.
+Only a client that begins to speak HTTP/2 is answered here as well: aiohttp's parser takes its preface for a malformed request.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ AIOHTTPS: Final = frozenset(
 _MOST_HEADERS: Final = 100
 _LOOK_SECONDS: Final = 0.01
 _FLUSH_SECONDS: Final = 5.0  # in which a client reads the last responses; they are short
+_LINGER_SECONDS: Final = 1.0  # for a client of HTTP/2 to close
 _PART_SECONDS: Final = 0.2
 """After this time a request of which only a part has come is aiohttp's, too, which bounds the time and counts the bytes of slow ones."""
 
@@ -46,6 +48,12 @@ Take = Callable[[SmallRequest, Reply], bool]
 """Takes a request and calls `Reply` once, now or later, with the response; returns False, having done nothing, to leave it to aiohttp.
 
 It runs on the event loop, and no body is counted before it: what takes long, or grows (a compressed body), is left to aiohttp."""
+
+
+RefuseHttp2 = Callable[[], str]
+"""Returns what to tell a client that speaks HTTP/2."""
+HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""The first bytes of every HTTP/2 client (RFC 9113, section 3.4)."""
 
 
 class NotSimpleError(Exception):
@@ -99,13 +107,23 @@ class Front:
 
     Args:
         paths: those of the requests that `take` may take.
+        refuse_http2: called for each client that speaks HTTP/2.
         behind: makes aiohttp's protocol.
         idle_seconds: time in which a request must have come, from the start of the connection or the last response.
     """
 
-    def __init__(self, paths: Collection[str], take: Take, behind: Callable[[], asyncio.Protocol], *, idle_seconds: float) -> None:
+    def __init__(
+        self,
+        paths: Collection[str],
+        take: Take,
+        refuse_http2: RefuseHttp2,
+        behind: Callable[[], asyncio.Protocol],
+        *,
+        idle_seconds: float,
+    ) -> None:
         self.paths = frozenset(paths)
         self.take = take
+        self.refuse_http2 = refuse_http2
         self.behind = behind
         self.idle_seconds = idle_seconds
         self.connections: set[_Connection] = set()
@@ -129,6 +147,9 @@ class _Connection(asyncio.Protocol):
     def __init__(self, front: Front) -> None:
         self._front = front
         self._data = b""
+        self._first = True
+        """Whether no request has been taken yet."""
+        self._refused = False
         self._taken = False
         """Whether a request has been taken that has no response yet."""
         self._reading = self._full = self._paused = self._ending = self._over = False
@@ -151,6 +172,8 @@ class _Connection(asyncio.Protocol):
         return self._taken and self._transport.get_extra_info("sslcontext") is None
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._data = self._data + data if self._data else data
         self._read()
         if len(self._data) > LARGEST_BYTES + _HEAD_BYTES and not self._paused:
@@ -199,17 +222,29 @@ class _Connection(asyncio.Protocol):
         try:
             found = read_request(self._data, self._front.paths)
         except NotSimpleError:
+            if self._first and self._data.startswith(HTTP2_PREFACE):
+                self._refuse_http2()
+                return True
+            if self._first and HTTP2_PREFACE.startswith(self._data):
+                return False
             self._hand_over()
             return True
         if found is None:
             return False
         request, length = found
         whole, self._data = self._data, self._data[length:]
-        self._taken = True
+        self._taken, self._first = True, False
         if not self._front.take(request, self._reply):
             self._taken, self._data = False, whole
             self._hand_over()
         return True
+
+    def _refuse_http2(self) -> None:
+        """Answer in HTTP/1.1, which clients of HTTP/2 recognise, and close once the client has, so that no reset overtakes the answer."""
+        self._data, self._refused = b"", True
+        text = f"{self._front.refuse_http2()}\n".encode()
+        self._transport.write(response("400 Bad Request", text, "Content-Type: text/plain; charset=utf-8", "Connection: close"))
+        self._loop.call_later(_LINGER_SECONDS, self._close)
 
     def _reply(self, answer: bytes) -> None:
         self._taken = False

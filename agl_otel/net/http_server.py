@@ -25,7 +25,7 @@ from aiohttp.log import server_logger
 from yarl import URL
 
 from agl_otel.net.auth import NO_CERTIFICATE, BrowserAccess
-from agl_otel.net.front import Front, Take
+from agl_otel.net.front import Front, RefuseHttp2, Take
 from agl_otel.service.logs import ErrorFilter
 
 BACKLOG: Final = 1024
@@ -67,8 +67,8 @@ _CLIENT_ERRORS: Final = ErrorFilter(HttpProcessingError, web.RequestPayloadError
 reason), and for disconnected clients."""
 
 
-FRONT: Final = web.AppKey("front", tuple[Collection[str], Take])
-"""Paths whose small POST requests are taken ahead of the application (front.py), and what takes them."""
+FRONT: Final = web.AppKey("front", tuple[Collection[str], Take, RefuseHttp2])
+"""Paths whose small POST requests are taken ahead of the application (front.py), what takes them, and what refuses clients of HTTP/2."""
 
 
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:

@@ -188,7 +188,7 @@ def settings_error(error: AglError, address: ServerAddress) -> SettingsError | N
     if code in NOT_ALLOWED:
         return SettingsError(
             f"ClickHouse at {address} does not let the user {address.user!r} do what is needed: {error}. "
-            f"Grant it: GRANT ALL ON {DATABASE}.* TO {address.user}"
+            f"Grant it: GRANT ALL ON {DATABASE}.* TO {address.user}; GRANT SELECT ON system.* TO {address.user}"
         )
     return None
 

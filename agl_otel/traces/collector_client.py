@@ -11,9 +11,11 @@ import aiohttp
 
 from agl_otel.errors import UnavailableError
 from agl_otel.net.tls import connector
+from agl_otel.text import error_text
 
 CONNECT_SECONDS: Final = 5.0
 BARRIER_SECONDS: Final = 60.0  # for a barrier; after this ClickHouse counts as down
+REASON_SECONDS: Final = 2.0  # how much earlier than its client a collector gives up, so that its answer, which has the reason, arrives
 PURGE_SECONDS: Final = 600.0  # deletion rewrites parts with deleted rows
 COPY_SECONDS: Final = 3600.0  # merges are stopped as long, even if the client hangs
 
@@ -44,17 +46,23 @@ async def posting(
                 raise UnavailableError(f"the collector at {url} answers {answer.status}: {(await answer.text()).strip()[:500]}")
             yield answer
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnavailableError(f"the collector does not answer at {url}: {error or 'it takes too long'}") from None
+        why = f"no answer within {seconds:.3g} s" if seconds and isinstance(error, TimeoutError) else error_text(error)
+        raise UnavailableError(f"the collector does not answer at {url}: {why}") from None
 
 
 async def barriers(
-    session: aiohttp.ClientSession, collectors: Iterable[str], *, seconds: float = BARRIER_SECONDS, rollout_ids: Sequence[str] = ()
+    session: aiohttp.ClientSession,
+    collectors: Iterable[str],
+    *,
+    seconds: float = BARRIER_SECONDS,
+    rollout_ids: Sequence[str] = (),
+    patience_seconds: float | None = None,
 ) -> None:
     """Wait until everything that these collectors (base URLs) have acked is visible, and no dead letter of `rollout_ids` is left.
 
-    Raises UnavailableError if one does not answer.
+    Raises UnavailableError if one does not answer within `seconds`, or can store nothing for `patience_seconds` (default: nearly as long).
     """
-    await asyncio.gather(*(_barrier(session, address, seconds, rollout_ids) for address in collectors))
+    await asyncio.gather(*(_barrier(session, address, seconds, rollout_ids, patience_seconds) for address in collectors))
 
 
 async def purge(session: aiohttp.ClientSession, collectors: Iterable[str]) -> None:
@@ -80,7 +88,10 @@ async def unanswered(session: aiohttp.ClientSession, collectors: Sequence[str], 
     return {address: str(error) for address, error in zip(collectors, answers, strict=True) if error is not None}
 
 
-async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float, rollout_ids: Sequence[str]) -> None:
-    body = {"rollouts": list(rollout_ids)} if rollout_ids else None
+async def _barrier(
+    session: aiohttp.ClientSession, address: str, seconds: float, rollout_ids: Sequence[str], patience_seconds: float | None = None
+) -> None:
+    patience = seconds - min(REASON_SECONDS, seconds / 2) if patience_seconds is None else patience_seconds
+    body = {"patience_seconds": patience, **({"rollouts": list(rollout_ids)} if rollout_ids else {})}
     async with posting(session, f"{address}/barrier", seconds=seconds, body=body):
         pass

@@ -9,6 +9,7 @@ import aiohttp
 
 from agl_otel.errors import QueryError, UnavailableError
 from agl_otel.net.tls import connector
+from agl_otel.text import error_text
 from agl_otel.traces.engine import parameter
 
 TIMEOUT_SECONDS = 120.0
@@ -69,7 +70,7 @@ class ClickHouseHttp:
                 async for part in response.content.iter_any():
                     body += part
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise UnavailableError(f"ClickHouse does not answer at {self.url}: {error}") from None
+            raise UnavailableError(f"ClickHouse does not answer at {self.url}: {error_text(error)}") from None
         if response.status == 503:
             raise UnavailableError(f"ClickHouse at {self.url} is away: {body[:2000].decode(errors='replace').strip()}")
         if response.status != 200:

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -52,13 +53,17 @@ OTHERS_NOT_RUN: Final = {
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
     r"OTEL_EXPORTER_OTLP_ENDPOINT=\S+ python send\.py": "of docs/otlp.md: a test below runs it on this stack's ports",
+    r"export AGL_CLICKHOUSE_URL=": "of docs/clickhouse.md, where the server is the reader's: tests/contract/collector/test_server.py",
+    r"curl -H \"Authorization: Bearer \$AGL_TOKEN\"": "of docs/traces.md: a test below runs it on this stack's port",
     r"python (optimise|runner|algorithm)\.py": "of an example: test_prompt_search.py and test_tutorial.py play it",
 }
 """The same for commands that are not ours."""
 OTHER_LANGUAGES: Final = {
     "text": "what a command prints or says of itself",
     "sql": "docs/tables.md: written from the schema, which test_docs.py holds it against",
-    "yaml": "docs/masking.md: of a Collector with the transform processor, which our build has not",
+    "yaml": "docs/masking.md, docs/otlp.md: of a Collector with parts that our build has not",
+    "go": "docs/otlp.md: of an agent with OpenTelemetry's Go SDK; the names are those of docs/semconv.md",
+    "js": "docs/otlp.md: the same with the Node.js SDK",
     "protobuf": "docs/grpc.md: written from the .proto",
 }
 """Languages of blocks that are not run; toml is parsed, python and commands are run or listed with a reason."""
@@ -200,3 +205,19 @@ def test_the_docs_script_that_sends_otlp_is_read_back(protocol: str, folder: Pat
     query = f"SELECT RolloutId, SpanName, ServiceName FROM otel_traces WHERE TraceId = '{sent.stdout.strip()}'"
     shown = run("traces", "sql", query, "--json", cwd=folder)
     assert json.loads(shown.stdout) == [{"RolloutId": f"ro-by-{protocol}", "SpanName": "answer", "ServiceName": "my-fleet"}], sent.stderr
+
+
+def test_the_docs_ways_to_read_by_sql_work_on_a_stack(folder: Path) -> None:
+    page = (ROOT / "docs" / "traces.md").read_text()
+    (block,) = [each for each in re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL) if "def rows(" in each]
+    address = json.loads((folder / ".agl" / "stack.json").read_text())["web"]["address"]
+    described = json.loads(urllib.request.urlopen(f"{address}/v1/agl/describe").read())
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(block, "traces.md", "exec", dont_inherit=True), names)
+    assert names["rows"]("SELECT 1 AS n", described["clickhouse"]) == [{"n": 1}]
+    (command,) = re.findall(r"^\$ (curl (?:.*\\\n)*.*)$", page, flags=re.MULTILINE)
+    typed = command.replace("http://127.0.0.1:8123", described["clickhouse"])
+    done = subprocess.run(typed, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "Exception" not in done.stdout, done.stdout + done.stderr
+    for sql in re.findall(r"`(SELECT [^`]*FROM otel_traces[^`]*)`", page):
+        names["rows"](sql, described["clickhouse"])

@@ -36,6 +36,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from agl_otel.collector import identify, otlpjson, scan
 from agl_otel.errors import DataError, UnavailableError
+from agl_otel.net.front import HTTP2_PREFACE
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
@@ -369,6 +370,13 @@ async def test_compressed_bodies_are_limited_and_other_origins_refused(world: Wo
         assert (await post(session, collector, b"x", Content_Encoding="br")).status == 415
         assert (await post(session, collector, request_of([span()]), Host="evil.example")).status == 403
         assert (await post(session, collector, request_of([span()]), Origin="http://evil.example")).status == 403
+        async with session.post(f"{collector.http}/v1/traces/v1/traces") as response:
+            assert (response.status, "without /v1/traces, which SDKs add" in await response.text()) == (404, True)
+    reader, writer = await asyncio.open_connection(*collector.http.removeprefix("http://").split(":"))
+    writer.write(HTTP2_PREFACE)
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ") and f"gRPC is at {collector.grpc} (AGL_OTLP_GRPC_PORT)".encode() in answer, answer
 
 
 async def test_each_refused_request_is_answered_like_by_the_python_collector_and_counted(world: World) -> None:
@@ -389,7 +397,7 @@ async def test_each_refused_request_is_answered_like_by_the_python_collector_and
             (b"\xff", right, 400, ""),
             (good, {**right, conventions.HEADER_ACK: "Stored"}, 400, unknown_level),
             (b"\x0a\x00" * 20_000, right, 400, "send smaller batches"),
-            (good, {}, 401, "asks for a token"),
+            (good, {}, 401, "no token was sent"),
             (good, {**right, "Origin": "http://evil.example"}, 403, "may not call"),
             (large, right, 413, ""),
             (good, {**right, "Content_Encoding": "br"}, 415, "Content-Encoding"),

@@ -1,4 +1,7 @@
 -- The stock table of the OpenTelemetry Collector's ClickHouse exporter, plus columns with DEFAULT: the stock exporter, viewers and our writer share it.
+-- A row is a span, with one exception: a span that got its ids after it was stored, or was adopted, is stored again with them, and its row without
+-- ids (RolloutId = '', the same TraceId, SpanId, BatchId and BatchPos) stays. So count uniqExact(TraceId, SpanId), and read WHERE RolloutId != '', or
+-- all spans once: ORDER BY TraceId, SpanId, RolloutId = '' LIMIT 1 BY TraceId, SpanId.
 -- Partitions go by the day of receipt: one insert touches one or two of them, whatever times the spans claim.
 -- Reading whole rollouts costs the bytes around the wanted rows, a granule for each rollout. So Facts, a small column beside the map of all
 -- attributes, has what verdicts, calls and rewards are made of; the columns that every such read needs are LZ4, which unpacks several times
@@ -61,7 +64,7 @@ SETTINGS index_granularity = 512, ttl_only_drop_parts = 1, non_replicated_dedupl
   min_bytes_for_wide_part = 67108864, merge_selector_base = 12, min_compress_block_size = 16384;
 
 -- The stock log table plus the ids: gen_ai message events travel as logs, and so does the agents' captured output.
--- SequenceId is the explicit one or 0: the rollout's counter counts spans only.
+-- SequenceId is the explicit one or 0: the rollout's counter counts spans only. A record that got its ids later has two rows, as a span has.
 CREATE TABLE IF NOT EXISTS otel.otel_logs (
   Timestamp DateTime64(9) CODEC(Delta(8), ZSTD(1)),
   TimestampTime DateTime DEFAULT toDateTime(Timestamp),

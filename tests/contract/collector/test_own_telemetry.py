@@ -17,6 +17,7 @@ import pytest
 
 from agl_otel.collector.grpc_port import METHODS
 from agl_otel.collector.http_port import PROTOBUF
+from agl_otel.net.front import HTTP2_PREFACE
 from agl_otel_hook import conventions
 from tests.command import run_command
 
@@ -115,6 +116,37 @@ async def test_every_refused_request_is_counted_by_its_reason_and_logged(own_sta
         points = (await response.json())["metrics"]["agl.collector.refused_requests"]
     of_grpc = {point["attributes"]["reason"]: point["value"] for point in points if point["attributes"]["transport"] == "grpc"}
     assert of_grpc == {"unauthorized": 1, "malformed": 1, "too_large": 1, "unknown_path": 1}
+
+
+async def test_a_grpc_client_at_the_port_of_http_is_refused_and_counted(stack: Stack) -> None:
+    _, before = await get(stack, "/status")
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.otlp_http_port)
+    writer.write(HTTP2_PREFACE)
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ") and f"gRPC is at {stack.grpc} (AGL_OTLP_GRPC_PORT)".encode() in answer
+    async with grpc.aio.insecure_channel(stack.http.removeprefix("http://")) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="HTTP status 400"):
+            await channel.unary_unary(METHODS[0], request_serializer=bytes, response_deserializer=bytes)(b"")
+    _, after = await get(stack, "/status")
+    assert _refused(after, "other_protocol") >= _refused(before, "other_protocol") + 2
+    assert "(other_protocol), the last over http: this is the port of OTLP over HTTP" in stack.log.read_text()
+
+
+async def test_the_log_names_items_refused_alone_and_the_core_in_plain_python(own_stack: Stack) -> None:
+    own_stack.environment |= {"AGL_CORE": "python"}
+    await own_stack.start_collector()
+    answer = await post_spans(own_stack, request_of([span(), span(values={conventions.ROLLOUT_ID: "a b"})]))
+    assert answer.partial_success.rejected_spans == 1
+    assert (await numbers(own_stack))["compiled_core"] == 0
+    log = own_stack.log.read_text()
+    assert "refused 1 item of traces in accepted requests, the last: 1 × rollout id breaks the rule" in log
+    assert "requests are read by the core in plain Python" in log
+
+
+def _refused(status: str, reason: str) -> int:
+    points = json.loads(status)["metrics"].get("agl.collector.refused_requests", [])
+    return sum(point["value"] for point in points if point["attributes"]["reason"] == reason)
 
 
 async def test_prometheus_reads_the_same_numbers(stack: Stack) -> None:

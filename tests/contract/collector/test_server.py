@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import subprocess
 import time
@@ -22,6 +24,7 @@ from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.types import AttemptedRollout
 from agl_otel.types.columns import Traces
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
+from tests.command import run_command
 
 from .otlp import post_on, post_spans, span_request
 from .stack import Stack, new_stack, until
@@ -167,6 +170,42 @@ async def test_a_server_unavailable_at_the_start_gets_everything_later(on_server
         await reader.barrier()
         assert len(await reader.spans(["ro-1"])) == 2
     await until(lambda: health(on_server), lambda now: now["status"] == "ok")
+
+
+def agl_otel(*arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit code and what it printed."""
+    done = run_command(arguments, os.environ)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+async def test_sql_says_within_seconds_that_clickhouse_is_dead_or_frozen(on_server: Stack, server: ClickHouseServer) -> None:
+    server.start()
+    await on_server.start_queue()
+    await on_server.start_collector()
+    asked = ("traces", "sql", "--store", on_server.queue, "SELECT count() AS n FROM otel_traces", "--json")
+    await post_spans(on_server, span_request([("ro-1", "at-1")], spans=2), ack="stored")
+    code, text = await asyncio.to_thread(agl_otel, *asked)
+    assert (code, json.loads(text)) == (0, [{"n": 2}])
+
+    async def refused_within(seconds: float) -> str:
+        began = time.monotonic()
+        code, text = await asyncio.to_thread(agl_otel, *asked)
+        assert code == 1 and time.monotonic() - began < seconds, text
+        return text
+
+    server.signal(signal.SIGSTOP)
+    assert "ClickHouse does not answer" in await refused_within(20)
+    await post_spans(on_server, span_request([("ro-1", "at-1")], spans=2))
+    code, text = await asyncio.to_thread(agl_otel, "collector", "status", "--store", on_server.queue)
+    assert code == 1 and "degraded: ClickHouse at clickhouse://" in " ".join(text.split())
+    for state in ("frozen", "dead"):
+        text = await refused_within(25)
+        assert "is in the collector's log and not stored yet" in text and "ClickHouse" in text, state
+        server.kill()
+    server.start()
+    async with on_server.reader() as reader:
+        await reader.barrier()
+        assert len(await reader.spans(["ro-1"])) == 4
 
 
 async def send(stack: Stack, client: int, done: asyncio.Event) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from bench import scale, scale_costs
-from bench.scale import Costs, Load, claim_cost, plan
+from bench.scale import Costs, Load, OtlpLoad, claim_cost, plan, plan_otlp
 
 COSTS = Costs(**{each.name: 0.0 for each in fields(Costs)})
 
@@ -29,6 +29,22 @@ def test_a_plan_is_the_sum_of_its_costs() -> None:
     assert (queue.load, collector.load, proxy.load) == pytest.approx((0.02, 0.0034, 0.3))
     assert (proxy.processes, runners.load, runners.memory) == (1, pytest.approx(1.0), pytest.approx(5000.0))
     assert made.disk_a_day == pytest.approx((340 * 100 + 100_000 * 2) * 86_400)
+
+
+def test_a_plain_otlp_load_pays_for_its_inserts_at_most_four_times_a_second() -> None:
+    costs = replace(COSTS, request_cpu=0.001, span_cpu=1e-5)
+    assert plan_otlp(costs, OtlpLoad(20, 20)).load == pytest.approx(0.001 + 20 * 1e-5 + scale.INSERT_CPU)
+    assert plan_otlp(costs, OtlpLoad(2000, 20)).load == pytest.approx(0.1 + 0.02 + 4 * scale.INSERT_CPU)
+
+
+def test_every_option_of_a_plan_is_explained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.scale", "plan", "--help"])
+    with pytest.raises(SystemExit):
+        scale.main()
+    told = " ".join(capsys.readouterr().out.split())
+    assert {*scale.OPTIONS} == {each.name for each in (*fields(Load), *fields(OtlpLoad))}
+    for name, text in scale.OPTIONS.items():
+        assert f"--{name.replace('_', '-')}" in told and text in told
 
 
 def test_the_cost_of_a_batched_claim_matches_the_measured_batch_sizes() -> None:

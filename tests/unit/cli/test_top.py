@@ -64,3 +64,11 @@ def test_a_service_that_is_down_is_named_with_the_reason() -> None:
     text = shown(reading(1.0, down={"proxy": "ended with code 1 (killed\x1b[2J), starts again in 4 s"}), None)
     assert "proxy ended with code 1" in text and "starts again in 4 s" in text and "\x1b" not in text
     assert "proxy" not in shown(reading(1.0), None)
+
+
+def test_a_degraded_collector_says_why() -> None:
+    (collector,) = reading(10.0).collectors
+    away = {**collector, "status": "degraded", "reason": "ClickHouse at clickhouse://u@h:9000/otel does not answer"}
+    text = shown(reading(10.0, collectors=[away]), None)
+    assert "degraded: ClickHouse at clickhouse://u@h:9000/otel does not answer" in text
+    assert "0.0 MiB, ok" in shown(reading(10.0), None)

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from agl_otel.collector.http_port import PROTOBUF, HttpPort
 from agl_otel.collector.receive import Receiver
 from agl_otel.errors import UnavailableError
 from agl_otel.net import bodies
+from agl_otel.net.auth import ingest_key, scoped_token
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.net.in_flight import Hold, InFlight
 from tests.unit.net.test_http_server import SHORT_SECONDS, connection, until_closed
@@ -69,5 +71,25 @@ async def test_a_stalled_body_is_given_up_and_its_memory_released(drip: bytes) -
         assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head
         assert b"the body did not come within" in body and b"send less at once" in body
         assert in_flight.bytes == 0
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(("shown", "status"), [
+    (ingest_key("secret"), 404), (scoped_token("secret", ["metrics"], 4e9), 404), ("secret", 404),
+    (ingest_key("secret")[:-1], 401), (scoped_token("secret", ["metrics"], 1.0), 401), (ingest_key("other"), 401),
+])  # fmt: skip
+async def test_a_path_that_does_not_exist_is_a_404_for_every_valid_token_only(shown: str, status: int) -> None:
+    receiver = Receiver(cast("Any", None), cast("Any", None), "secret")
+    runner = make_runner(HttpPort(receiver, InFlight(1 << 20), dict).app())
+    await runner.setup()
+    try:
+        port = await listen(runner, "127.0.0.1", 0, None)
+        url = f"http://127.0.0.1:{port}/v1/traces/v1/traces"
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {shown}"}) as session, session.post(url) as answer:
+            text = await answer.text()
+        assert answer.status == status
+        assert ("set OTEL_EXPORTER_OTLP_ENDPOINT without /v1/traces" in text) == (status == 404)
+        assert receiver.refusals.counts == {("unknown_path" if status == 404 else "unauthorized", "http"): 1}
     finally:
         await runner.cleanup()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -123,6 +125,32 @@ async def test_a_log_at_its_limit_refuses_until_there_is_room(tmp_path: Path) ->
             await parts.intake.take("traces", body(number), IDS)
     assert parts.commit.bytes_held >= 3000
     await parts.close()
+
+
+async def test_a_wait_for_the_store_ends_with_the_reason_if_nothing_can_be_stored(parts: Parts) -> None:
+    parts.queue.away = True
+    await parts.intake.take("traces", body(1), IDS)
+    with pytest.raises(UnavailableError, match="not stored yet: the queue does not take a batch: away"):
+        await parts.writer.barrier(patience_seconds=0.5)
+    parts.queue.away = False
+    await parts.intake.take("traces", body(1), {**IDS, conventions.HEADER_ACK: "stored"})  # the client sends it again
+    assert parts.engine.select("SELECT count() FROM otel.otel_traces") == [[1]]
+
+
+async def test_a_store_that_is_slow_is_waited_for(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on = threading.Event()
+    insert = parts.engine.insert
+
+    def slow(*args: Any, **options: Any) -> None:
+        going_on.wait(60)
+        insert(*args, **options)
+
+    monkeypatch.setattr(parts.engine, "insert", slow)
+    await parts.intake.take("traces", body(1), IDS)
+    waiting = asyncio.create_task(parts.writer.barrier(patience_seconds=0.0))
+    assert not (await asyncio.wait({waiting}, timeout=1.0))[0]
+    going_on.set()
+    await waiting
 
 
 async def test_a_full_disk_refuses_and_loses_no_acked_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,3 +38,20 @@ def test_an_error_that_refuses_no_request_is_not_counted() -> None:
     refusals = Refusals()
     refusals.add_error("http", ConflictError("it is being deleted"))
     assert not refusals.counts
+
+
+def test_items_refused_alone_log_one_line_a_minute_of_each_signal(caplog: pytest.LogCaptureFixture) -> None:
+    now = [1000.0]
+    refusals = Refusals(clock=lambda: now[0])
+    with caplog.at_level(logging.WARNING):
+        refusals.add_items("traces", 1, "1 × an invalid id")
+        refusals.add_items("traces", 3, "3 × too old")
+        refusals.add_items("logs", 2, "2 × too old")
+        now[0] += QUIET_SECONDS
+        refusals.add_items("traces", 1, "1 × too old\n" + "x" * 1000)
+    first, logs, later = caplog.messages
+    assert first == "refused 1 item of traces in accepted requests, the last: 1 × an invalid id"
+    assert logs == "refused 2 items of logs in accepted requests, the last: 2 × too old"
+    assert later.startswith("refused 4 items of traces in accepted requests, the last: 1 × too old") and later.isprintable()
+    assert len(later) < MAX_CHARACTERS + 100
+    assert not refusals.counts

@@ -65,6 +65,36 @@ def test_altered_or_invented_tokens_open_nothing(change: object) -> None:
     assert refusal("another stack's", scoped_token(TOKEN, ["web"], 1000.0), "web", now=1.0) == ""
 
 
+SENDERS = "`agl-otel token --for otlp` prints"
+KEY = attempt_ingest_key(TOKEN, "ro-1", "at-1")
+
+
+@pytest.mark.parametrize(("shown", "says"), [
+    ("", "no token was sent"), ("Bearer", "no token was sent"), ("Bearer ", "no token was sent"),
+    ("Bearer guess", "no token or key of this stack"), (f"Bearer {KEY[:-1]}x", "no token or key of this stack"),
+    (f"Bearer {TOKEN}x", "no token or key of this stack"), (f"bearer {ingest_key('another')}", "no token or key of this stack"),
+    (f"Bearer%20{KEY}", "%20 for the space"), (f"Basic {TOKEN}", "does not begin with `Bearer `"), (KEY, "does not begin with `Bearer `"),
+])  # fmt: skip
+def test_a_collector_says_what_is_wrong_with_a_sender_and_what_to_send(shown: str, says: str) -> None:
+    why = admission(TOKEN, shown, sending=True).refusal or ""
+    assert says in why and SENDERS in why and TOKEN not in why
+    why = admission(TOKEN, shown).refusal or ""
+    assert says in why
+    assert "the stack's AGL_TOKEN" in why and SENDERS not in why
+
+
+def test_a_refusal_does_not_tell_how_near_a_token_was() -> None:
+    made = scoped_token(TOKEN, ["collector"], 1000.0)
+    tampered = (made[:-1] + "g", made.replace("1000", "9000"), KEY[:-1] + "g", KEY.replace("ro-1", "ro-2"), TOKEN[:-1], "x")
+    assert len({admission(TOKEN, f"Bearer {given}", sending=True).refusal for given in tampered}) == 1
+    assert len({admission(TOKEN, f"Bearer {given}").refusal for given in tampered}) == 1
+
+
+def test_a_key_on_a_path_that_it_does_not_open_is_told_so() -> None:
+    assert "can only send telemetry" in (admission(TOKEN, f"Bearer {KEY}").refusal or "")
+    assert "for web and not for collector" in (admission(TOKEN, f"Bearer {scoped_token(TOKEN, ['web'], 1e11)}").refusal or "")
+
+
 def test_the_proxy_recognises_our_keys_and_sends_none_to_a_provider() -> None:
     made = scoped_token(TOKEN, ["proxy"], 1e11)
     assert is_ours(made) and is_trusted(TOKEN, made) and not is_trusted(TOKEN, scoped_token(TOKEN, ["web"], 1e11))

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from agl_otel.net import front
-from agl_otel.net.front import AIOHTTPS, LARGEST_BYTES, Front, Reply, SmallRequest, response
+from agl_otel.net.front import AIOHTTPS, HTTP2_PREFACE, LARGEST_BYTES, Front, Reply, SmallRequest, response
 from agl_otel.net.http_server import FRONT, listen, make_runner
 from tests.unit.net.test_http_server import PATIENCE_SECONDS, SHORT_SECONDS, connection, until_closed
 
@@ -50,7 +50,7 @@ async def serving(*, fronted: bool = True, idle_seconds: float = PATIENCE_SECOND
     app.router.add_get("/in", echo)
     port = Port(make_runner(app, idle_seconds=idle_seconds))
     if fronted:
-        app[FRONT] = (["/in"], port.take)
+        app[FRONT] = (["/in"], port.take, lambda: "no HTTP/2 here")
     await port.runner.setup()
     port.number = await listen(port.runner, "127.0.0.1", 0, None)
     try:
@@ -74,6 +74,31 @@ async def answers(reader: asyncio.StreamReader, count: int) -> list[bytes]:
             assert length is not None, head
             found.append(await reader.readexactly(int(length[1])))
     return found
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20], ids=["byte by byte", "in pieces", "at once"])
+async def test_a_client_of_http2_is_told_so_in_http1(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "_PART_SECONDS", PATIENCE_SECONDS)
+    settings_frame = b"\0\0\0\4\0\0\0\0\0"
+    async with serving() as port, connection(port.number) as (reader, writer):
+        sent = HTTP2_PREFACE + settings_frame
+        for start in range(0, len(sent), size):
+            writer.write(sent[start : start + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ") and b"\r\nConnection: close\r\n" in head
+        assert await reader.readline() == b"no HTTP/2 here\n"
+        assert port.taken == []
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("sent", [HTTP2_PREFACE[:-1] + b"x", b"PRI /in HTTP/1.1\r\nHost: here\r\n\r\n"], ids=["nearly", "a method"])
+async def test_what_only_begins_like_http2_is_aiohttps(sent: bytes) -> None:
+    async with serving() as port, connection(port.number) as (reader, writer):
+        writer.write(sent)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"no HTTP/2 here" not in head + await reader.read(100)
 
 
 @pytest.mark.parametrize("size", [7, 1 << 20], ids=["in pieces", "at once"])

@@ -73,6 +73,9 @@ func (e *stackExtension) GetHTTPHandler(context.Context) (extensionmiddleware.Wr
 		mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 			if sig := paths[r.URL.Path]; sig != nil && r.Method == http.MethodPost {
 				e.receive(w, r, sig, base)
+			} else if why := twice(r.URL.Path); why != "" {
+				e.refused.add("http", reasonUnknownPath, why)
+				http.Error(w, why, http.StatusNotFound)
 			} else {
 				response := answerOf(base, r)
 				if response.status >= http.StatusBadRequest {
@@ -84,6 +87,13 @@ func (e *stackExtension) GetHTTPHandler(context.Context) (extensionmiddleware.Wr
 		own := newOwnPages(ctx, e.config)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
+			if r.Method == "PRI" && r.ProtoMajor == 2 { // the preface of a client that speaks HTTP/2; with a token it gets a 401 before
+				why := otherPort(e.config.CollectorGRPC)
+				e.refused.add("http", reasonOtherPort, why)
+				w.Header().Set("Connection", "close")
+				http.Error(w, why, http.StatusBadRequest)
+				return
+			}
 			if why := own.refusal(r); why != "" {
 				e.refused.add("http", reasonForbidden, why)
 				http.Error(w, why, http.StatusForbidden)
@@ -93,6 +103,24 @@ func (e *stackExtension) GetHTTPHandler(context.Context) (extensionmiddleware.Wr
 			mux.ServeHTTP(w, r)
 		}), nil
 	}, nil
+}
+
+// otherPort gives what a gRPC client is told at the port of HTTP, in the words of the Python collector.
+func otherPort(grpc string) string {
+	if grpc == "" {
+		grpc = "another port"
+	}
+	return "this is the port of OTLP over HTTP; gRPC is at " + grpc + " (AGL_OTLP_GRPC_PORT)"
+}
+
+// twice gives the remedy for a path that has one of OTLP's twice: the endpoint that the SDK was given had it already; else nothing.
+func twice(path string) string {
+	for known := range paths {
+		if strings.HasPrefix(path, known+"/v1/") {
+			return fmt.Sprintf("this port has no %s: set OTEL_EXPORTER_OTLP_ENDPOINT without %s, which SDKs add", path, known)
+		}
+	}
+	return ""
 }
 
 // receive passes a request to the receiver, unless it is a resend, and writes the response.
@@ -157,6 +185,9 @@ func (e *stackExtension) once(ctx context.Context, key requestKey, receive func(
 			return outcome{}, refused.Error(err)
 		}
 		rejected, message := refused.Summary()
+		if rejected != 0 {
+			e.refused.items(rejected, message)
+		}
 		return outcome{rejected, message}, nil
 	})
 }

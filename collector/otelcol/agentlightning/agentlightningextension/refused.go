@@ -33,6 +33,7 @@ const (
 	reasonUnauthorized = "unauthorized"
 	reasonForbidden    = "forbidden"
 	reasonUnknownPath  = "unknown_path"
+	reasonOtherPort    = "other_protocol"
 	reasonContentType  = "content_type"
 	reasonEncoding     = "encoding"
 	reasonTooLarge     = "too_large"
@@ -81,6 +82,20 @@ func (r *refused) add(transport, reason, answer string) {
 	r.logger.Warn("refused requests", zap.String("reason", reason), zap.Int("requests", r.unlogged[reason]),
 		zap.String("transport", transport), zap.String("answer", shown(answer)))
 	r.unlogged[reason], r.quiet[reason] = 0, now.Add(quietTime)
+}
+
+// items logs that items of a request were refused alone, with those since the last such line; the processor counts them.
+func (r *refused) items(rejected int64, why string) {
+	const key = "items"
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unlogged[key] += int(rejected)
+	now := r.now()
+	if now.Before(r.quiet[key]) {
+		return
+	}
+	r.logger.Warn("refused items", zap.Int("items", r.unlogged[key]), zap.String("last", shown(why)))
+	r.unlogged[key], r.quiet[key] = 0, now.Add(quietTime)
 }
 
 // addError counts a request that is refused with this error.

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/refusals"
 )
 
@@ -205,7 +206,54 @@ func TestSendersWithoutTheTokenAreCountedByTheirTransport(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, map[string]int64{"unauthorized grpc": 1, "unauthorized http": 1}, refusedAs(t, telemetry))
-	require.Equal(t, status.Convert(errUnauthenticated).Message(), logged.All()[0].ContextMap()["answer"])
+	require.Equal(t, status.Convert(errNoToken).Message(), logged.All()[0].ContextMap()["answer"])
+}
+
+func TestARefusalSaysWhatIsWrongWithTheTokenByItsFormAlone(t *testing.T) {
+	closed := start(t, map[string]any{"token": "secret"})
+	ids := identify.IDs{Rollout: "ro-1", Attempt: "at-1"}
+	bound := key.Bound("secret", ids)
+	for sent, want := range map[string]error{
+		"": errNoToken, "Bearer": errNoToken, "Bearer ": errNoToken, "Bearer guess": errWrongToken, "bearer secretx": errWrongToken,
+		"Bearer " + bound[:len(bound)-1]: errWrongToken, "Bearer%20" + bound: errEscaped, "Basic secret": errNoScheme, bound: errNoScheme,
+	} {
+		_, err := closed.Authenticate(t.Context(), map[string][]string{"authorization": {sent}})
+		require.Equal(t, want, err, sent)
+		require.Contains(t, status.Convert(err).Message(), "`agl-otel token --for otlp`")
+	}
+}
+
+func TestAClientOfHTTP2AndAPathThatIsThereTwiceAreToldWhatToSet(t *testing.T) {
+	made, telemetry, _ := measured(t, map[string]any{"collector_grpc": "10.0.0.1:4317"})
+	wrap, err := made.GetHTTPHandler(t.Context())
+	require.NoError(t, err)
+	handler, err := wrap(t.Context(), http.NotFoundHandler())
+	require.NoError(t, err)
+	preface := httptest.NewRequestWithContext(t.Context(), "PRI", "*", nil)
+	preface.ProtoMajor, preface.ProtoMinor = 2, 0
+	for request, want := range map[*http.Request]string{
+		preface:                              "gRPC is at 10.0.0.1:4317 (AGL_OTLP_GRPC_PORT)",
+		post(t, "/v1/traces/v1/traces", nil): "set OTEL_EXPORTER_OTLP_ENDPOINT without /v1/traces, which SDKs add",
+	} {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, request)
+		require.Contains(t, answer.Body.String(), want)
+	}
+	require.Equal(t, map[string]int64{"other_protocol http": 1, "unknown_path http": 1}, refusedAs(t, telemetry))
+}
+
+func TestItemsThatAreRefusedAloneAreLoggedOnceAMinuteWithTheNumberSinceThen(t *testing.T) {
+	made, _, logged := measured(t, nil)
+	now := time.Now()
+	made.refused.now = func() time.Time { return now }
+	made.refused.items(2, "2 × an invalid id")
+	made.refused.items(3, "3 × too old")
+	now = now.Add(quietTime)
+	made.refused.items(1, "1 × too old")
+	lines := logged.FilterMessage("refused items").All()
+	require.Len(t, lines, 2)
+	require.Equal(t, map[string]any{"items": int64(2), "last": "2 × an invalid id"}, lines[0].ContextMap())
+	require.Equal(t, map[string]any{"items": int64(4), "last": "1 × too old"}, lines[1].ContextMap())
 }
 
 func TestAReasonIsLoggedOnceAMinuteWithTheNumberSinceThen(t *testing.T) {

@@ -19,25 +19,36 @@ var (
 	_ extensionauth.Server     = (*stackExtension)(nil)
 	_ extensionauth.GRPCClient = (*stackExtension)(nil)
 
-	errUnauthenticated = status.Error(codes.Unauthenticated,
-		"this collector asks for a token: send `authorization: Bearer <AGL_TOKEN>` (OTEL_EXPORTER_OTLP_HEADERS)")
+	errNoToken    = unauthenticated("no token was sent")
+	errWrongToken = unauthenticated("this is no token or key of this stack")
+	errEscaped    = unauthenticated("the header has %20 for the space after Bearer, because this sender does not decode it: write a space")
+	errNoScheme   = unauthenticated("the Authorization header does not begin with `Bearer `")
 )
 
 // scheme comes before a token; its case does not matter.
 const scheme = "Bearer "
+
+// unauthenticated gives the error of a sender, in the words of the Python collector (agl_otel/net/auth.py).
+func unauthenticated(why string) error {
+	return status.Error(codes.Unauthenticated,
+		why+": send `Authorization: Bearer KEY`, with the key that `agl-otel token --for otlp` prints, or with AGL_TOKEN")
+}
 
 // Authenticate implements extensionauth.Server. It adds an agent's key to the client's info.
 func (e *stackExtension) Authenticate(ctx context.Context, sources map[string][]string) (context.Context, error) {
 	if e.config.Token == "" {
 		return ctx, nil
 	}
-	token := string(e.config.Token)
+	token, why := string(e.config.Token), errNoToken
 	for name, values := range sources {
 		if !strings.EqualFold(name, "authorization") {
 			continue
 		}
-		for _, value := range values {
-			if len(value) < len(scheme) || !strings.EqualFold(value[:len(scheme)], scheme) { // RFC 9110, section 11.1
+		for n, value := range values {
+			if n == 0 { // the refusal is of the first one
+				why = wrongForm(value)
+			}
+			if !hasScheme(value) {
 				continue
 			}
 			shown := value[len(scheme):]
@@ -56,8 +67,26 @@ func (e *stackExtension) Authenticate(ctx context.Context, sources map[string][]
 	if ctx.Value(http.ServerContextKey) != nil {
 		transport = "http"
 	}
-	e.refused.addError(transport, errUnauthenticated)
-	return ctx, errUnauthenticated
+	e.refused.addError(transport, why)
+	return ctx, why
+}
+
+// wrongForm gives what is wrong with an Authorization header that has no valid token, by its form alone.
+func wrongForm(value string) error {
+	switch trimmed := strings.TrimSpace(value); {
+	case trimmed == "" || strings.EqualFold(trimmed, strings.TrimSpace(scheme)):
+		return errNoToken
+	case hasScheme(value):
+		return errWrongToken
+	case len(value) > 9 && strings.EqualFold(value[:9], "bearer%20"):
+		return errEscaped
+	default:
+		return errNoScheme
+	}
+}
+
+func hasScheme(value string) bool {
+	return len(value) >= len(scheme) && strings.EqualFold(value[:len(scheme)], scheme) // RFC 9110, section 11.1
 }
 
 func equal(shown, wanted string) bool {
