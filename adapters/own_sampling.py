@@ -77,7 +77,10 @@ def own_sampling_of(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> 
 
 
 def several_choices_warning(several: int, calls: int, *, told: bool = False) -> str:
-    """Return the warning that `several` of the calls read for training are one of several choices; `told`: the count alone."""
+    """Return a warning if requests of training calls asked for several choices: `several` of the `calls` read are such choices.
+
+    `told`: return the count alone, because the user has read the advice.
+    """
     counted = f"{several} of {calls} sampled replies ({100 * several / calls:.0f} %) are choices beside others of the same request (n > 1)"
     if told:
         return counted

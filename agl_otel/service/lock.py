@@ -84,10 +84,10 @@ class FileLock:
 
 @contextlib.contextmanager
 def folder_beside(target: Path) -> Generator[Path]:
-    """Make a temporary folder beside `target` for the block, which may rename it, and remove those that killed processes left there.
+    """Yield a temporary folder beside `target`. The block may rename it; otherwise it is removed at the end.
 
-    Each is locked by the process that made it, so one that nobody holds is of a process that has ended. On a file system that locks no
-    folders none is removed but this process's own. Raises OSError.
+    Folders that killed processes left there are removed, too: each is locked by its maker, so one that can be locked has none any more.
+    On a file system that cannot lock folders they stay. Raises OSError.
     """
     prefix = f".{target.name}.{_BESIDE}"
     for left in target.parent.glob(f"{glob.escape(prefix)}*"):

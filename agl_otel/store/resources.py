@@ -17,8 +17,8 @@ class Resources(Connected):
     async def publish(self, resources: GivenResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
         """Publish resources, as the next version of `resources_id` if that exists.
 
-        They become the default for rollouts that name no resources, unless `aside` is set. A run sets it for the address of a model
-        server that ends with the run.
+        They become the default for rollouts that name no resources, unless `aside` is set. A run sets it for its own model server, whose
+        address is of no use after the run.
         """
         made = {
             name: PromptTemplate(template=given, engine="f-string") if isinstance(given, str) else given

@@ -140,7 +140,10 @@ class ChdbEngine:
 
     @contextlib.contextmanager
     def _writing(self, sql: str = "") -> Generator[None]:
-        """Surround a statement that may write. Raises DiskFullError if any write has failed meanwhile: nobody knows whose."""
+        """Check the disk before and after a statement that may write.
+
+        Raises DiskFullError if a write has failed meanwhile, whichever statement it belonged to: chdb does not say.
+        """
         with self._write_lock:
             if not sql.startswith(("CREATE", "SYSTEM")):  # they do not wait for free space
                 self._need_room()
