@@ -25,7 +25,7 @@ from agl_otel.collector.grpc_port import grpc_server
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.http_port import Handler, HttpPort
 from agl_otel.collector.intake import Intake
-from agl_otel.collector.journal import describe, recovery_state
+from agl_otel.collector.journal import RecoveryState, describe, recovery_state
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector.readings import Parts, watch
 from agl_otel.collector.receive import Receiver
@@ -88,86 +88,108 @@ class Collector:
     async def _start(self) -> None:
         settings = self._settings
         self._tls = Tls.load(settings)
-        self._forwarder = forwarder = _forwarder(settings)
+        self._forwarder = _forwarder(settings)
         self._masker = load_masker(settings.mask)
-        self._engine = engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
-        self._closers.callback(engine.close)
-        self._closers.callback(claim(settings.wal_dir).close)
-        self._log = log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8), describe=describe)
-        self._closers.callback(log.close)
-        self._closers.callback(self._clear_log)
-        left = recovery_state(log.replay())
-        if not left.in_doubt and not left.unwritten:
-            log.clear()
+        self._engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
+        self._closers.callback(self._engine.close)
+        left = self._open_log()
         resends = ResendJournal(settings.wal_dir)
         self._closers.callback(resends.close)
         self._queue = QueueClient(settings.queue_address, token=self._token)
         self._closers.push_async_callback(self._queue.close)
-        self._commit = commit = GroupCommit(log)
-        self._closers.push_async_callback(commit.close)
-        self._store_watch = StoreWatch(engine)
-        self._core = core(settings.core)
-        if self._core.name == "python":
-            _logger.info(
-                SLOWER_CORE if settings.core == "python" else f"{SLOWER_CORE}: the compiled core is not installed (docs/install.md)"
-            )
-        self._store = BatchStore(engine, settings.data_dir.absolute() / "refused", self._core)
-        self._telemetry = telemetry = Telemetry()
-        self._closers.callback(telemetry.close)
-        self._writer = writer = Writer(
-            self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored, away=lambda: self._away
-        )
-        self._heartbeats = heartbeats = Heartbeats(self._queue)
-        self._disk = DiskBudget(
-            settings.wal_dir,
-            budget_bytes=settings.wal_budget_bytes,
-            reserve_bytes=settings.disk_reserve_bytes,
-            refusal=lambda: commit.trouble,
-        )
-        self._in_flight = in_flight = InFlight(settings.max_in_flight_bytes)
-        refusals = Refusals()
-        self._intake = intake = Intake(
-            commit,
-            writer,
-            heartbeats,
+        self._commit = GroupCommit(self._log)
+        self._closers.push_async_callback(self._commit.close)
+        self._open_store()
+        self._telemetry = Telemetry()
+        self._closers.callback(self._telemetry.close)
+        self._writer = Writer(
+            self._store,
+            self._commit,
+            self._queue,
             left,
-            resends.known,
-            disk=self._disk,
-            in_flight=in_flight,
-            max_span_attributes=settings.max_span_attributes,
-            max_expanded_bytes=settings.max_expanded_bytes,
-            unidentified=settings.unidentified,
-            forward=forwarder.offer if forwarder is not None else None,
-            masker=self._masker,
-            used_core=self._core,
-            refusals=refusals,
+            self._log.read,
+            resends,
+            on_stored=self._telemetry.batch_stored,
+            away=lambda: self._away,
         )
-        resends.known.clear()  # the intake has copied them, into less memory
+        self._heartbeats = Heartbeats(self._queue)
+        refusals = Refusals()
+        intake = self._open_intake(left, resends, refusals)
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
-        self._begin_tasks(writer, heartbeats, forwarder, server)
+        self._begin_tasks(server)
         self._open_sql(server)
         parts = Parts(
             intake,
-            writer,
-            commit,
+            self._writer,
+            self._commit,
             self._store,
-            heartbeats,
+            self._heartbeats,
             self._disk,
-            in_flight,
-            forwarder,
+            self._in_flight,
+            self._forwarder,
             self._masker,
             self._store_watch,
             refusals,
             self._core,
         )
-        watch(telemetry, parts)
-        receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
-        self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
+        watch(self._telemetry, parts)
+        receiver = Receiver(intake, self._writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
+        self._maintenance = Maintenance(self._engine, self._queue, adopt=settings.unidentified == "adopt")
         await self._listen(receiver)
         if settings.metrics_otlp:
             from agl_otel.telemetry.push import pushing  # its exporter is rarely wanted, and takes memory and time to import
 
             await self._pushing.enter_async_context(pushing(self._own_metrics, settings))
+
+    def _open_log(self) -> RecoveryState:
+        """Open the write-ahead log; return what an earlier process has left in it."""
+        settings = self._settings
+        self._closers.callback(claim(settings.wal_dir).close)
+        self._log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8), describe=describe)
+        self._closers.callback(self._log.close)
+        self._closers.callback(self._clear_log)
+        left = recovery_state(self._log.replay())
+        if not left.in_doubt and not left.unwritten:
+            self._log.clear()
+        return left
+
+    def _open_store(self) -> None:
+        """Create what inserts batches into ClickHouse, with the core that makes their rows."""
+        self._store_watch = StoreWatch(self._engine)
+        self._core = core(self._settings.core)
+        if self._core.name == "python":
+            missing = "" if self._settings.core == "python" else ": the compiled core is not installed (docs/install.md)"
+            _logger.info("%s%s", SLOWER_CORE, missing)
+        self._store = BatchStore(self._engine, self._settings.data_dir.absolute() / "refused", self._core)
+
+    def _open_intake(self, left: RecoveryState, resends: ResendJournal, refusals: Refusals) -> Intake:
+        """Create the intake, within the limits of the settings."""
+        settings = self._settings
+        self._disk = DiskBudget(
+            settings.wal_dir,
+            budget_bytes=settings.wal_budget_bytes,
+            reserve_bytes=settings.disk_reserve_bytes,
+            refusal=lambda: self._commit.trouble,
+        )
+        self._in_flight = InFlight(settings.max_in_flight_bytes)
+        self._intake = Intake(
+            self._commit,
+            self._writer,
+            self._heartbeats,
+            left,
+            resends.known,
+            disk=self._disk,
+            in_flight=self._in_flight,
+            max_span_attributes=settings.max_span_attributes,
+            max_expanded_bytes=settings.max_expanded_bytes,
+            unidentified=settings.unidentified,
+            forward=self._forwarder.offer if self._forwarder is not None else None,
+            masker=self._masker,
+            used_core=self._core,
+            refusals=refusals,
+        )
+        resends.known.clear()  # the intake has copied them, into less memory
+        return self._intake
 
     def _open_sql(self, server: ServerAddress | None) -> None:
         """Create the endpoint for SQL; `server`: that of the store; None if it is embedded."""
@@ -176,17 +198,17 @@ class Collector:
         self._sql = SqlEndpoint(self._engine, token=self._token, shared=server is not None, ping=ping, in_flight_bytes=budget)
         self._closers.callback(self._sql.close)
 
-    def _begin_tasks(self, writer: Writer, heartbeats: Heartbeats, forwarder: Forwarder | None, server: ServerAddress | None) -> None:
+    def _begin_tasks(self, server: ServerAddress | None) -> None:
         """Start the tasks that run beside the ports until `stop`."""
-        self._writer_task = asyncio.create_task(writer.run(), name="writer")
+        self._writer_task = asyncio.create_task(self._writer.run(), name="writer")
         self._writer_task.add_done_callback(self._writer_ended)
-        self._tasks.append(asyncio.create_task(heartbeats.run(), name="heartbeats"))
-        if forwarder is not None:
-            self._closers.push_async_callback(forwarder.close)
-            self._tasks.append(asyncio.create_task(forwarder.run(), name="forwarder"))
+        self._tasks.append(asyncio.create_task(self._heartbeats.run(), name="heartbeats"))
+        if self._forwarder is not None:
+            self._closers.push_async_callback(self._forwarder.close)
+            self._tasks.append(asyncio.create_task(self._forwarder.run(), name="forwarder"))
         self._tasks.append(asyncio.create_task(self._store_watch.run(), name="store-watch"))
         if days := self._settings.retention_days:
-            self._tasks.append(asyncio.create_task(Expiry(writer, days).run(), name="expiry"))
+            self._tasks.append(asyncio.create_task(Expiry(self._writer, days).run(), name="expiry"))
         if server is not None:
             self._tasks.append(asyncio.create_task(self._probe_clickhouse(server), name="probe"))
 
