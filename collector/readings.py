@@ -137,7 +137,7 @@ GAUGES: Final[tuple[tuple[str, str, str, _Read], ...]] = (
         "compiled_core",
         "1",
         "1 if the compiled core reads requests, 0 if the slower Python code does",
-        _one(lambda p: p.core.name == "compiled"),
+        _one(lambda p: int(p.core.name == "compiled")),
     ),
     ("in_flight_bytes", "By", "requests between the socket and the disk", _one(lambda p: p.in_flight.bytes)),
     ("forward_queue_bytes", "By", "copies that wait", _one(lambda p: p.forwarder.queued_bytes if p.forwarder else 0)),
