@@ -114,12 +114,12 @@ class Collector:
         )
         self._heartbeats = Heartbeats(self._queue)
         refusals = Refusals()
-        intake = self._open_intake(left, resends, refusals)
+        self._open_intake(left, resends, refusals)
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(server)
         self._open_sql(server)
         parts = Parts(
-            intake,
+            self._intake,
             self._writer,
             self._commit,
             self._store,
@@ -133,7 +133,7 @@ class Collector:
             self._core,
         )
         watch(self._telemetry, parts)
-        receiver = Receiver(intake, self._writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
+        receiver = Receiver(self._intake, self._writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
         self._maintenance = Maintenance(self._engine, self._queue, adopt=settings.unidentified == "adopt")
         await self._listen(receiver)
         if settings.metrics_otlp:
@@ -162,7 +162,7 @@ class Collector:
             _logger.info("%s%s", SLOWER_CORE, missing)
         self._store = BatchStore(self._engine, self._settings.data_dir.absolute() / "refused", self._core)
 
-    def _open_intake(self, left: RecoveryState, resends: ResendJournal, refusals: Refusals) -> Intake:
+    def _open_intake(self, left: RecoveryState, resends: ResendJournal, refusals: Refusals) -> None:
         """Create the intake, within the limits of the settings."""
         settings = self._settings
         self._disk = DiskBudget(
@@ -189,7 +189,6 @@ class Collector:
             refusals=refusals,
         )
         resends.known.clear()  # the intake has copied them, into less memory
-        return self._intake
 
     def _open_sql(self, server: ServerAddress | None) -> None:
         """Create the endpoint for SQL; `server`: that of the store; None if it is embedded."""

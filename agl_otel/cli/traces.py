@@ -18,13 +18,11 @@ from agl_otel.runner.environment import first_llm
 from agl_otel.spans.history import expand_spans
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
-from agl_otel.traces.collector_client import barriers, open_session
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.types import Rollout
 from agl_otel.types.options import Whole
 
 SHOWN_SPANS: Final = 2_000
-STORING_SECONDS: Final = 120.0  # for what the collectors have accepted to be stored, behind a long backlog too
 AWAY_SECONDS: Final = 5.0  # without ClickHouse: a person waits
 
 
@@ -118,8 +116,7 @@ def sql(query: str, data_dir: Path | None, store: str | None, as_json: bool) -> 
 
     async def main() -> None:
         async with open_store(settings) as opened:
-            async with open_session(settings.token.get_secret_value()) as session:
-                await barriers(session, opened.reader.collectors, seconds=STORING_SECONDS, patience_seconds=AWAY_SECONDS)
+            await opened.reader.barrier(patience_seconds=AWAY_SECONDS)
             rows = await opened.reader.query(query, own=False)
         if as_json:
             print_json(rows)

@@ -25,7 +25,7 @@ import aiohttp
 
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.errors import AglError, ConflictError, UnavailableError
-from agl_otel.maintain.stored import empty_log, stored_parts
+from agl_otel.maintain.stored import NO_COLLECTOR, empty_log, stored_parts
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import DAY_SECONDS, Settings
@@ -192,7 +192,7 @@ async def request_pass(queue: QueueClient, session: aiohttp.ClientSession, since
     """Request one pass from the stack's collector. Raises UnavailableError if there is no collector or its pass fails."""
     collectors = (await queue.describe()).collectors
     if not collectors:
-        raise UnavailableError("no collector has registered: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL")
+        raise UnavailableError(NO_COLLECTOR)
     url = f"{collectors[0].rstrip('/')}/maintain"
     async with posting(session, url, body={"since": since}, seconds=None, unable="does no maintenance") as answer:
         return await answer.json()

@@ -21,6 +21,7 @@ from agl_otel.traces.collector_client import barriers, open_session, posting, pu
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
 DELETE_SECONDS: Final = 600.0  # for one chunk; each table is scanned once
+NO_COLLECTOR: Final = "no collector has registered: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL"
 _logger = logging.getLogger("agl_otel.maintain")
 
 
@@ -39,7 +40,7 @@ class Stored(NamedTuple):
         described = await self.queue.describe()
         collectors = [address.rstrip("/") for address in described.collectors]
         if not collectors and self.deletion is None:
-            raise UnavailableError("no collector has registered: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL")
+            raise UnavailableError(NO_COLLECTOR)
         await barriers(self.session, collectors, rollout_ids=ids)
         if ids:
             await self._delete_from_proxies(described.proxies, ids)

@@ -90,17 +90,20 @@ class TraceReader:
         """Close the connections."""
         await self._http.close()
 
-    async def barrier(self) -> None:
-        """Wait until everything that the collectors have acked is visible. Raises UnavailableError if one does not answer."""
+    async def barrier(self, *, patience_seconds: float | None = None) -> None:
+        """Wait until everything that the collectors have acked is visible.
+
+        Raises UnavailableError if one does not answer, or can store nothing for `patience_seconds` (default: `barriers`').
+        """
         try:
-            await self._barriers()
+            await self._barriers(patience_seconds)
         except UnavailableError:
             if not await self._find_collectors():
                 raise
-            await self._barriers()
+            await self._barriers(patience_seconds)
 
-    async def _barriers(self) -> None:
-        await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS)
+    async def _barriers(self, patience_seconds: float | None) -> None:
+        await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS, patience_seconds=patience_seconds)
 
     async def _find_collectors(self) -> bool:
         """Look up the collectors' addresses; return whether they changed."""
