@@ -21,7 +21,7 @@ from agl_otel.collector.write import PATIENCE_WITHOUT_STORE_SECONDS
 from agl_otel.errors import AglError, TooLargeError, UnavailableError, http_status
 from agl_otel.net.auth import NO_CERTIFICATE, Admission, BrowserAccess, admission, is_admitted_anywhere
 from agl_otel.net.bodies import BODY_SECONDS, Bodies, json_of
-from agl_otel.net.front import Reply, SmallRequest, response
+from agl_otel.net.front import Client, SmallRequest, response
 from agl_otel.net.http_server import FRONT, Handler, browser_access, peer_has_certificate, readable
 from agl_otel.net.in_flight import InFlight
 from agl_otel_hook.conventions import HEADER_ACK
@@ -80,7 +80,7 @@ class HttpPort:
         """Build the aiohttp application."""
         app = web.Application(middlewares=[self._counted, browser_access(self._visitors), readable, self._errors, self._bodies.held])
         if not self._client_certificate:
-            app[FRONT] = (tuple(_PROTOCOLS), self._take, self._refuse_http2)
+            app[FRONT] = (_PROTOCOLS.__contains__, self._take, self._refuse_http2)
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -91,7 +91,7 @@ class HttpPort:
             app.router.add_post(path, action)
         return app
 
-    def _take(self, request: SmallRequest, reply: Reply) -> bool:
+    def _take(self, request: SmallRequest, client: Client) -> bool:
         """Take a request in protobuf that may come in (front.py); others, and those that wait for the store, take the way of `_export`."""
         path, headers, body = request
         if len(body) > self._receiver.max_message_bytes:
@@ -106,12 +106,12 @@ class HttpPort:
             self._receiver.check(protocol)
             outcome = self._receiver.intake.begin(protocol.signal, body, metadata_in(headers), admitted.sender)
         except AglError as error:
-            reply(self._refused(error))
+            client.reply(self._refused(error))
             return True
         if isinstance(outcome, Outcome):
-            reply(_answered(protocol, outcome))
+            client.reply(_answered(protocol, outcome))
         else:
-            outcome.outcome().add_done_callback(partial(self._reply_later, protocol, reply))
+            outcome.outcome().add_done_callback(partial(self._reply_later, protocol, client))
         return True
 
     def _refuse_http2(self) -> str:
@@ -119,12 +119,12 @@ class HttpPort:
         self._receiver.refusals.add("http", "other_protocol", text)
         return text
 
-    def _reply_later(self, protocol: Protocol, reply: Reply, future: asyncio.Future[Outcome]) -> None:
+    def _reply_later(self, protocol: Protocol, client: Client, future: asyncio.Future[Outcome]) -> None:
         error = future.exception()
         if error is not None and not isinstance(error, AglError):
-            reply(response("500 Internal Server Error", b"", "Connection: close"))
+            client.reply(response("500 Internal Server Error", b"", "Connection: close"))
             raise error
-        reply(_answered(protocol, future.result()) if error is None else self._refused(error))
+        client.reply(_answered(protocol, future.result()) if error is None else self._refused(error))
 
     def _refused(self, error: AglError) -> bytes:
         """Count a refusal of the front, and build its response."""

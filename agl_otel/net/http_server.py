@@ -67,8 +67,8 @@ _CLIENT_ERRORS: Final = ErrorFilter(HttpProcessingError, web.RequestPayloadError
 reason), and for disconnected clients."""
 
 
-FRONT: Final = web.AppKey("front", tuple[Collection[str], Take, RefuseHttp2])
-"""Paths whose small POST requests are taken ahead of the application (front.py), what takes them, and what refuses clients of HTTP/2."""
+FRONT: Final = web.AppKey("front", tuple[Callable[[str], bool], Take, RefuseHttp2])
+"""Whether small POST requests for a path are taken ahead of the application (front.py), what takes them, and what refuses HTTP/2."""
 
 
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:

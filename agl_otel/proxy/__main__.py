@@ -79,8 +79,9 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
             queue=queue,
             address=url,
         )
-        app, context = proxy.app(), tls.anonymous if tls else None
-        if tls is not None and settings.proxy_client_certificates:
+        with_certificates = tls is not None and settings.proxy_client_certificates
+        app, context = proxy.app(fronted=not with_certificates), tls.anonymous if tls else None
+        if tls is not None and with_certificates:
             app.middlewares.append(require_certificate({"/health"}))
             context = tls.context
         await closers.enter_async_context(served(proxy.meters, settings, "proxy"))

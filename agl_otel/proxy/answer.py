@@ -16,6 +16,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from agl_otel.net.posting import Answer
+from agl_otel.proxy.agent import Agent
 from agl_otel.proxy.dialects import take_out
 from agl_otel.proxy.outgoing import OVERSIZED, oversized, whole
 from agl_otel.proxy.recorder import Call
@@ -55,7 +56,7 @@ Edit = Callable[[bytes], bytes]
 
 
 async def pass_on(
-    request: web.Request,
+    agent: Agent,
     response: Answer | aiohttp.ClientResponse,
     added: frozenset[str],
     call: Call,
@@ -65,7 +66,7 @@ async def pass_on(
     body: bytes | None = None,
     write_down: Callable[[Call], None] | None = None,
     translated: Edit | None = None,
-) -> web.StreamResponse:
+) -> None:
     """Pass the answer to the agent and record it in `call`. Raises RefusedAnswerError, aiohttp.ClientError, OSError.
 
     Args:
@@ -81,7 +82,8 @@ async def pass_on(
     vocabulary = response.headers.get(conventions.HEADER_VOCABULARY)
     call.vocabulary = max(0, whole_of(vocabulary)) or None if vocabulary else None
     if response.content_type == "text/event-stream":
-        return await _stream(request, response, added, call, client_seconds, most, write_down, translated)
+        await _stream(agent, response, added, call, client_seconds, most, write_down, translated)
+        return
     body = await whole(response, most) if body is None else body
     payload = parse_object(body)
     if payload is not None:
@@ -94,24 +96,19 @@ async def pass_on(
         body = translated(body)
     if write_down is not None:
         write_down(call)
+    headers = passed(response, own=translated is None)
     if len(body) < _BUFFERED_BYTES:
-        small = web.Response(status=response.status, body=body, headers=passed(response, own=translated is None))
-        await small.prepare(request)
-        await small.write_eof()
+        await agent.answer(response.status, headers, body)
         call.delivered = True
-        return small
-    out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
-    out.content_length = len(body)
-    await out.prepare(request)
-    if not await _write(request, out, body, call, client_seconds):
-        return out
-    call.delivered = True
-    await out.write_eof()
-    return out
+        return
+    await agent.begin(response.status, headers, len(body))
+    if await _write(agent, body, call, client_seconds):
+        call.delivered = True
+        await agent.end()
 
 
 async def _stream(
-    request: web.Request,
+    agent: Agent,
     response: Answer | aiohttp.ClientResponse,
     added: frozenset[str],
     call: Call,
@@ -119,9 +116,8 @@ async def _stream(
     most: int,
     write_down: Callable[[Call], None] | None,
     translated: Edit | None,
-) -> web.StreamResponse:
-    out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
-    await out.prepare(request)
+) -> None:
+    await agent.begin(response.status, passed(response, own=translated is None))
     events = Events()
     while True:
         try:
@@ -130,22 +126,23 @@ async def _stream(
             ready = await _take(events.feed(piece) if piece else [events.rest()], added, call) if most >= 0 else None
         except (aiohttp.ClientError, OSError):
             call.incomplete = "upstream_error"
-            return _broken_off(request, out)
+            agent.break_off()
+            return
         if ready is None:
             call.incomplete = OVERSIZED
-            return _broken_off(request, out)
+            agent.break_off()
+            return
         last = not piece or call.reply.ended
         if write_down is not None and last:
             write_down(call)
         if translated is not None:
             ready = translated(ready)
-        if ready and not await _write(request, out, ready, call, client_seconds):
-            return out
+        if ready and not await _write(agent, ready, call, client_seconds):
+            return
         call.delivered = call.delivered or (last and call.no_whole_reply is None)  # clients may close after the last event
         if not piece:
             break
-    await out.write_eof()
-    return out
+    await agent.end()
 
 
 async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> bytes | None:
@@ -172,28 +169,19 @@ def _record(event: bytes, payload: Json | None, call: Call) -> None:
         call.reply.unreadable |= not call.reply.ended
 
 
-async def _write(request: web.Request, out: web.StreamResponse, data: bytes, call: Call, client_seconds: float) -> bool:
+async def _write(agent: Agent, data: bytes, call: Call, client_seconds: float) -> bool:
     """Write; if the client does not read, close its connection and return False."""
-    transport = request.transport
-    if transport is not None and transport.get_write_buffer_size() + len(data) < _BUFFERED_BYTES:
-        await out.write(data)
+    if agent.buffered() + len(data) < _BUFFERED_BYTES:
+        await agent.write(data)
         return True
     try:
         async with asyncio.timeout(client_seconds):
-            await out.write(data)
+            await agent.write(data)
     except TimeoutError:
         call.incomplete = "client_stalled"
-        if request.transport is not None:
-            request.transport.abort()
+        agent.abort()
         return False
     return True
-
-
-def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResponse:
-    """Close the agent's connection before the body ends, so that its client detects the truncation."""
-    if request.transport is not None:
-        request.transport.close()
-    return out
 
 
 def passed(response: Answer | aiohttp.ClientResponse, *, own: bool = True) -> Mapping[str, str]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
+from time import perf_counter
 from typing import Any, Final, NamedTuple, NoReturn, cast
 
 from aiohttp import web
+from multidict import CIMultiDict
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 
@@ -19,12 +23,14 @@ from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
 from agl_otel.net import auth
 from agl_otel.net.bodies import Bodies, body_of
-from agl_otel.net.http_server import Handler, browser_access, readable
+from agl_otel.net.front import Client, SmallRequest
+from agl_otel.net.http_server import FRONT, Handler, browser_access, readable
 from agl_otel.net.in_flight import InFlight
+from agl_otel.proxy.agent import FrontAgent, RequestAgent
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
-from agl_otel.proxy.forward import OWN_KEY, Forwarder, Limits
+from agl_otel.proxy.forward import Forwarder, Limits
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.litellm import Litellm
@@ -34,7 +40,7 @@ from agl_otel.proxy.recovery import JournalRecovery
 from agl_otel.proxy.reply import Json, dicts, parse_object
 from agl_otel.proxy.upstream import Upstreams
 from agl_otel.proxy.witness import Queue, Witnesses
-from agl_otel.telemetry.http import counted_requests, page
+from agl_otel.telemetry.http import CRASHED, DISCONNECTED, Requests, page
 from agl_otel.telemetry.meters import Meters, Sample
 from agl_otel.telemetry.setup import Telemetry
 from agl_otel_hook import conventions
@@ -51,6 +57,7 @@ FLUSH_SECONDS: Final = 8.0  # shorter than a runner's timeout
 SCOPE: Final = "/rollout/{rollout_id}/attempt/{attempt_id}"
 PREFIXES: Final = (f"{SCOPE}/v1", SCOPE, "/v1", "")
 """Routes are matched in this order; the form that runners give to agents comes first."""
+_ATTEMPTS_CALL: Final = re.compile(rf"/rollout/([^/]+)/attempt/([^/]+)(/v1|)/({'|'.join(map(re.escape, DIALECTS))})")
 PASSED: Final = ("messages/count_tokens",)
 """POST routes that are no model calls: forwarded, not recorded."""
 PAUSE_WAIT_SECONDS: Final = 60.0
@@ -97,7 +104,7 @@ class Proxy:
         self._models = models if models is not None else ModelList()
         self._gate = gate or Gate()
         self._litellm = litellm
-        self._visitors = browser_access(auth.BrowserAccess(names))
+        self._visitors = auth.BrowserAccess(names)
         self._attempts = Attempts(self._forget, idle=upstreams.forget)
         self._journal = journal
         self._recovery = recovery
@@ -107,17 +114,25 @@ class Proxy:
             telemetry.on_settled(journal.settled)
         self._forwarder: Forwarder | None = None
         self._call_ended = asyncio.Event()
+        self._in_flight = InFlight(self._limits.held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES")
+        self._calls: set[asyncio.Task[None]] = set()
+        """Calls that were taken ahead of aiohttp."""
         self.meters = Meters()
-        self._count = counted_requests(self.meters)
+        self._requests = Requests(self.meters)
         self.meters.gauge("agl.proxy.attempts", "Attempts that are remembered.", lambda: [({}, len(self._attempts))])
         self.meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.in_flight)])
         self.meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
         self.meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
 
-    def app(self) -> web.Application:
-        """The aiohttp application; run it with `handler_cancellation=True`, or calls of disconnected clients are not cancelled."""
-        bodies = Bodies(InFlight(self._limits.held_bytes, "AGL_PROXY_MAX_IN_FLIGHT_BYTES"), MAX_BODY_BYTES)
-        app = web.Application(middlewares=[self._count, self._visitors, readable, _errors_as_json, bodies.held])
+    def app(self, *, fronted: bool = True) -> web.Application:
+        """The aiohttp application; run it with `handler_cancellation=True`, or calls of disconnected clients are not cancelled.
+
+        `fronted`: small calls of attempts are taken ahead of it (net/front.py), and so of middlewares that are added to it.
+        """
+        bodies, visitors = Bodies(self._in_flight, MAX_BODY_BYTES), browser_access(self._visitors)
+        app = web.Application(middlewares=[self._requests.counted, visitors, readable, _errors_as_json, bodies.held])
+        if fronted:
+            app[FRONT] = (lambda path: _called(path) is not None, self._take, lambda: "the model proxy speaks HTTP/1.1")
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))
@@ -165,6 +180,9 @@ class Proxy:
 
     async def _stop(self, _: web.Application) -> None:
         self._expiring.cancel()
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
         await self._running().close()
         running = [key for key in self._telemetry.ledger.unrecorded() if not self._attempts.is_closed(key)]
         with contextlib.suppress(UnavailableError):  # the journal has them
@@ -180,25 +198,64 @@ class Proxy:
 
     def _call(self, dialect: Dialect) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
+            agent = RequestAgent(request)
+            key, agent.own_key = self._allowed(request)
             try:
-                return await self._running().call(request, self._allowed(request), dialect)
+                return await self._running().call(agent, key, dialect) or agent.answered()
             finally:
                 self._call_ended.set()
 
         return handle
 
+    def _take(self, request: SmallRequest, client: Client) -> bool:
+        """Take an attempt's call that may be made (front.py); others are refused on the way of `_call`."""
+        headers, called = CIMultiDict(request.headers), _called(request.path)
+        if called is None or self._visitors.refusal("POST", headers) is not None:
+            return False
+        if not auth.may_call(self._token, auth.shown_to_proxy(headers), *called.key):
+            return False
+        call = asyncio.create_task(self._answer(FrontAgent(request, headers, client), called))
+        client.gone = call.cancel
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return True
+
+    async def _answer(self, agent: FrontAgent, called: _Called) -> None:
+        """Make a call that was taken, and do for it what the middlewares do for others."""
+        began, held, status = perf_counter(), 0, CRASHED
+        try:
+            self._in_flight.reserve(agent.size)
+            held = agent.size
+            refused = await self._running().call(agent, called.key, called.dialect)
+            status = await agent.answered(refused)
+        except (asyncio.CancelledError, ConnectionResetError):
+            status = DISCONNECTED
+            agent.break_off()
+        except (AglError, RecursionError) as error:
+            status = await agent.answered(_answer_to(error))
+        except Exception:
+            logger.exception("a call failed")
+            await agent.answered(error_response(500, "the proxy failed: its log has the error", "crashed"))
+        finally:
+            self._in_flight.release(held)
+            self._call_ended.set()
+            self._requests.ended(began, called.route, "POST", status)
+
     def _pass_through(self, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._running().pass_through(request, self._allowed(request), path)
+            agent = RequestAgent(request)
+            key, agent.own_key = self._allowed(request)
+            return await self._running().pass_through(agent, key, path)
 
         return handle
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
-        key = self._allowed(request)
+        agent = RequestAgent(request)
+        key, agent.own_key = self._allowed(request)
         if key is None and (names := self._models.names()):
             cards = [{"id": name, "object": "model", "created": 0, "owned_by": "agl-otel"} for name in names]
             return web.json_response({"object": "list", "data": cards})
-        return await self._running().pass_through(request, key, "models")
+        return await self._running().pass_through(agent, key, "models")
 
     async def _health(self, request: web.Request) -> web.Response:
         """Answer with the status; with details only if the token is sent or the stack has none."""
@@ -339,20 +396,31 @@ class Proxy:
         if (why := self._refusal(request, *scopes)) is not None:
             raise web.HTTPUnauthorized(text=why)
 
-    def _allowed(self, request: web.Request) -> Key | None:
-        """Return the attempt that the call names, if any. Raises RefusedError if its key opens neither that attempt nor the proxy."""
-        key, given = _key(request), auth.shown_to_proxy(request.headers)
+    def _allowed(self, request: web.Request) -> tuple[Key | None, bool]:
+        """Return the attempt that the call names, if any, and whether its client sends a provider's key in place of ours.
+
+        Raises RefusedError if its key opens neither that attempt nor the proxy.
+        """
+        key, given, own_key = _key(request), auth.shown_to_proxy(request.headers), False
         if not self._token:
-            return key
+            return key, own_key
         if key is not None:
             allowed = auth.may_call(self._token, given, *key) if "rollout_id" in request.match_info else auth.is_trusted(self._token, given)
         else:
             allowed = auth.is_trusted(self._token, given)
-            request[OWN_KEY] = not allowed and self._own_keys and bool(given) and not auth.is_ours(given)
-            allowed = allowed or request[OWN_KEY]
+            own_key = not allowed and self._own_keys and bool(given) and not auth.is_ours(given)
+            allowed = allowed or own_key
         if not allowed:
             raise RefusedError(_remedy(key), status=401, code="wrong_key")
-        return key
+        return key, own_key
+
+
+class _Called(NamedTuple):
+    """What the path of an attempt's call names."""
+
+    key: Key
+    dialect: Dialect
+    route: str
 
 
 class _Closed(NamedTuple):
@@ -399,6 +467,15 @@ def _key(request: web.Request) -> Key | None:
     return key
 
 
+@lru_cache(maxsize=4096)
+def _called(path: str) -> _Called | None:
+    """Return what a path names that is an attempt's call beyond doubt; None for any other."""
+    found = _ATTEMPTS_CALL.fullmatch(path)
+    if found is None or not all(map(conventions.is_valid_id, found.group(1, 2))):
+        return None
+    return _Called((found[1], found[2]), DIALECTS[found[4]], f"{SCOPE}{found[3]}/{found[4]}")
+
+
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -407,9 +484,15 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return error_response(404, f"no route {request.method} {request.path}. Known: {KNOWN}", "not_found")
     except web.HTTPException as error:
         return error_response(error.status, error.text or error.reason, str(error.status))
-    except RefusedError as error:
+    except (AglError, RecursionError) as error:
+        return _answer_to(error)
+
+
+def _answer_to(error: AglError | RecursionError) -> web.Response:
+    if isinstance(error, RecursionError):
+        return error_response(400, "the body is nested too deeply", "nested")
+    if isinstance(error, RefusedError):
         retry = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds is not None else None
         return error_response(error.status, str(error), error.code, retry)
-    except AglError as error:
-        status = errors.http_status(error)
-        return error_response(status, str(error), type(error).__name__, {"Retry-After": "1"} if error.retryable else None)
+    status = errors.http_status(error)
+    return error_response(status, str(error), type(error).__name__, {"Retry-After": "1"} if error.retryable else None)

@@ -23,8 +23,8 @@ from multidict import CIMultiDict
 
 from agl_otel.errors import RefusedError
 from agl_otel.net.auth import is_ours, without_scheme
-from agl_otel.net.bodies import body_of
 from agl_otel.proxy import crowded
+from agl_otel.proxy.agent import Agent, RequestAgent
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
@@ -36,7 +36,7 @@ from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
 from agl_otel.proxy.steering import HEADERS, for_litellm
-from agl_otel.proxy.translation import AGENT, Translation
+from agl_otel.proxy.translation import Translation
 from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
@@ -59,8 +59,6 @@ _LOOKED_AT: Final = NO_ROUTE | REFUSED
 """Statuses that may mean that the server does not support the request."""
 _SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage"}
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
-OWN_KEY: Final = web.RequestKey("own_key", bool)
-"""Set on a request whose client sends its own provider key and none of ours: it gets no key of ours, and a trace of its own."""
 _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
 
@@ -156,54 +154,54 @@ class Forwarder:
         if self._translation is not None:
             await self._translation.stop()
 
-    async def call(self, request: web.Request, key: Key | None, dialect: Dialect) -> web.StreamResponse:
-        """Forward a model call and record it.
+    async def call(self, agent: Agent, key: Key | None, dialect: Dialect) -> web.Response | None:
+        """Forward a model call and record it; return an error to answer it with, or None if it has its answer.
 
         Raises UsageError, NotFoundError, UnavailableError or RefusedError if nothing was forwarded.
         """
-        raw = await body_of(request)
-        body = crowded.read(raw, request.path)
+        raw = await agent.body()
+        body = crowded.read(raw, agent.path)
         await self._gate.enter()
         try:
             model = body.get("model")
-            route = await self._route(request, key, model)
+            route = await self._route(agent, key, model)
             served, pool = _by_litellm(route.pool), route.pool
             if served is not None:
-                raw, body = for_litellm(body, dialect.fields, served, request.path)
+                raw, body = for_litellm(body, dialect.fields, served, agent.path)
                 pool = [await self._with_litellm_address(each) for each in pool]
             if key is not None:  # last: the attempt may be closed during any await
                 self._admit(key, (route.budget or self._limits.budget) if dialect.samples else Budget())
-            return await self._forward_recorded(request, key, dialect, raw, body, pool, route.seed)
+            return await self._forward_recorded(agent, key, dialect, raw, body, pool, route.seed)
         finally:
             self._gate.leave()
 
-    async def pass_through(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
+    async def pass_through(self, agent: RequestAgent, key: Key | None, path: str) -> web.Response:
         """Forward a request without recording it."""
-        raw = await body_of(request)
-        body = crowded.read(raw, request.path) if raw else None
+        raw = await agent.body()
+        body = crowded.read(raw, agent.path) if raw else None
         model = body.get("model") if body is not None else None
-        pool = (await self._route(request, key, model)).pool
+        pool = (await self._route(agent, key, model)).pool
         if body is not None and (served := _by_litellm(pool)) is not None:
             known = DIALECTS.get(path.partition("/")[0])  # count_tokens takes a request of messages
-            raw, body = for_litellm(body, known.fields if known is not None else (), served, request.path)
+            raw, body = for_litellm(body, known.fields if known is not None else (), served, agent.path)
         upstream = await self._with_litellm_address(self.health.order(pool, key[0] if key is not None else None)[0])
         if body is not None and isinstance(model, str) and upstream.model:
             raw = with_fields(raw, body, _with_key({"model": upstream.model}, upstream))
-        headers = self._headers(request, upstream, _KEY_HEADERS)
+        headers = self._headers(agent, upstream, _KEY_HEADERS)
         if body is not None:
             headers["content-type"] = "application/json"  # it was parsed as JSON here
         try:
             url = f"{upstream.base_url}/{path}"
-            async with ask(self._session, request.method, url, data=_request_data(raw) or None, headers=headers) as response:
+            async with ask(self._session, agent.method, url, data=_request_data(raw) or None, headers=headers) as response:
                 content = await whole(response, self._limits.answer_bytes)
                 return web.Response(status=response.status, body=content, headers=passed(response))
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
             return _failure(error, upstream)
 
-    async def _route(self, request: web.Request, key: Key | None, model: object) -> Route:
+    async def _route(self, agent: Agent, key: Key | None, model: object) -> Route:
         """Resolve the route of a call, without our keys and passwords if the client sent its own key."""
         route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
-        if not request.get(OWN_KEY):
+        if not agent.own_key:
             return route
         if any(each.provider != "openai" for each in route.pool):
             raise RefusedError(f"model {model!r} is called with the stack's own key: send the stack's token", status=401, code="wrong_key")
@@ -242,15 +240,14 @@ class Forwarder:
                 )
 
     async def _forward_recorded(
-        self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream], seed: int | None
-    ) -> web.StreamResponse:
-        stranger = request.get(OWN_KEY, False)
-        traceparent = None if stranger else request.headers.get("traceparent")
+        self, agent: Agent, key: Key | None, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream], seed: int | None
+    ) -> web.Response | None:
+        traceparent = None if agent.own_key else agent.headers.get("traceparent")
         shown = as_sampled(body, pool[0].fields)
-        retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
+        retry, fingerprint = _retry(agent.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # needed to know whether the first try failed
-        caller = None if stranger else caller_of(request.headers.getall("baggage", ()))
+        caller = None if agent.own_key else caller_of(agent.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         call.constraints = own_constraints(body, pool[0].fields) if dialect.samples else ()
         if seed is not None and dialect.samples:
@@ -261,10 +258,10 @@ class Forwarder:
             if self._witnesses is not None and key is not None:
                 await self._witnesses.announce(key, call.span.marker)
             ordered = self.health.order(pool, key[0] if key is not None else None)
-            if not (dialect.via_chat and self._goes_by_chat(request, ordered[0], body, dialect)):
+            if not (dialect.via_chat and self._goes_by_chat(agent, ordered[0], body, dialect)):
                 with contextlib.suppress(_NoRouteError):
-                    return await self._try_endpoints(request, ordered, raw, body, call)
-            return await self._forward_translated(request, ordered, raw, body, call)
+                    return await self._try_endpoints(agent, ordered, raw, body, call)
+            return await self._forward_translated(agent, ordered, raw, body, call)
         except (asyncio.CancelledError, ConnectionResetError):
             if not call.delivered:
                 call.incomplete = call.incomplete or "client_gone"
@@ -274,11 +271,9 @@ class Forwarder:
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._settle_late)
 
-    async def _forward_translated(
-        self, request: web.Request, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call
-    ) -> web.StreamResponse:
+    async def _forward_translated(self, agent: Agent, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call) -> web.Response | None:
         if self._translation is not None:
-            return await self._translation.ask(request, pool, raw, body, call)
+            return await self._translation.ask(agent, pool, raw, body, call)
         call.status = 501
         raise RefusedError(
             f"the model server {_public_address(pool[0])} has no route /{call.dialect.path}, and litellm, which would translate the "
@@ -287,23 +282,21 @@ class Forwarder:
             code="no_litellm",
         )
 
-    async def _try_endpoints(
-        self, request: web.Request, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call
-    ) -> web.StreamResponse:
+    async def _try_endpoints(self, agent: Agent, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call) -> web.Response | None:
         """Try one endpoint after the other until one answers."""
-        answer: web.StreamResponse | None = None
         for number in range(MAX_TRIES):
             upstream = pool[number % len(pool)]
             call.tries = number + 1
             last = number + 1 == MAX_TRIES
             try:
-                answer = await self._exchange(request, upstream, raw, body, call, may_skip=not last and len(pool) > 1)
+                if await self._exchange(agent, upstream, raw, body, call, may_skip=not last and len(pool) > 1):
+                    return None
             except RedirectedError as error:
                 failure = _failure(error, upstream)
                 call.status, call.incomplete = failure.status, "upstream_redirect"
                 return failure
             except (aiohttp.ClientError, OSError) as error:
-                if isinstance(error, ConnectionResetError) and _has_disconnected(request):
+                if isinstance(error, ConnectionResetError) and agent.has_gone():
                     raise
                 timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
                 self.health.failed(upstream.base_url)
@@ -311,22 +304,18 @@ class Forwarder:
                     failure = _failure(error, upstream)
                     call.status, call.incomplete = failure.status, _incomplete(error, failure)
                     return failure
-            if answer is not None:
-                return answer
             await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
         raise AssertionError("the last try answers or fails")
 
-    async def _exchange(
-        self, request: web.Request, upstream: Upstream, raw: bytes, body: Json, call: Call, *, may_skip: bool
-    ) -> web.StreamResponse | None:
-        """Call one endpoint; return None if it answers that it cannot serve now and `may_skip` is set."""
+    async def _exchange(self, agent: Agent, upstream: Upstream, raw: bytes, body: Json, call: Call, *, may_skip: bool) -> bool:
+        """Call one endpoint and pass its answer on; return False if it answers that it cannot serve now and `may_skip` is set."""
         dialect = call.dialect
         call.model_version = self.version or upstream.version
-        headers = self._headers(request, upstream, dialect.key_headers)
+        headers = self._headers(agent, upstream, dialect.key_headers)
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.context)
         url = f"{upstream.base_url}/{dialect.path}"
-        place, send_probe = partial(_place, upstream, dialect, body, headers), partial(self._send_probe, request, upstream)
+        place, send_probe = partial(_place, upstream, dialect, body, headers), partial(self._send_probe, agent, upstream)
         for capture in (False,) if self._capabilities and self._capabilities.is_plain(place()) else (True, False):
             prepared = prepare(dialect, body, model=upstream.model, sampling=upstream.fields, capture=capture)
             if self._recorder.unsettled:  # while the model server works
@@ -336,7 +325,7 @@ class Forwarder:
             async with Asked(self._session, url, sent, headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)
-                    return None
+                    return False
                 self.health.answered(upstream.base_url)
                 content = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
                 if response.status in NO_ROUTE and dialect.via_chat and await self._capabilities.lacks_route(place(), dialect, send_probe):
@@ -344,8 +333,8 @@ class Forwarder:
                 if content is not None and response.status in REFUSED and names_any(content, prepared.added):
                     self._capabilities.probe(place(), dialect, send_probe)
                     continue
-                answer = await pass_on(
-                    request,
+                await pass_on(
+                    agent,
                     response,
                     prepared.added,
                     call,
@@ -356,12 +345,12 @@ class Forwarder:
                 )
             if dialect.via_chat:
                 self._capabilities.answered(place(), call, upstream, send_probe)
-            return answer
+            return True
         raise AssertionError("without extras nothing is refused because of them")
 
-    async def _send_probe(self, request: web.Request, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
+    async def _send_probe(self, agent: Agent, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
         """Send a probe (capabilities.Ask)."""
-        headers = CIMultiDict(_credentials(self._headers(request, upstream, dialect.key_headers), upstream))
+        headers = CIMultiDict(_credentials(self._headers(agent, upstream, dialect.key_headers), upstream))
         headers["content-type"] = "application/json"
         data = encoded(_with_key(body, upstream))
         try:
@@ -373,12 +362,11 @@ class Forwarder:
         except (aiohttp.ClientError, OSError, RedirectedError):
             return 0, b""
 
-    def _goes_by_chat(self, request: web.Request, upstream: Upstream, body: Json, dialect: Dialect) -> bool:
-        headers = self._headers(request, upstream, dialect.key_headers)
+    def _goes_by_chat(self, agent: Agent, upstream: Upstream, body: Json, dialect: Dialect) -> bool:
+        headers = self._headers(agent, upstream, dialect.key_headers)
         return self._capabilities.uses_chat(dialect, upstream, _place(upstream, dialect, body, headers))
 
-    def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
-        agent = request.get(AGENT, request)
+    def _headers(self, agent: Agent, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
         given = ((name, value) for name, value in agent.headers.items() if not name.lower().startswith(HEADERS))
         headers = CIMultiDict((name, value) for name, value in given if name.lower() not in _SET_HERE)
         headers["accept-encoding"] = "identity"  # the proxy must be able to read the answer
@@ -442,10 +430,6 @@ def _credentials(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[st
     """The credentials among the headers of a call: keys, and headers added by its resource."""
     names = dict.fromkeys((*_KEY_HEADERS, *(name.lower() for name in upstream.headers)))
     return [(name, value) for name in names for value in headers.getall(name, ())]
-
-
-def _has_disconnected(request: web.Request) -> bool:
-    return request.transport is None or request.transport.is_closing()
 
 
 def _incomplete(error: Exception, failure: web.Response) -> str:

@@ -24,6 +24,7 @@ from agl_otel.net.auth import BrowserAccess
 from agl_otel.net.bodies import Bodies, body_of
 from agl_otel.net.http_server import browser_access, make_runner
 from agl_otel.net.in_flight import InFlight
+from agl_otel.proxy.agent import Agent, RequestAgent
 from agl_otel.proxy.answer import error_response, pass_on
 from agl_otel.proxy.dialects import CHAT, as_sampled
 from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm
@@ -34,20 +35,18 @@ from agl_otel.proxy.steering import for_litellm
 from agl_otel.proxy.upstream import Upstream
 from agl_otel.text import error_text
 
-AGENT: Final = web.RequestKey("agent", web.Request)
-"""Set on a request of litellm's: the agent's request that it translates."""
 HOST: Final = "127.0.0.1"
 END_SECONDS: Final = 10.0  # for the capture side to finish after the end of litellm's answer
 MAX_BODY_BYTES: Final = 128 << 20  # an agent's request in another protocol
 _PASSED_HEADERS: Final = ("accept", "anthropic-version", "anthropic-beta", "user-agent")
-Send = Callable[[web.Request, Sequence[Upstream], bytes, Json, Call], Awaitable[web.StreamResponse]]
+Send = Callable[[Agent, Sequence[Upstream], bytes, Json, Call], Awaitable[web.Response | None]]
 
 
 @dataclass(slots=True)
 class _Held:
     """An agent's request in progress at litellm."""
 
-    request: web.Request
+    agent: Agent
     pool: Sequence[Upstream]
     call: Call
     model: str
@@ -110,25 +109,24 @@ class Translation:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def ask(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
+    async def ask(self, agent: Agent, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> None:
         """Answer an agent's request through litellm. Raises RefusedError if litellm is not running."""
         assert self._session is not None, "start() comes first"
         above = replace(call, reply=Reply())  # what the agent sees; `call` gets what was sampled
         name = secrets.token_hex(12)
         model = asked.get("model")
-        held = self._held[name] = _Held(request, pool, call, model if isinstance(model, str) else "")
+        held = self._held[name] = _Held(agent, pool, call, model if isinstance(model, str) else "")
         try:
-            raw, asked = for_litellm(asked, call.dialect.fields, pool[0], request.path)
+            raw, asked = for_litellm(asked, call.dialect.fields, pool[0], agent.path)
             body = with_fields(raw, asked, {"model": PREFIX + name})
             address = await self._litellm.address()
             url = f"{address.url}/{call.dialect.path}"
-            async with ask(self._session, "POST", url, data=body, headers=_headers(request, address.key)) as response:
+            async with ask(self._session, "POST", url, data=body, headers=_headers(agent, address.key)) as response:
                 edit = _renamed(name, held.model)
                 most, patience = self._answer_bytes, self._client_seconds
-                answer = await pass_on(request, response, frozenset(), above, client_seconds=patience, most=most, translated=edit)
+                await pass_on(agent, response, frozenset(), above, client_seconds=patience, most=most, translated=edit)
             if held.tasks:  # litellm stops reading at the last event, so the capture side may end a moment later
                 await asyncio.wait(held.tasks, timeout=END_SECONDS)
-            return answer
         except RefusedError as error:
             above.status = error.status
             raise
@@ -153,7 +151,7 @@ class Translation:
         task = asyncio.current_task()
         if held is None or given is None or task is None:
             return error_response(404, "this port is for litellm, and the request names no call in flight", "no_call")
-        request[AGENT] = held.request
+        litellms = RequestAgent(request, held.agent.headers)
         raw = with_fields(raw, given, {"model": held.model})
         asked = {**given, "model": held.model}
         shown = as_sampled(asked, held.pool[0].fields)
@@ -162,7 +160,7 @@ class Translation:
         call.dialect, call.body, call.constraints = CHAT, shown, held.call.constraints
         held.tasks.add(task)
         try:
-            return await self._send(request, held.pool, raw, asked, call)
+            return await self._send(litellms, held.pool, raw, asked, call) or litellms.answered()
         except (asyncio.CancelledError, ConnectionResetError):
             if not call.delivered:
                 call.incomplete = call.incomplete or "client_gone"
@@ -183,8 +181,8 @@ def _merge(call: Call, above: Call, *, taken: bool) -> None:
         call.incomplete = above.incomplete or "translation_failed"
 
 
-def _headers(request: web.Request, key: str) -> dict[str, str]:
-    passed = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
+def _headers(agent: Agent, key: str) -> dict[str, str]:
+    passed = {name: agent.headers[name] for name in _PASSED_HEADERS if name in agent.headers}
     return {**passed, "authorization": f"Bearer {key}", "content-type": "application/json", "accept-encoding": "identity"}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
@@ -24,13 +24,21 @@ CRASHED: Final = "520"
 OPEN_PATHS: Final = frozenset({"/health"})
 
 
-def counted_requests(meters: Meters) -> Any:
-    """Make middleware that counts and times requests by route, method and status."""
-    count = meters.counter("agl.http.total", "Requests over HTTP.", "path", "method", "status")
-    took = meters.durations("agl.http.latency", "Seconds until their answer.", "path", "method", "status")
+class Requests:
+    """Counts and times requests by route, method and status."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._count = meters.counter("agl.http.total", "Requests over HTTP.", "path", "method", "status")
+        self._took = meters.durations("agl.http.latency", "Seconds until their answer.", "path", "method", "status")
+
+    def ended(self, began: float, path: str, method: str, status: str) -> None:
+        """Count a request of a route (`path`) that began at `perf_counter()` time `began`."""
+        self._count(path, method, status)
+        self._took(perf_counter() - began, path, method, status)
 
     @web.middleware
-    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware: count the requests of an application."""
         began = perf_counter()
         status = CRASHED
         try:
@@ -46,11 +54,10 @@ def counted_requests(meters: Meters) -> Any:
             return answer
         finally:
             resource = request.match_info.route.resource
-            labels = (resource.canonical if resource is not None else "(none)", request.method if resource is not None else "", status)
-            count(*labels)
-            took(perf_counter() - began, *labels)
-
-    return counted
+            if resource is not None:
+                self.ended(began, resource.canonical, request.method, status)
+            else:
+                self.ended(began, "(none)", "", status)
 
 
 def page(meters: Meters) -> web.Response:

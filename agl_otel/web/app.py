@@ -19,7 +19,7 @@ from agl_otel.net.http_server import Handler, browser_access, end_stalled, reada
 from agl_otel.net.in_flight import InFlight
 from agl_otel.queue.convert import reachable
 from agl_otel.store import DESCRIBE_PATH
-from agl_otel.telemetry.http import counted_requests
+from agl_otel.telemetry.http import Requests
 from agl_otel.telemetry.meters import Meters
 from agl_otel.web import relay, static
 from agl_otel.web.curves import Curves
@@ -117,7 +117,7 @@ def build_app(
     origins = frozenset(origin.strip() for origin in cors_origins if origin.strip())
     visitors = browser_access(BrowserAccess(names, origins), page=static.PAGE)
     meters = Meters()
-    count = counted_requests(meters)
+    count = Requests(meters).counted
     bodies = Bodies(InFlight(in_flight_bytes), MAX_BODY_BYTES)
     app = web.Application(middlewares=[json_crashes, count, cors, json_errors, visitors, readable, guard, bodies.held])
     end_stalled(app)

@@ -7,10 +7,12 @@ import gzip
 import io
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
+from agl_otel.net.front import HTTP2_PREFACE
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
 from agl_otel_hook import conventions
@@ -312,3 +314,10 @@ async def test_what_a_resource_constrains_is_not_the_agents_own(model: ModelServ
             await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": HELLO, **own})
         found = [span.attributes.get(conventions.LLM_CONSTRAINED) for span in await stand.calls()]
     assert [list(each) if each is not None else None for each in found] == [None, None, ["top_k"]]
+
+
+async def test_a_client_of_http2_is_told_which_protocol_is_spoken(stand: Stand) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(stand.url).port)
+    writer.write(HTTP2_PREFACE)
+    assert b"HTTP/1.1" in (await reader.read()).partition(b"\r\n\r\n")[2]
+    writer.close()

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from agl_otel.net import front
-from agl_otel.net.front import AIOHTTPS, HTTP2_PREFACE, LARGEST_BYTES, Front, Reply, SmallRequest, response
+from agl_otel.net.front import AIOHTTPS, HTTP2_PREFACE, LARGEST_BYTES, Client, Front, SmallRequest, head, response
 from agl_otel.net.http_server import FRONT, listen, make_runner
 from tests.unit.net.test_http_server import PATIENCE_SECONDS, SHORT_SECONDS, connection, until_closed
 
@@ -27,16 +27,16 @@ class Port:
     runner: web.AppRunner
     number: int = 0
     taken: list[SmallRequest] = field(default_factory=list[SmallRequest])
-    later: list[Reply] = field(default_factory=list[Reply])
+    later: list[Client] = field(default_factory=list[Client])
 
-    def take(self, request: SmallRequest, reply: Reply) -> bool:
+    def take(self, request: SmallRequest, client: Client) -> bool:
         if "x-not-here" in request.headers:
             return False
         self.taken.append(request)
         if request.body.startswith(b"later"):
-            self.later.append(reply)
+            self.later.append(client)
         else:
-            reply(response("200 OK", b"front " + request.body))
+            client.reply(response("200 OK", b"front " + request.body))
         return True
 
 
@@ -50,7 +50,7 @@ async def serving(*, fronted: bool = True, idle_seconds: float = PATIENCE_SECOND
     app.router.add_get("/in", echo)
     port = Port(make_runner(app, idle_seconds=idle_seconds))
     if fronted:
-        app[FRONT] = (["/in"], port.take, lambda: "no HTTP/2 here")
+        app[FRONT] = ("/in".__eq__, port.take, lambda: "no HTTP/2 here")
     await port.runner.setup()
     port.number = await listen(port.runner, "127.0.0.1", 0, None)
     try:
@@ -126,7 +126,7 @@ async def test_more_requests_than_are_held_at_once_leave_a_connection_that_goes_
                 while len(port.later) <= number:  # noqa: ASYNC110 - the server has not read it yet
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(0.05 if number == 0 else 0)  # the others come meanwhile
-            port.later[number](response("200 OK", b"done"))
+            port.later[number].reply(response("200 OK", b"done"))
         assert await answers(reader, 3) == [b"done"] * 3
         writer.write(post(b"one more"))
         assert await answers(reader, 1) == [b"front one more"]
@@ -139,7 +139,7 @@ async def test_a_response_that_is_due_comes_before_the_next() -> None:
             while not port.later:  # noqa: ASYNC110 - the server has not read it yet
                 await asyncio.sleep(0)
         assert len(port.taken) == 1
-        port.later.pop()(response("200 OK", b"at last"))
+        port.later.pop().reply(response("200 OK", b"at last"))
         assert await answers(reader, 3) == [b"at last", b"front next", b"aiohttp last"]
 
 
@@ -169,7 +169,7 @@ async def test_who_ends_to_send_gets_the_responses_that_are_due() -> None:
             while not port.later:  # noqa: ASYNC110 - the server has not read it yet
                 await asyncio.sleep(0)
             await asyncio.sleep(0.05)
-            port.later.pop()(response("200 OK", b"at last"))
+            port.later.pop().reply(response("200 OK", b"at last"))
             answered = await reader.read()
         assert answered.count(b"HTTP/1.1 200 OK") == 2 and answered.endswith(b"front next")
 
@@ -250,7 +250,7 @@ async def test_who_waits_for_a_response_is_not_idle() -> None:
     async with serving(idle_seconds=SHORT_SECONDS) as port, connection(port.number) as (reader, writer):
         writer.write(post(b"later"))
         await asyncio.sleep(SHORT_SECONDS * 3)
-        port.later.pop()(response("200 OK", b"at last"))
+        port.later.pop().reply(response("200 OK", b"at last"))
         assert await answers(reader, 1) == [b"at last"]
 
 
@@ -263,7 +263,7 @@ async def test_a_server_that_ends_answers_what_it_has_taken() -> None:
             ending = asyncio.create_task(port.runner.cleanup())
             assert await idle.read() == b""
             assert not ending.done()
-            port.later.pop()(response("200 OK", b"at last"))
+            port.later.pop().reply(response("200 OK", b"at last"))
             assert (await reader.read()).endswith(b"at last")
             await ending
         assert len(port.taken) == 1
@@ -300,6 +300,64 @@ async def test_a_server_that_ends_does_not_wait_for_a_client_that_reads_nothing(
                     await asyncio.sleep(0.001)
             stopped = asyncio.create_task(port.runner.cleanup())
             await asyncio.sleep(0)
-            port.later[0](response("200 OK", b"x" * (8 << 20)))  # more than the system takes of it
+            port.later[0].reply(response("200 OK", b"x" * (8 << 20)))  # more than the system takes of it
             async with asyncio.timeout(PATIENCE_SECONDS / 2):  # which the server gives to requests without a response
                 await stopped
+
+
+async def test_a_response_in_parts_waits_for_a_client_that_does_not_read() -> None:
+    part, parts = b"x" * (1 << 20), 20
+    async with serving() as port, connection(port.number) as (reader, writer):
+        client = await taken(port, writer)
+        client.write(head("200 OK", [f"Content-Length: {len(part) * parts}"]))
+
+        async def send() -> None:
+            for _ in range(parts):
+                client.write(part)
+                await client.drained()
+            client.reply(b"")
+
+        sending = asyncio.create_task(send())
+        done, _ = await asyncio.wait([sending], timeout=SHORT_SECONDS)
+        assert not done and client.buffered() > 0
+        assert await answers(reader, 1) == [part * parts]
+        await sending
+        writer.write(post(b"one more"))
+        assert await answers(reader, 1) == [b"front one more"]
+
+
+async def test_a_disconnected_client_is_noticed_where_someone_watches_it() -> None:
+    async with serving() as port:
+        async with connection(port.number) as (_, writer):
+            client, gone = await taken(port, writer), asyncio.Event()
+            client.gone = gone.set
+            client.write(b"x" * (8 << 20))  # more than the system takes of it
+            waiting = asyncio.create_task(client.drained())
+            writer.close()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await gone.wait()
+                with pytest.raises(ConnectionResetError):
+                    await waiting
+        assert client.is_closing()
+        client.write(b"x")
+        client.reply(b"x")
+        with pytest.raises(ConnectionResetError):
+            await client.drained()
+
+
+async def test_a_response_that_is_broken_off_ends_after_what_was_written() -> None:
+    async with serving() as port, connection(port.number) as (reader, writer):
+        client, gone = await taken(port, writer), asyncio.Event()
+        client.gone = gone.set
+        client.write(head("200 OK", ["Transfer-Encoding: chunked"]) + b"1\r\nx\r\n")
+        client.break_off()
+        assert (await reader.read()).endswith(b"\r\n\r\n1\r\nx\r\n") and not gone.is_set()
+
+
+async def taken(port: Port, writer: asyncio.StreamWriter) -> Client:
+    """Send a request that is answered later, and return its client."""
+    writer.write(post(b"later"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not port.later:  # noqa: ASYNC110 - the server has not read it yet
+            await asyncio.sleep(0)
+    return port.later.pop()

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from agl_otel.telemetry.http import counted_requests
+from agl_otel.telemetry.http import Requests
 from agl_otel.telemetry.meters import Meters
 from agl_otel.web.json_errors import json_crashes, json_errors
 
@@ -18,7 +18,7 @@ async def test_a_crash_is_json_and_in_the_log(caplog: pytest.LogCaptureFixture) 
         raise LookupError("inside")
 
     meters = Meters()
-    app = web.Application(middlewares=[json_crashes, counted_requests(meters), json_errors])
+    app = web.Application(middlewares=[json_crashes, Requests(meters).counted, json_errors])
     app.router.add_get("/v1/agl/broken", fail)
     async with TestClient(TestServer(app)) as client:
         with caplog.at_level(logging.ERROR):
