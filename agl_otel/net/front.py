@@ -18,7 +18,8 @@ from typing import Final, NamedTuple, Protocol, cast
 LARGEST_BYTES: Final = 64 << 10
 """The largest body taken here."""
 _HEAD_BYTES: Final = 16 << 10
-_HEADERS: Final = re.compile(r"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e]*)+")
+HEADERS: Final = re.compile(r"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e]*)+")
+"""The headers of a message, each after a line break: names are tokens, values have printable ASCII characters and tabs."""
 _LENGTH: Final = re.compile(r"[0-9]{1,5}")
 AIOHTTPS: Final = frozenset(
     {
@@ -128,7 +129,7 @@ def read_request(data: bytes, has_path: Callable[[str], bool]) -> tuple[SmallReq
     head = data[:end].decode("latin-1")
     line_end = head.find("\r\n")
     line = head[:line_end].split(" ")
-    if len(line) != 3 or line[0] != "POST" or not has_path(line[1]) or line[2] != "HTTP/1.1" or _HEADERS.fullmatch(head, line_end) is None:
+    if len(line) != 3 or line[0] != "POST" or not has_path(line[1]) or line[2] != "HTTP/1.1" or HEADERS.fullmatch(head, line_end) is None:
         raise NotSimpleError
     lines = head[line_end + 2 :].split("\r\n")
     headers = {name.lower(): value.strip(" \t") for name, _, value in (each.partition(":") for each in lines)}

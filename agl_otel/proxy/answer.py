@@ -118,10 +118,11 @@ async def _stream(
     translated: Edit | None,
 ) -> None:
     await agent.begin(response.status, passed(response, own=translated is None))
-    events = Events()
+    events, content = Events(), response.content
+    assert content is not None, "a stream is not read as a whole"
     while True:
         try:
-            piece = await response.content.readany()
+            piece = await content.readany()
             most -= len(piece)
             ready = await _take(events.feed(piece) if piece else [events.rest()], added, call) if most >= 0 else None
         except (aiohttp.ClientError, OSError):

@@ -101,10 +101,12 @@ def _check(response: Answer | aiohttp.ClientResponse, url: str) -> None:
 
 async def whole(response: Answer | aiohttp.ClientResponse, most: int) -> bytes:
     """Read the body. Raises RefusedAnswerError if it is longer than `most` bytes, aiohttp.ClientError, OSError."""
+    if isinstance(response, Answer) and response.body is not None and len(response.body) <= most:
+        return response.body
     pieces: list[bytes] = []
-    size, announced = 0, response.content_length or 0
-    while max(size, announced) <= most and not response.content.at_eof():
-        pieces.append(await response.content.readany())
+    size, announced, content = 0, response.content_length or 0, response.content
+    while max(size, announced) <= most and content is not None and not content.at_eof():
+        pieces.append(await content.readany())
         size += len(pieces[-1])
     if max(size, announced) > most:
         raise oversized(f"its answer is longer than {most >> 20} MiB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 import aiohttp
 import pytest
@@ -23,6 +23,9 @@ class Server:
         self.requests: list[bytes] = []
         self.connections = 0
         self.url = ""
+        self.piece = 1 << 20
+        """Bytes of the answer that are written at once."""
+        self.hangs_up = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -30,7 +33,12 @@ class Server:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 self.requests.append(head + await reader.readexactly(4))
-                writer.write(self.answer)
+                for start in range(0, len(self.answer), max(self.piece, len(self.answer) // 1000)):
+                    writer.write(self.answer[start : start + max(self.piece, len(self.answer) // 1000)])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                if self.hangs_up:
+                    break
         writer.close()
 
 
@@ -60,7 +68,7 @@ async def test_a_request_is_the_one_that_the_session_sends_and_its_connection_is
         assert sent is not None
         answer, connection = sent
         assert (answer.status, answer.content_type, answer.content_length) == (200, "text/plain", 2)
-        assert await answer.content.read() == b"ok"
+        assert answer.body == b"ok"
         release(connection)
     async with session.post(server.url, data=b"body", headers=given(Cookie="a=b")) as response:
         await response.read()
@@ -126,3 +134,70 @@ async def test_an_interim_answer_is_skipped(server: Server, session: aiohttp.Cli
     assert sent is not None
     assert sent[0].status == 200
     release(sent[1])
+
+
+RESPONSES = {
+    "whole": OK,
+    "empty": b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+    "no reason": OK.replace(b" OK", b""),
+    "an error": OK.replace(b"200 OK", b"503 Later").replace(b"\r\n\r\n", b"\r\nRetry-After:  1 \t\r\n\r\n"),
+    "a header twice": OK.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a\r\nset-cookie: b\r\n\r\n"),
+    "bytes that are no ASCII": OK.replace(b"\r\n\r\n", "\r\nX: ä\r\n\r\n".encode()),
+    "a long header": OK.replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 8150 + b"\r\n\r\n"),
+    "no content": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "in chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "the last": OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"),
+    "a stream": OK.replace(b"Text/Plain", b"text/event-stream"),
+    "long": OK.replace(b"Length: 2", b"Length: 300000")[:-2] + b"x" * 300_000,
+    "long enough": OK.replace(b"Length: 2", b"Length: 200000")[:-2] + b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20], ids=["in pieces", "at once"])
+@pytest.mark.parametrize("name", RESPONSES)
+async def test_every_response_is_read_as_the_session_reads_it(name: str, size: int, server: Server, session: aiohttp.ClientSession) -> None:
+    server.answer, server.piece = RESPONSES[name], size
+    read: list[tuple[int, list[tuple[str, str]], bytes | None]] = []
+    for _ in range(2):
+        sent = await post(session, server.url, b"body", given())
+        assert sent is not None
+        answer, connection = sent
+        if size > 1:
+            assert (answer.content is None) == (name in ("whole", "empty", "no reason", "an error", "a header twice", "long enough"))
+        body = answer.body if answer.content is None else await answer.content.read()
+        read.append((answer.status, plain(answer.headers), body))
+        release(connection)
+    async with session.post(server.url, data=b"body", headers=given()) as response:
+        assert read == [(response.status, plain(response.headers), await response.read())] * 2
+    assert server.connections == (3 if name == "the last" else 1)
+
+
+def plain(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name.lower(), value) for name, value in headers.items()]
+
+
+@pytest.mark.parametrize("cut", [1, 20, len(OK) - 1], ids=["in the status line", "in the head", "in the body"])
+async def test_a_response_that_breaks_off_raises_the_errors_of_the_session(
+    cut: int, server: Server, session: aiohttp.ClientSession
+) -> None:
+    server.answer, server.hangs_up = OK[:cut], True
+    errors: list[Exception] = []
+    for sends in (sent_here, sent_by_session):
+        with pytest.raises(aiohttp.ClientError) as error:
+            await sends(session, server.url)
+        errors.append(error.value)
+    assert type(errors[0]) is type(errors[1]) and str(errors[0]) == str(errors[1])
+
+
+async def sent_here(session: aiohttp.ClientSession, url: str) -> bytes:
+    sent = await post(session, url, b"body", given())
+    assert sent is not None and sent[0].content is not None
+    try:
+        return await sent[0].content.read()
+    finally:
+        release(sent[1])
+
+
+async def sent_by_session(session: aiohttp.ClientSession, url: str) -> bytes:
+    async with session.post(url, data=b"body", headers=given()) as response:
+        return await response.read()
