@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -182,6 +183,7 @@ class FrontAgent:
         return head(_line(status), lines)
 
 
+@lru_cache(maxsize=100)
 def _line(status: int) -> str:
     try:
         return f"{status} {HTTPStatus(status).phrase}"

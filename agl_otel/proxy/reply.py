@@ -333,20 +333,22 @@ def logprobs_of(value: Any) -> list[float]:
 
 
 def _names_others(value: Any, ids: list[int]) -> bool:
-    """Whether a choice's `logprobs` name other tokens than `ids`, as vLLM does by `return_tokens_as_token_ids`."""
+    """Whether a choice's `logprobs` name other tokens than `ids`; vLLM names all by their ids if `return_tokens_as_token_ids` is set."""
     held = cast("Json", value) if isinstance(value, dict) else {}
-    content: Any = held.get("content")
-    names: Any = [item.get("token") for item in dicts(content)] if content else held.get("tokens")
-    if isinstance(names, list):
-        for name, token in zip(cast("list[Any]", names), ids, strict=False):  # a loop: this runs for each chunk of a stream
-            if isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}":
-                return True
-    return False
+    named: Any = held.get("content") or held.get("tokens")
+    if not isinstance(named, list) or not named or not _name_of(named[0]).startswith(_NAMED):
+        return False
+    return any(_name_of(item) != f"{_NAMED}{token}" for item, token in zip(cast("list[Any]", named), ids, strict=False))
+
+
+def _name_of(item: Any) -> str:
+    name = cast("Json", item).get("token") if isinstance(item, dict) else item
+    return name if isinstance(name, str) else ""
 
 
 def dicts(value: Any) -> list[Json]:
     """Return the JSON objects in a list; empty if it is not a list."""
-    return [cast("Json", item) for item in cast("list[Any]", value) if isinstance(item, dict)] if isinstance(value, list) else []
+    return cast("list[Json]", [item for item in value if isinstance(item, dict)]) if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
 
 
 def string(value: Any) -> str | None:

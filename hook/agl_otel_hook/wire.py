@@ -27,6 +27,8 @@ _OF_SPAN, _OF_SCOPE, _OF_EVENT, _OF_LINK = b"\x4a", b"\x1a", b"\x1a", b"\x22"
 """Tags of attributes."""
 _IS_REMOTE_KNOWN: Final = 0x100
 _IS_REMOTE: Final = 0x200
+_SHORT: Final = 64
+"""The longest text of an attribute that is cached, in characters."""
 _NO_STATUS: Final = b"\x7a\x00"
 
 
@@ -204,10 +206,24 @@ def _dropped(span: ReadableSpan) -> tuple[bytes, bytes, bytes]:
 
 def _attributes(tag: bytes, attributes: Mapping[str, Any], *, packed: bool = False) -> Iterable[bytes]:
     for key, value in attributes.items():
-        encoded = b"\x2a" + _sized(value) if packed and key in PACKED_KEYS and isinstance(value, bytes) else _value(value)
+        kind = type(value)
+        if kind is int or (kind is str and len(value) <= _SHORT):
+            yield _short_attribute(tag, key, value)
+            continue
+        encoded = b"\x2a" + _sized(value) if packed and key in PACKED_KEYS and kind is bytes else _value(value)
         if encoded is not None:
-            name, size = _name(key), varint(len(encoded))
-            yield b"".join((tag, varint(len(name) + 1 + len(size) + len(encoded)), name, b"\x12", size, encoded))
+            yield _attribute(tag, key, encoded)
+
+
+def _attribute(tag: bytes, key: str, encoded: bytes) -> bytes:
+    name, size = _name(key), varint(len(encoded))
+    return b"".join((tag, varint(len(name) + 1 + len(size) + len(encoded)), name, b"\x12", size, encoded))
+
+
+@lru_cache(maxsize=4096)
+def _short_attribute(tag: bytes, key: str, value: int | str) -> bytes:
+    """Return an attribute; most spans of a process have the same ids, names and small numbers."""
+    return _attribute(tag, key, _VALUES[type(value)](value))
 
 
 @lru_cache(maxsize=1024)
