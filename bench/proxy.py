@@ -37,7 +37,7 @@ from tests.environments import LITELLM, AbsentError, installed
 CPU, ADDED_MS, CHUNK_US, GROWTH = 2.03, 0.68, 25.0, 1.3
 SHORT, LONG = 20, 200
 CHUNKS = 200
-PLAIN = "a pass-through that reads nothing"
+PLAIN = "a pass-through that reads no answer"
 PROMPT = list(range(1000, 1200))
 REPLY = list(range(2000, 2050))
 STORED = """
@@ -109,12 +109,12 @@ async def model_server(port: int) -> None:
 
 
 async def pass_through(port: int, url: str) -> None:
-    """Serve the baseline: a server and client of aiohttp's, the same upstream requests, and nothing parsed."""
+    """Serve the baseline: a server and client of aiohttp's, the same upstream requests, and answers forwarded unparsed."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def chat(request: web.Request) -> web.StreamResponse:
-            body = (await request.read())[:-1] + b', "logprobs": true, "return_token_ids": true}'
-            async with session.post(f"{url}/chat/completions", data=body) as response:
+            request_body = {**json.loads(await request.read()), "logprobs": True, "return_token_ids": True}
+            async with session.post(f"{url}/chat/completions", data=json.dumps(request_body).encode()) as response:
                 if response.content_type != "text/event-stream":
                     return web.Response(body=await response.read(), content_type="application/json")
                 out = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -190,8 +190,10 @@ def passed(response: Answer | aiohttp.ClientResponse, *, own: bool = True) -> Ma
 
     Headers with control characters, which are invalid in an answer, are left out.
     """
-    headers = ((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
-    held = CIMultiDict((name, value) for name, value in headers if not _CONTROL.search(name + value))
+    headers = [(name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED]
+    if _CONTROL.search("".join(map("".join, headers))):
+        headers = [(name, value) for name, value in headers if not _CONTROL.search(name + value)]
+    held = CIMultiDict(headers)
     if not own:
         for name in [name for name in held if name.lower().startswith(_LITELLMS)]:
             del held[name]

@@ -367,8 +367,8 @@ class Forwarder:
         return self._capabilities.uses_chat(dialect, upstream, _place(upstream, dialect, body, headers))
 
     def _headers(self, agent: Agent, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
-        given = ((name, value) for name, value in agent.headers.items() if not name.lower().startswith(HEADERS))
-        headers = CIMultiDict((name, value) for name, value in given if name.lower() not in _SET_HERE)
+        given = [(name, name.lower(), value) for name, value in agent.headers.items()]
+        headers = CIMultiDict([(name, value) for name, lower, value in given if lower not in _SET_HERE and not lower.startswith(HEADERS)])
         headers["accept-encoding"] = "identity"  # the proxy must be able to read the answer
         for name in _KEY_HEADERS:
             keys = [without_scheme(value) for value in headers.getall(name, [])]

@@ -133,7 +133,8 @@ class Call:
     @property
     def changeable(self) -> tuple[Any, ...]:
         """The values that sending the last bytes to the agent may still change."""
-        return self.no_whole_reply, self.status, self.reply.id, self.reply.error, self.first_byte
+        reply = self.reply
+        return self.incomplete, self.status, self.first_byte, reply, reply.id, reply.error, reply.unreadable, reply.ended
 
 
 class Recorder:

@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from agl_otel_hook import forks
 from agl_otel_hook.guard import never_raises, note_failure, while_running
+from agl_otel_hook.wire import BareSpan
 from agl_otel_hook.writable import writable
 
 MAX_QUEUE_SPANS: Final = 20_000
@@ -221,6 +222,8 @@ def _cut(queue: deque[tuple[ReadableSpan, int]]) -> tuple[list[ReadableSpan], in
 
 def approximate_bytes(span: ReadableSpan) -> int:
     """Estimate the size of a span on the wire in bytes; accurate for large values (strings, bytes, arrays of numbers)."""
+    if isinstance(span, BareSpan):
+        return len(span.wire_bytes())
     size = 200
     for value in (span.attributes or {}).values():
         size += 40
