@@ -1,7 +1,7 @@
 """Overhead of the model proxy with capture, against the model server alone, a plain pass-through and litellm's proxy.
 
 python -m bench.proxy
-python -m bench.proxy --only growth                # one of: latency, cost, rate, litellm, growth
+python -m bench.proxy --only growth                # one of: latency, cost, rate, litellm, growth, beside
 
 litellm is installed into its own environment, outside the project (tests/environments.py). The bars, against a pass-through without capture
 where none else is named: at most 2.03 times its CPU a call (1.3 is aimed at), at most 0.68 ms added to its median call on one connection
@@ -31,7 +31,20 @@ from aiohttp import web
 from agl_otel.queue.client import QueueClient
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import LLM, EnqueueRolloutRequest
-from bench.harness import Turn, cpu_seconds, free_port, process, report, report_absent, report_against_bar, run_bench, services, take_turns
+from bench.harness import (
+    Turn,
+    cpu_seconds,
+    free_port,
+    percentile,
+    process,
+    report,
+    report_absent,
+    report_against_bar,
+    run_bench,
+    services,
+    take_turns,
+)
+from bench.start import ROOT, up
 from tests.environments import LITELLM, AbsentError, installed
 
 CPU, ADDED_MS, CHUNK_US, GROWTH = 2.03, 0.68, 25.0, 1.3
@@ -44,6 +57,9 @@ STORED = """
 SELECT sum(byteSize(SpanAttributes, PromptTokenIds, ResponseTokenIds, ResponseLogprobs)) AS bytes
 FROM otel_traces WHERE RolloutId = {rollout:String}
 """
+ROLLOUTS = 10_000
+PAGES = ("/rollouts", "/v1/agl/rollouts?limit=100&sort_order=desc", "/v1/agl/runs")
+VIEW_SECONDS = 0.1
 BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "word " * 200}]}
 
 
@@ -285,7 +301,41 @@ async def growth(servers: Servers, *_: int) -> None:
     report_against_bar("proxy", "stored bytes a turn, 200 turns against 20", sizes[1] / sizes[0], "ratio", GROWTH, **more)
 
 
-PARTS = {"latency": latencies, "cost": costs, "rate": rates, "growth": growth}
+async def beside(servers: Servers, count: int, rounds: int) -> None:
+    """Measure the latency of calls while somebody loads the dashboard's pages of 10,000 rollouts, ten times a second."""
+    with up(ROOT) as started:
+        async with QueueClient(started.address, timeout_seconds=120) as queue, aiohttp.ClientSession() as session:
+            update = await queue.put_resources({"llm": LLM(endpoint=servers.upstream, model="policy")})
+            task = EnqueueRolloutRequest(input=1, resources_id=update.resources_id)
+            await queue.enqueue([task] * ROLLOUTS)
+            (one,) = await queue.start([task])
+            addresses = await queue.describe()
+            url = f"{addresses.proxy}/rollout/{one.rollout_id}/attempt/{one.attempt.attempt_id}/v1"
+
+            async def view() -> None:
+                while True:
+                    for page in PAGES:
+                        async with session.get(f"{addresses.web}{page}") as answer:
+                            assert answer.status == 200, await answer.text()
+                            await answer.read()
+                    await asyncio.sleep(VIEW_SECONDS)
+
+            async def viewed() -> float:
+                viewing = asyncio.create_task(view())
+                try:
+                    return await alone()
+                finally:
+                    viewing.cancel()
+                    await asyncio.gather(viewing, return_exceptions=True)
+
+            async def alone() -> float:
+                return percentile(await send(url, count=count, clients=1), 0.99) * 1e3
+
+            contest = await take_turns(viewed, alone, rounds=rounds)
+            report("proxy", "p99, one connection, beside a viewer of the dashboard", "ms", contest, against="no viewer")
+
+
+PARTS = {"latency": latencies, "cost": costs, "rate": rates, "growth": growth, "beside": beside}
 
 
 async def main(arguments: argparse.Namespace) -> None:
