@@ -165,7 +165,7 @@ class FrontAgent:
 
     async def answered(self, refused: web.Response | None) -> str:
         """Answer with `refused`, if there is such an answer; return the status. An answer that was begun is broken off."""
-        if refused is not None:
+        if refused is not None and not self._client.is_closing():
             if self._status:
                 self.break_off()
             else:
