@@ -172,7 +172,7 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
     async def main() -> list[Finding]:
         around = check_environment(await asyncio.to_thread(inspect_environment, command, os.environ, settings))
         try:
-            async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
+            async with run_once(settings, command, by="doctor", task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
                 statuses = await _statuses(opened, settings)
                 return [*around, *examine(once), tables_are_whole(statuses), core_is_compiled(statuses)]
         except UsageError:

@@ -29,7 +29,7 @@ from agl_otel.runner.loading import load_function
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import json_text
-from agl_otel.types import RolloutMode, Span, VerdictKind
+from agl_otel.types import TRIAL, RolloutMode, Span, VerdictKind, is_trial
 from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
 
@@ -151,13 +151,15 @@ def export(
 
 
 async def _of_modes(queue: QueueClient, modes: Sequence[RolloutMode], run: str | None) -> tuple[list[str], dict[str, int]]:
-    """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but SCORED, and
-    {mode: how many are left out}. Raises NotFoundError if no rollout is of this run."""
+    """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but SCORED. And
+    {mode, or TRIAL: how many are left out}. Raises NotFoundError if no rollout is of this run."""
     ids, left_out = list[str](), Counter[str]()
     if run is not None and not await queue.query_runs(run):
         raise NotFoundError(f"no rollout is of a run {run!r}: `agl-otel runs ls` lists the runs")
     async for rollout in rollouts_of(queue, ["succeeded"], modes, run=run):
-        if not modes and rollout.mode in SCORED:
+        if is_trial(rollout):
+            left_out[TRIAL] += 1
+        elif not modes and rollout.mode in SCORED:
             left_out[rollout.mode] += 1
         else:
             ids.append(rollout.rollout_id)
@@ -276,7 +278,12 @@ def _lines(report: dict[str, Any]) -> list[str]:
             *_unused(report),
             f"refused: {refused}",
             *(
-                f"left out: {count} rollouts of mode {mode}, whose tasks score the training (--mode {mode} takes them)"
+                "left out: "
+                + (
+                    f"{count} trials, made by `agl-otel run` and `doctor` (--rollout takes one by its id)"
+                    if mode == TRIAL
+                    else f"{count} rollouts of mode {mode}, whose tasks score the training (--mode {mode} takes them)"
+                )
                 for mode, count in sorted(report.get("left_out", {}).items())
             ),
             *(

@@ -23,7 +23,7 @@ from agl_otel.settings import PRIVATE, Settings
 from agl_otel.stack.sharing import store_for
 from agl_otel.stack.supervisor import running_address
 from agl_otel.store import Store
-from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
+from agl_otel.types import LLM, TRIAL, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 from agl_otel.types.columns import Traces
 from agl_otel.types.rollouts import UNRESPONSIVE_SECONDS
 
@@ -43,9 +43,11 @@ class FinishedAttempt:
 
 @asynccontextmanager
 async def run_once(
-    settings: Settings, command: Sequence[str], *, task: Any, timeout_seconds: float | None
+    settings: Settings, command: Sequence[str], *, by: str, task: Any, timeout_seconds: float | None
 ) -> AsyncGenerator[tuple[Store, FinishedAttempt]]:
-    """Run `command` as one attempt of a new rollout and read back its spans; a temporary stack lives as long as the context.
+    """Run `command` as one attempt of a new rollout, a trial `by` this command, and read back its spans.
+
+    A temporary stack lives as long as the context.
 
     The rollout is started without being queued, so no other runner claims it. The agent's model calls go through the proxy to
     OPENAI_BASE_URL, else to the models of the running stack, else to OpenAI: the rollout has resources of its own for this, which never
@@ -64,7 +66,7 @@ async def run_once(
         model = LLM(endpoint=given or OWN, model=os.environ.get("OPENAI_MODEL", ""))
         resources = await store.queue.put_resources({"main_llm": model}, aside=True)
         config = RolloutConfig(timeout_seconds=timeout_seconds, unresponsive_seconds=UNRESPONSIVE_SECONDS)
-        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config)
+        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, metadata={TRIAL: by})
         rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
         yield store, FinishedAttempt(rollout, traces, await store.spans(rollout.rollout_id))

@@ -40,7 +40,7 @@ def run(
     settings = settings_for(data_dir, store)
 
     async def main() -> None:
-        async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
+        async with run_once(settings, command, by="run", task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
             await show_rollout(opened, once.rollout.rollout_id, as_json=as_json, console=open_console(highlight=False))
             if not as_json and await opened.reader.printed(once.rollout.rollout_id):
                 where = ["--data-dir", str(data_dir)] if data_dir is not None else ["--store", store] if store else []
