@@ -19,6 +19,7 @@ from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.adapters.pins import Differences, Pin, Read
 from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
+from agl_otel.adapters.remedies import REFUSED
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollouts_of
 from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout, writing_rows
@@ -277,6 +278,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"wrote {report['rows']} rows to {report['file']}, made of {report['rollouts_used']} of {report['rollouts']} rollouts",
             *_unused(report),
             f"refused: {refused}",
+            *(f"  {why}: {REASONS[why]}. Remedy: {REFUSED[why]}" for why in sorted(report["refused"]) if why in REASONS),
             *(
                 "left out: "
                 + (
@@ -310,7 +312,7 @@ def _unused(report: dict[str, Any]) -> list[str]:
     others = report["rollouts"] - report["rollouts_used"]
     if not others:
         return []
-    why = [f"{name} ({REASONS[name]})" if name in REASONS else name for name in sorted(report["refused"])]
+    why = sorted(report["refused"])
     if report["form"] in PAIR_FORMS:
         why.append("a pair has the best and the worst attempt at a task, and leaves out those between")
     return [f"{others} rollouts are in no row: {'; '.join(why) or 'the adapter made none of their spans'}"]
