@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import SecretStr
@@ -17,6 +17,7 @@ from agl_otel.proxy.upstream import OWN
 from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
 from agl_otel.queue.lifecycle import OPEN
 from agl_otel.runner.agents import CommandAgent
+from agl_otel.runner.job import Grader
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.runner import new_worker_id
 from agl_otel.settings import PRIVATE, Settings
@@ -39,11 +40,17 @@ class FinishedAttempt:
     rollout: AttemptedRollout
     traces: Traces
     spans: list[Span]
+    printed: str = ""
+    """What the agent printed, both streams."""
+    graded: bool = False
+    """Whether a grader gave the reward."""
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])
+    """{name: version} in the agent's interpreter, where they are known."""
 
 
 @asynccontextmanager
 async def run_once(
-    settings: Settings, command: Sequence[str], *, by: str, task: Any, timeout_seconds: float | None
+    settings: Settings, command: Sequence[str], *, by: str, task: Any, timeout_seconds: float | None, grader: Grader | None = None
 ) -> AsyncGenerator[tuple[Store, FinishedAttempt]]:
     """Run `command` as one attempt of a new rollout, a trial `by` this command, and read back its spans.
 
@@ -58,7 +65,7 @@ async def run_once(
     """
     given = os.environ.get("OPENAI_BASE_URL", "")
     upstream = given or settings.upstream_url or DEFAULT_UPSTREAM
-    agent = CommandAgent(command)
+    agent = CommandAgent(command, grader=grader)
     agent.check(task)
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
     settings = _private(settings)
@@ -69,7 +76,8 @@ async def run_once(
         request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, metadata={TRIAL: by})
         rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
-        yield store, FinishedAttempt(rollout, traces, await store.spans(rollout.rollout_id))
+        spans, printed = await asyncio.gather(store.spans(rollout.rollout_id), store.reader.printed(rollout.rollout_id))
+        yield store, FinishedAttempt(rollout, traces, spans, "\n".join(printed.values()), graded=grader is not None)
 
 
 async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest, settings: Settings) -> AttemptedRollout:

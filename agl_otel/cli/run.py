@@ -12,6 +12,8 @@ from agl_otel.cli.once import run_once
 from agl_otel.cli.output import open_console
 from agl_otel.cli.traces import show_rollout
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.runner.job import Grader, check_grader
+from agl_otel.runner.loading import load_function
 from agl_otel.types.options import Finite
 from agl_otel.types.strict import strict_json, why_no_json
 
@@ -49,6 +51,15 @@ def run(
                 raise AgentError(f"rollout {once.rollout.rollout_id} {once.rollout.status}: {once.rollout.attempt.error}")
 
     run_async(main)
+
+
+def load_grader(reference: str | None) -> Grader | None:
+    """Load the function of --grader. Raises UsageError."""
+    if reference is None:
+        return None
+    grader = load_function(reference)
+    check_grader(grader)
+    return grader
 
 
 def parse_task(text: str) -> object:
