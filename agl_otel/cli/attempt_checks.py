@@ -49,6 +49,11 @@ def examine(once: FinishedAttempt, before: Sequence[Finding] = ()) -> list[Findi
     return walk(CHECKS, once, before)
 
 
+def wrong_in(once: FinishedAttempt) -> list[Finding]:
+    """Return what `agl-otel run` tells besides the error and the verdict, which it shows: what else is wrong, and lost telemetry."""
+    return [each for each in examine(once) if (each.state == "wrong" and each.what not in (COMMAND, STORED)) or each.what == PROVIDER]
+
+
 def _answers(once: FinishedAttempt) -> Finding | None:
     what = "the model answers its calls"
     calls = sorted(_proxied(once), key=lambda span: (span.start_time or 0, span.sequence_id))

@@ -393,6 +393,11 @@ def _frameworks(seen: Environment) -> list[Finding]:
     return found
 
 
+def important(seen: Environment) -> list[Finding]:
+    """Return what also `agl-otel run` tells: telemetry that is off or goes elsewhere now, and a stack that is not used."""
+    return [finding for finding in (*_variables(seen), *_other_stack(seen)) if finding.state != "good"]
+
+
 def _other_stack(seen: Environment) -> list[Finding]:
     if not seen.other_stack:
         return []

@@ -337,6 +337,15 @@ def test_doctor_does_not_start_an_agent_whose_model_server_is_away(tmp_path: Pat
     assert "– the command ended well: not started (first: the model server can be reached)" in done.stdout
 
 
+def test_run_tells_what_is_wrong_and_which_endpoint_gets_nothing_any_more(tmp_path: Path, server: ModelServer, store: list[str]) -> None:
+    env = {**environment(server), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://vendor.example:4318"}
+    done = run("run", *store, "--", sys.executable, "-c", "print(1)", cwd=tmp_path, env=env)
+    assert done.returncode == 0 and "✗ its model calls pass through the proxy: none" in done.stderr, done.stderr
+    assert "AGL_FORWARD_OTLP=http://vendor.example:4318" in done.stderr
+    done = run("run", *store, "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
+    assert done.returncode == 0 and done.stderr == ""
+
+
 @pytest.mark.parametrize(("failing", "words"), [(True, "500"), (False, "cannot be reached")])
 def test_doctor_distinguishes_a_failing_model_server_from_an_unreachable_one(
     tmp_path: Path, server: ModelServer, store: list[str], failing: bool, words: str

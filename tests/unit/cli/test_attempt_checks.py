@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from agl_otel.cli.attempt_checks import CHECKS, OVERRIDDEN, examine
+from agl_otel.cli.attempt_checks import CHECKS, OVERRIDDEN, examine, wrong_in
 from agl_otel.cli.findings import Finding, wrong
 from agl_otel.cli.once import FinishedAttempt
 from agl_otel.types import AttemptedRollout, AttemptLedger, AttemptStatus, LedgerReach, ProcessRecord, Span, VerdictKind
@@ -268,6 +268,16 @@ def test_what_was_found_around_the_agent_spoils_too() -> None:
     before = [wrong("a variable", "off", "unset it", spoils=("stored",))]
     found = [each.detail for each in examine(once(CallRow(), verdict="incomplete"), before) if each.state == "skipped"]
     assert found == ["incomplete (first: a variable)", "none (first: a variable)"]
+
+
+def test_run_tells_what_is_wrong_but_for_the_error_and_the_verdict_that_it_shows() -> None:
+    def told(found: FinishedAttempt) -> list[str]:
+        return [each.what for each in wrong_in(found)]
+
+    assert told(once(CallRow())) == told(once(CallRow(), verdict="incomplete")) == told(once(CallRow(), given=None)) == []
+    assert told(ended(NO_CALLS, error="python ended with exit code 1")) == []
+    assert told(NO_CALLS) == ["its model calls pass through the proxy"]
+    assert told(replace(once(CallRow()), printed=OVERRIDDEN)) == ["its telemetry goes where it went before"]
 
 
 def details(found: FinishedAttempt) -> dict[str, tuple[str, str]]:

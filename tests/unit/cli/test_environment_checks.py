@@ -16,6 +16,7 @@ from agl_otel.cli.environment_checks import (
     VARIABLES,
     Environment,
     check_environment,
+    important,
     inspect_environment,
     packages_of,
 )
@@ -136,18 +137,17 @@ def test_a_stack_of_ours_on_another_folder_is_named(tmp_path: Path) -> None:
         f"no: it runs on {theirs}, and this command starts one of its own on another folder",
         f"to use it, give --data-dir '{theirs}'",
     )
-    assert not any("is taken" in each.what for each in check_environment(seen))
+    assert finding in important(seen) and not any("is taken" in each.what for each in check_environment(seen))
 
 
 def test_an_endpoint_that_gets_no_telemetry_any_more_is_named_with_the_way_to_keep_the_copy() -> None:
     where = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://me:hunter2@vendor.example/otlp/v1/traces"}
-    finding = of(check_environment(Environment(where)), "OTEL_EXPORTER")
+    (finding,) = important(Environment(where))
     assert "hunter2" not in finding.what + finding.remedy
     assert finding.detail == "no longer gets the agent's telemetry: attempts send it to this stack instead"
     assert finding.remedy.startswith("to keep the copy, start the stack (`agl-otel up`) with AGL_FORWARD_OTLP=https://")
     assert finding.remedy.endswith("vendor.example/otlp")
-    kept = check_environment(Environment(where | {"AGL_FORWARD_OTLP": "https://vendor.example/otlp"}))
-    assert not any("OTEL_EXPORTER" in each.what for each in kept)
+    assert important(Environment(where | {"AGL_FORWARD_OTLP": "https://vendor.example/otlp"})) == []
 
 
 def test_packages_are_read_from_the_commands_interpreter(tmp_path: Path) -> None:
