@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from agl_otel.cli.findings import MARKS, Finding
 from agl_otel.text import printable
 
 WIDEST_VALUE: Final = 60  # characters of a value on one line
@@ -49,3 +50,14 @@ def plain(value: object, width: int = WIDEST_VALUE) -> str:
     """Format `value` as one line of at most `width` characters, with control characters escaped."""
     text = printable(str(value))
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def print_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """Print findings whole, each with its mark, reasons and remedy."""
+    for finding in findings:
+        console.print(f"{MARKS[finding.state]} ", end="")
+        console.print(Text(f"{printable(finding.what)}: {printable(finding.detail)}"), soft_wrap=True)
+        for reason in finding.reasons:
+            console.print(Text(f"    {printable(reason)}"), soft_wrap=True)
+        if finding.remedy:
+            console.print(Text(f"    {finding.remedy}", "yellow"), soft_wrap=True)
