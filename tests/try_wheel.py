@@ -47,7 +47,8 @@ def main(checkout: Path) -> str:
     program = Path(sys.executable).with_name("agl-otel")
     shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True, timeout=120)
     assert "Commands:" in shown.stdout, shown.stdout
-    return f"the wheels hold {len(here)} and {len(parts)} files; {len(rooms)} rooms and `agl-otel --help` work; the collector's core is {core}"
+    held = f"the wheels hold {len(here)} and {len(parts)} files"
+    return f"{held}; {len(rooms)} rooms and `agl-otel --help` work; the collector's core is {core}"
 
 
 if __name__ == "__main__":
