@@ -51,7 +51,7 @@ def _own_spans(once: FinishedAttempt) -> Finding:
         if conventions.PROCESS in span.attributes and span.name not in (conventions.SPAN_LLM, conventions.SPAN_SEAL)
     ]
     remedy = (
-        "is agl-otel installed in the agent's own environment, and does the agent use an instrumented library "
+        "is agl-otel-hook installed in the agent's own environment, and does the agent use an instrumented library "
         "(opentelemetry-instrumentation-…)? Frameworks with their own telemetry must have it enabled"
     )
     return Finding("its own spans arrive, with ids and marker", bool(own), f"{len(own)} spans" if own else "none", remedy)
@@ -227,7 +227,7 @@ def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:
         "opentelemetry-instrument", path=str(Path(shutil.which(command[0]) or command[0]).parent)
     ):
         console.print(
-            f"    {command[0]} has no opentelemetry-instrument beside it: pip install agl-otel into its environment",
+            f"    {command[0]} has no opentelemetry-instrument beside it: pip install agl-otel-hook into its environment",
             style="yellow",
             markup=False,
         )
