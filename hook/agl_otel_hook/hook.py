@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import functools
+import math
 import os
 import signal
 import threading
@@ -33,7 +34,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agl_otel_hook import autoload, conventions, declared, exporters, forks, versions
+from agl_otel_hook import autoload, conventions, declared, exporters, forks, otlp, versions
 from agl_otel_hook.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel_hook.export import ExportProcessor
 from agl_otel_hook.guard import never_raises, note_failure, while_running
@@ -47,6 +48,8 @@ from agl_otel_hook.seal import Sealer
 
 FINISH_SECONDS: Final = 10.0
 """Timeout of each seal and flush at the end of the process; os._exit and os.exec* wait no longer than this in all."""
+END_SECONDS: Final = 2 * FINISH_SECONDS
+"""How long the end of the process tries to reach a collector that is away, with all seals and flushes."""
 SETTLE_SECONDS: Final = 1.0
 """How long the end of the process waits for spans that other threads are ending, to seal them as well."""
 PAUSE_SECONDS: Final = (0.2, 5.0)
@@ -181,6 +184,14 @@ class Hook:
         Sends a closing seal for each attempt without a record, and for each that has open spans and has ended others since its last seal.
         Spans that threads begin after it are not counted, unless `process_continues`.
         """
+        otlp.end_within(END_SECONDS)
+        try:
+            self._close(process_continues)
+        finally:
+            if process_continues:
+                otlp.end_within(math.inf)
+
+    def _close(self, process_continues: bool) -> None:
         self.finish()
         self.ledger.close(self.processor.ending())
         if self._sealer is None:

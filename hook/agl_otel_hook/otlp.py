@@ -7,6 +7,7 @@ one export; without it they go on for RETRY_SECONDS, each for CALL_SECONDS.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import ssl
@@ -40,6 +41,13 @@ WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
 """{compression: zlib's name of its format}."""
 _HEADERS: Final = {"content-type": "application/x-protobuf", "user-agent": "agl-otel-hook"}
 _jitter: Final = random.SystemRandom()  # not `random`: an agent that seeds it draws the same numbers with and without the hook
+_ends_at = math.inf
+
+
+def end_within(seconds: float) -> None:
+    """Let no export of this process go on for longer than that from now on, because it ends; with math.inf it goes on after all."""
+    global _ends_at
+    _ends_at = time.monotonic() + seconds
 
 
 class _TryError(Exception):
@@ -90,15 +98,15 @@ class HttpExporter:
         if self.encoding:
             deflate = zlib.compressobj(wbits=WINDOW_BITS[self.encoding])
             request = deflate.compress(request) + deflate.flush()
-        until = time.monotonic() + self._seconds
+        began = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
-        while not self._closed.is_set():
+        while not self._closed.is_set() and (left := min(began + self._seconds, _ends_at) - time.monotonic()) > 0:
             try:
-                reply = self._post(request, min(self._call_seconds, until - time.monotonic()))
+                reply = self._post(request, min(self._call_seconds, left))
             except _TryError as error:
                 note_failure(f"export to {self.url}", str(error))
                 wait = max(pause * _jitter.uniform(0.5, 1.0), error.wait_seconds)
-                if not error.again or time.monotonic() + wait >= until or self._wait(wait):
+                if not error.again or time.monotonic() + wait >= min(began + self._seconds, _ends_at) or self._wait(wait):
                     return False
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             else:

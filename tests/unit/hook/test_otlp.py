@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import ssl
 import threading
 import time
@@ -210,6 +211,23 @@ def test_a_server_that_does_not_answer_is_given_up(receiver: OtlpReceiver, monke
     receiver.go.clear()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     assert export() is LOST
+
+
+def test_a_process_that_ends_tries_no_longer_than_it_has_left(receiver: OtlpReceiver) -> None:
+    receiver.refuse = True
+    exporter, found = SpanExporter(), list[SpanExportResult]()
+    exporting = threading.Thread(target=lambda: found.append(exporter.export(SPANS)))
+    exporting.start()
+    while not receiver.bodies:
+        time.sleep(0.001)
+    otlp.end_within(0.0)
+    exporting.join()
+    tries = len(receiver.bodies)
+    assert found == [LOST] and exporter.export(SPANS) is LOST and len(receiver.bodies) == tries
+    otlp.end_within(math.inf)
+    receiver.refuse = False
+    assert exporter.export(SPANS) is DONE
+    exporter.shutdown()
 
 
 def test_a_shutdown_ends_the_tries(receiver: OtlpReceiver) -> None:
