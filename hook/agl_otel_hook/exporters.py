@@ -1,7 +1,7 @@
 """Create the exporters that OTEL_TRACES_EXPORTER and OTEL_LOGS_EXPORTER name.
 
-OTLP over HTTP is sent by exporters of our own (otlp.py), which need no other package. For all others, OTLP over gRPC among them, the
-environment must have the exporter that the SDK would load; one that is missing is logged, and the rest works.
+OTLP over HTTP is sent by exporters of our own (otlp.py), which need no other package, and so is what should go over gRPC if its exporter is
+missing and a runner has named the collector's HTTP address. All others are those that the SDK would load; one that is missing is logged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from opentelemetry.util._importlib_metadata import entry_points
 
-from agl_otel_hook import otlp
+from agl_otel_hook import conventions, otlp
 from agl_otel_hook.guard import note_failure
 
 Signal = Literal["traces", "logs"]
@@ -41,7 +41,7 @@ def _make(signal: Signal, name: str) -> Any:
     try:
         if found is not None:
             return found.load()()
-        if name in (HTTP, "otlp"):
+        if name in (HTTP, "otlp") or (name == GRPC and os.environ.get(conventions.ENV_OTLP_HTTP)):
             return _OURS[signal]()
     except Exception as error:  # noqa: BLE001 - the boundary: somebody else's exporter, or the user's settings of ours
         note_failure(_VARIABLES[signal], f"the exporter {name!r} cannot be created: {error!r}")

@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace import export as sdk
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.util.re import parse_env_headers
 
+from agl_otel_hook import conventions
 from agl_otel_hook.guard import note_failure
 from agl_otel_hook.varint import read_varint
 from agl_otel_hook.wire import encode, encode_logs
@@ -71,7 +72,8 @@ class HttpExporter:
             return os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
 
         own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
-        self.url = own or f"{(setting('ENDPOINT') or DEFAULT_ENDPOINT).rstrip('/')}/v1/{signal}"
+        instead = os.environ.get(conventions.ENV_OTLP_HTTP) if setting("PROTOCOL") == "grpc" else None
+        self.url = own or f"{(instead or setting('ENDPOINT') or DEFAULT_ENDPOINT).rstrip('/')}/v1/{signal}"
         self.encoding = setting("COMPRESSION") if setting("COMPRESSION") in WINDOW_BITS else ""
         self._headers = {**_HEADERS, **parse_env_headers(setting("HEADERS"), liberal=True), **(headers or {})}
         if self.encoding:

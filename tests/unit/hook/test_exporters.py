@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc_exporter
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-from agl_otel_hook import exporters, guard
+from agl_otel_hook import conventions, exporters, guard
 from agl_otel_hook.otlp import LogExporter, SpanExporter
 
 
@@ -55,6 +55,17 @@ def test_a_missing_exporter_is_logged_with_its_remedy_and_the_others_work(
     monkeypatch.setattr(exporters, "entry_points", lambda **_: ())
     assert made(monkeypatch, "otlp_proto_grpc,zipkin,otlp") == [SpanExporter]
     assert "pip install opentelemetry-exporter-otlp-proto-grpc" in caplog.text and guard.failures.total() == 2
+
+
+def test_without_an_exporter_for_grpc_spans_go_to_the_collectors_http_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporters, "entry_points", lambda **_: ())
+    monkeypatch.setenv(conventions.ENV_OTLP_HTTP, "http://127.0.0.1:4319")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    (exporter,) = exporters.configured("traces")
+    assert exporter.url == "http://127.0.0.1:4319/v1/traces" and not guard.failures
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    assert SpanExporter().url == "http://127.0.0.1:4318/v1/traces"
 
 
 def test_an_exporter_that_cannot_be_created_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
