@@ -16,7 +16,7 @@ help: ## list the verbs
 	$(PYTHON) -m venv .tools
 	.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 
-$(STAMP): pyproject.toml uv.lock | $(UV)
+$(STAMP): pyproject.toml hook/pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --extra train --extra lora --extra bitsandbytes --python $(PYTHON)
 	@touch $@
 
@@ -113,9 +113,10 @@ web: agl_otel/web/static/index.html ## build the dashboard (needs Node.js 20.19 
 agl_otel/web/static/index.html: $(shell find $(WEB) -path '*/node_modules' -prune -o -type f -print)
 	cd $(WEB) && npm ci --no-audit --no-fund && npm run build
 
-wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an environment of its own
+wheel: setup web ## build sdists and wheels into dist/, and try the wheels in an environment of their own
 	rm -rf dist build/wheel
 	$(UV) build --quiet
+	$(UV) build --quiet --out-dir dist hook
 	$(UV) venv --quiet --python $(PYTHON) build/wheel
 	$(UV) pip install --quiet --python build/wheel/bin/python dist/*.whl
 	build/wheel/bin/python -I tests/try_wheel.py .

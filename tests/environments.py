@@ -33,6 +33,24 @@ def installed(name: str, packages: Sequence[str]) -> Path:
     return place
 
 
+def hooked(name: str, packages: Sequence[str], python: str) -> Path:
+    """The environment of an agent: `packages`, and of ours nothing but the hook of this checkout; its Python. Raises AbsentError."""
+    hook = ROOT / "hook"
+    asked = "\n".join((python, str(hook), (hook / "pyproject.toml").read_text(), *packages))
+    place = _peers() / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
+    _make(place, ["--python", _python_of(place), "--editable", str(hook), *packages], name, python=python)
+    return Path(_python_of(place))
+
+
+def other_python(version: str) -> str:
+    """An interpreter of a version, e.g. "3.10", from the PATH or of pyenv. Raises AbsentError where there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for found in (shutil.which(f"python{version}"), *map(str, pyenv.glob(f"versions/{version}.*/bin/python"))):
+        if found and not subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode:
+            return found
+    raise AbsentError(f"there is no Python {version} here")
+
+
 def over_ours(name: str, pins: Path) -> Path:
     """An environment with the packages that `pins` names, over those of our own; its Python. Raises AbsentError where it cannot be made.
 
@@ -45,7 +63,7 @@ def over_ours(name: str, pins: Path) -> Path:
     return Path(_python_of(place))
 
 
-def _make(place: Path, arguments: Sequence[str], what: str, *, ours: str = "") -> None:
+def _make(place: Path, arguments: Sequence[str], what: str, *, ours: str = "", python: str = sys.executable) -> None:
     """Make the environment unless it is there: `uv pip install ARGUMENTS`, and with the packages of the folder `ours` behind its own."""
     mark = place / "complete"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +72,7 @@ def _make(place: Path, arguments: Sequence[str], what: str, *, ours: str = "") -
         if mark.exists():
             return
         uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
-        for command in (["venv", "--clear", "--python", sys.executable, str(place)], ["pip", "install", *arguments]):
+        for command in (["venv", "--clear", "--python", python, str(place)], ["pip", "install", *arguments]):
             done = subprocess.run([uv, *command, "--quiet"], capture_output=True, text=True, check=False, env=downloading())
             if done.returncode:
                 raise AbsentError(f"{what} cannot be installed: {done.stderr.strip()[-300:]}")

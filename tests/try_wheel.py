@@ -1,6 +1,6 @@
-"""`make wheel`: what is in the wheel, and whether it works where nothing but it is installed.
+"""`make wheel`: what is in the two wheels, and whether they work where nothing but them is installed.
 
-Run in an environment with the wheel: `python -I tests/try_wheel.py CHECKOUT` (-I: nothing is imported from the checkout).
+Run in an environment with both: `python -I tests/try_wheel.py CHECKOUT` (-I: nothing is imported from the checkout).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import pkgutil
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 ROOMS = ("adapters", "algorithms", "collector")  # beside the package in a checkout, links within it
@@ -34,13 +35,20 @@ def main(checkout: Path) -> str:
     assert not list(installed.rglob("*.rs")), "Rust sources are in the wheel"
     core = importlib.import_module("agl_otel.collector.core").core().name
     assert core == ("compiled" if shutil.which("cargo") else "python"), f"the collector's core is {core}"
+    hook = Path(str(importlib.import_module("agl_otel_hook").__file__)).parent
+    parts = {str(path.relative_to(hook)) for path in hook.rglob("*") if path.suffix in CARRIED}
+    source = checkout / "hook" / "agl_otel_hook"
+    assert parts == {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in CARRIED}, parts
+    for group in ("opentelemetry_pre_instrument", "opentelemetry_post_instrument"):
+        assert [point.dist.name for point in metadata.entry_points(group=group, name="agl_otel") if point.dist] == ["agl-otel-hook"]
     rooms = [f"agl_otel.{module.name}" for module in pkgutil.iter_modules(package.__path__) if module.ispkg]
     for name in [*rooms, "agl_otel.collector.service", "agl_otel.stack", "agl_otel.algorithms.grpo"]:
         importlib.import_module(name)
     program = Path(sys.executable).with_name("agl-otel")
     shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True, timeout=120)
     assert "Commands:" in shown.stdout, shown.stdout
-    return f"the wheel holds {len(here)} files; {len(rooms)} rooms and `agl-otel --help` work; the collector's core is {core}"
+    held = f"the wheels hold {len(here)} and {len(parts)} files"
+    return f"{held}; {len(rooms)} rooms and `agl-otel --help` work; the collector's core is {core}"
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def _hook(once: FinishedAttempt) -> Finding | None:
         )
         return wrong(what, f"it was loaded in no process of {command}", remedy, spoils=("calls", "stored", *AFTER_CALLS))
     if Path(ledger.command.split(" ")[0]).name.startswith("python"):
-        remedy = "pip install agl-otel into its environment: it has no opentelemetry-instrument beside its Python"
+        remedy = "pip install agl-otel-hook into its environment: it has no opentelemetry-instrument beside its Python"
     else:
         remedy = (
             "its model calls are recorded all the same. To count its own spans, start Python itself (.venv/bin/python agent.py, not "

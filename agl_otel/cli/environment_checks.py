@@ -30,6 +30,7 @@ _LIST: Final = (
     "import json, importlib.metadata as m; print(json.dumps({d.name.lower().replace('_', '-'): d.version for d in m.distributions()}))"
 )
 LOCAL: Final = ("127.0.0.1", "localhost", "*")  # entries of NO_PROXY that cover the stack
+HOOK: Final = "agl-otel-hook"
 INSTRUMENTATION_MINOR: Final = 21  # opentelemetry-sdk 1.N goes with opentelemetry-instrumentation 0.(N + 21)b
 
 
@@ -356,9 +357,9 @@ def _versions(seen: Environment) -> list[Finding]:
     if seen.packages is None:
         return [good("versions", "the command is not a Python program: its own SDK must send OTLP")]
     packages = seen.packages
-    what = "agl-otel and OpenTelemetry are installed for the agent"
-    if missing := [name for name in ("agl-otel", "opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]:
-        remedy = "pip install agl-otel into the agent's own environment"
+    what = "agl-otel-hook and OpenTelemetry are installed for the agent"
+    if missing := [name for name in (HOOK, "opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]:
+        remedy = f"pip install {HOOK} into the agent's own environment"
         return [wrong(what, f"missing: {', '.join(missing)}", remedy, spoils=("hook", "spans", "stored"))]
     sdk, instrumentation = packages["opentelemetry-sdk"], packages["opentelemetry-instrumentation"]
     detail = f"opentelemetry-sdk {sdk}, opentelemetry-instrumentation {instrumentation}"
@@ -368,10 +369,10 @@ def _versions(seen: Environment) -> list[Finding]:
             f"pip install 'opentelemetry-sdk=={sdk}' 'opentelemetry-instrumentation==0.{pair}b0', and other instrumentations of 0.{pair}b0"
         )
         found.append(wrong("their versions go together", detail, remedy, spoils=("command", "hook", "spans", "stored")))
-    wanted = seen.own.get("opentelemetry-sdk", sdk)
-    if _minor(sdk) < _minor(wanted):
-        remedy = f"agl-otel is tested with {wanted}: pip install -U 'opentelemetry-sdk=={wanted}'"
-        found.append(advice("the SDK has the version that this package needs", detail, remedy))
+    hook, wanted = packages[HOOK], seen.own.get(HOOK, packages[HOOK])
+    if hook != wanted:
+        remedy = f"pip install '{HOOK}=={wanted}' into the agent's own environment"
+        found.append(wrong("the hook has the version of this package", f"{hook}, not {wanted}", remedy, spoils=("hook", "spans", "stored")))
     return found
 
 

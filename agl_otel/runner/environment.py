@@ -216,6 +216,9 @@ def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, toke
     for name, path in zip(_OTLP_FILES, (files.authority, files.certificate, files.key), strict=True):
         env.pop(name, None)  # the user's file belongs to the user's endpoint
         env |= {name: path} if path else {}
+    env.pop(conventions.ENV_OTLP_HTTP, None)  # of another runner, whose agent this one is
+    if protocol == "grpc":
+        env[conventions.ENV_OTLP_HTTP] = addresses.collector_http
     env.pop(f"{_OTLP}HEADERS", None)
     if token:
         env[f"{_OTLP}HEADERS"] = f"authorization={quote(f'Bearer {token}', safe='')}"

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from opentelemetry.instrumentation.dependencies import DependencyConflictError
 from opentelemetry.instrumentation.distro import BaseDistro
 from opentelemetry.util._importlib_metadata import EntryPoint
 
 from agl_otel_hook import waiting
 from agl_otel_hook.guard import never_raises
+from agl_otel_hook.versions import DependencyConflictError
 
 _log: Final = logging.getLogger("opentelemetry.instrumentation.auto_instrumentation._load")
 _load: Final = BaseDistro.load_instrumentor

@@ -9,12 +9,10 @@ A provider that others have set up from the file gets our exporters and sampler;
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, Literal
-
-from opentelemetry.util._importlib_metadata import entry_points
+from typing import Final
 
 from agl_otel_hook.guard import note_failure
 
@@ -22,7 +20,6 @@ VARIABLE: Final = "OTEL_CONFIG_FILE"
 CONFIGURATOR: Final = "OTEL_PYTHON_CONFIGURATOR"
 """Names the configurator that a process runs. A name that does not exist leaves the set-up to the hook: without the package, the
 configurator of an installed distribution would fail, and with it all of `opentelemetry-instrument`, the hook included."""
-_PROTOCOLS: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 def is_set() -> bool:
@@ -67,22 +64,3 @@ def hidden() -> Generator[None]:
     finally:
         if path is not None:
             os.environ[VARIABLE] = path  # the agent's own code may read it
-
-
-def otlp_exporters(signal: Literal["traces", "logs"]) -> list[Any]:
-    """Create an exporter for each `otlp…` in OTEL_TRACES_EXPORTER or OTEL_LOGS_EXPORTER, with the OTEL_EXPORTER_OTLP_* settings."""
-    names = [name.strip() for name in os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").split(",")]
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
-    exporters = [_PROTOCOLS.get(protocol, "otlp_proto_http") if name == "otlp" else name for name in names if name.startswith("otlp")]
-    return [point.load()() for name in exporters for point in entry_points(group=f"opentelemetry_{signal}_exporter", name=name)]
-
-
-def add_log_exporters(processor: Callable[[Any], Any]) -> None:
-    """Add exporters to the stack to the logger provider, if the file has set one up."""
-    from opentelemetry._logs import get_logger_provider  # a tenth of a second, wasted without such a file
-    from opentelemetry.sdk._logs import LoggerProvider
-
-    provider = get_logger_provider()
-    if isinstance(provider, LoggerProvider):
-        for exporter in otlp_exporters("logs"):
-            provider.add_log_record_processor(processor(exporter))

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import contextlib
 import functools
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, NoReturn
@@ -34,7 +34,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agl_otel_hook import autoload, conventions, declared, forks
+from agl_otel_hook import autoload, conventions, declared, exporters, forks, otlp, versions
 from agl_otel_hook.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel_hook.export import ExportProcessor
 from agl_otel_hook.guard import never_raises, note_failure, while_running
@@ -48,6 +48,8 @@ from agl_otel_hook.seal import Sealer
 
 FINISH_SECONDS: Final = 10.0
 """Timeout of each seal and flush at the end of the process; os._exit and os.exec* wait no longer than this in all."""
+END_SECONDS: Final = 2 * FINISH_SECONDS
+"""How long the end of the process tries to reach a collector that is away, with all seals and flushes."""
 SETTLE_SECONDS: Final = 1.0
 """How long the end of the process waits for spans that other threads are ending, to seal them as well."""
 PAUSE_SECONDS: Final = (0.2, 5.0)
@@ -83,6 +85,8 @@ class Hook:
             return
         self.configured(provider)
         self._exports_elsewhere = True
+        for processor in versions.ending(self.processor):
+            provider.add_span_processor(processor)
         provider.add_span_processor(self.processor)  # after exporters: a kill before the count leaves a span in flight; see finish()
         provider.add_span_processor(BackPressure(provider.force_flush))
 
@@ -108,9 +112,8 @@ class Hook:
             return
         draw_from_system(provider)
         self._providers.append(provider)
-        for export in self._exports:
-            provider.add_span_processor(Shared(export))
-        provider.add_span_processor(self.processor)
+        for processor in (*versions.ending(self.processor), *map(Shared, self._exports), self.processor):
+            provider.add_span_processor(processor)
 
     def configure_sdk(self) -> None:
         """Configure the SDK from OTEL_CONFIG_FILE or the other OTEL_* variables, as a distribution would, but with our export processor."""
@@ -121,16 +124,11 @@ class Hook:
         from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # pyright: ignore[reportPrivateUsage]  # what distributions subclass
 
         os.environ.setdefault(_ATTRIBUTE_LIMIT, MAX_ATTRIBUTES)
-        with declared.hidden():
-            _OTelSDKConfigurator().configure(
-                auto_instrumentation_version=__version__,
-                export_span_processor=self._export_processor,
-                export_log_record_processor=self._log_processor,
-            )
+        with declared.hidden(), exporters.in_environment(exporters.NONE):
+            _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__)
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider), "the SDK's configurator sets the SDK's provider"
-        provider.add_span_processor(self.processor)
-        self.configured(provider)
+        self._add_exporters(provider)
 
     def adopt_declared(self) -> None:
         """Adopt the provider that OTEL_CONFIG_FILE has set up, and add exporters to the stack to those of the file."""
@@ -138,10 +136,17 @@ class Hook:
         if not isinstance(provider, TracerProvider) or self.has(provider):
             return
         provider.sampler = ALWAYS_ON  # spans that are not sampled are neither exported nor counted
-        for exporter in declared.otlp_exporters("traces"):
-            provider.add_span_processor(self._export_processor(exporter))
-        provider.add_span_processor(self.processor)
-        declared.add_log_exporters(self._log_processor)
+        self._add_exporters(provider, only_otlp=True)
+
+    def _add_exporters(self, provider: TracerProvider, *, only_otlp: bool = False) -> None:
+        """Add the exporters that the environment names to `provider` and to the global logger provider, and our processor."""
+        exports = map(self._export_processor, exporters.configured("traces", only_otlp=only_otlp))
+        for processor in (*versions.ending(self.processor), *exports, self.processor):
+            provider.add_span_processor(processor)
+        if made := exporters.configured("logs", only_otlp=only_otlp):
+            from agl_otel_hook import logs
+
+            logs.add_processors(map(self._log_processor, made))
         self.configured(provider)
 
     def install_at_end(self) -> None:
@@ -179,6 +184,14 @@ class Hook:
         Sends a closing seal for each attempt without a record, and for each that has open spans and has ended others since its last seal.
         Spans that threads begin after it are not counted, unless `process_continues`.
         """
+        otlp.end_within(END_SECONDS)
+        try:
+            self._close(process_continues)
+        finally:
+            if process_continues:
+                otlp.end_within(math.inf)
+
+    def _close(self, process_continues: bool) -> None:
         self.finish()
         self.ledger.close(self.processor.ending())
         if self._sealer is None:
@@ -248,7 +261,7 @@ class Hook:
         if self._sealer is not None:
             self._sealer.after_fork()
 
-    def _export_processor(self, span_exporter: SpanExporter, *_: object, **__: object) -> ExportProcessor:
+    def _export_processor(self, span_exporter: SpanExporter) -> ExportProcessor:
         counts, make = _is_otlp(span_exporter), type(span_exporter)
         settings = {name: value for name, value in os.environ.items() if name.startswith("OTEL_EXPORTER_")}
         given = self.given if counts else None
@@ -260,7 +273,7 @@ class Hook:
             return KeyedExporter(exporter, key_of_span) if given is not None else exporter
 
         def rebuild() -> SpanExporter:
-            with _in_environment(settings):
+            with exporters.in_environment(settings):
                 return keyed(make())
 
         export = ExportProcessor(
@@ -274,7 +287,7 @@ class Hook:
             self._exports.append(export)
         return export
 
-    def _log_processor(self, exporter: Any, *_: object, **__: object) -> Any:
+    def _log_processor(self, exporter: Any) -> Any:
         from agl_otel_hook.logs import AttemptLogs, Logs
 
         given = self.given
@@ -314,21 +327,6 @@ def finish_at_exit(close: Callable[[], None]) -> None:
 
 def _is_otlp(exporter: object) -> bool:
     return "otlp" in type(exporter).__module__
-
-
-@contextlib.contextmanager
-def _in_environment(settings: Mapping[str, str]) -> Generator[None]:
-    """Set these environment variables for the block, then restore the values that the agent had set."""
-    now = {name: os.environ.get(name) for name, value in settings.items() if os.environ.get(name) != value}
-    os.environ.update({name: settings[name] for name in now})
-    try:
-        yield
-    finally:
-        for name, value in now.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def block_sigterm_during_fork() -> None:

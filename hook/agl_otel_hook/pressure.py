@@ -35,3 +35,7 @@ class BackPressure(SpanProcessor):
         self._flush()
         if time.monotonic() - started > SLOW_SECONDS:
             self._calm_until = time.monotonic() + CALM_SECONDS
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Return True: this processor holds no spans (older SDKs: the inherited method returns nothing, a failure)."""
+        return True

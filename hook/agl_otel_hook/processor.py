@@ -70,9 +70,10 @@ class AttemptProcessor(SpanProcessor):
         span.set_attributes(ids)
 
     @never_raises
-    def _on_ending(self, span: Span) -> None:
-        """Restore what was set at the start (OpenTelemetry calls this before any processor's `on_end`)."""
-        known = self._open.get(span.get_span_context().span_id)
+    def _on_ending(self, span: ReadableSpan) -> None:
+        """Restore what was set at the start (OpenTelemetry, or versions.py, calls this before any processor's `on_end`)."""
+        context = span.get_span_context()
+        known = self._open.get(context.span_id) if context is not None else None
         if known is not None:
             keep(span, known[2])
 

@@ -23,7 +23,7 @@ from agl_otel_hook.well_formed import mended
 
 _FIRST: Final = b"\x0a"
 """Tag of field 1: the entries of requests, resources and mappings."""
-_OF_SPAN, _OF_SCOPE, _OF_EVENT, _OF_LINK = b"\x4a", b"\x1a", b"\x1a", b"\x22"
+_OF_SPAN, _OF_SCOPE, _OF_EVENT, _OF_LINK, _OF_LOG = b"\x4a", b"\x1a", b"\x1a", b"\x22", b"\x32"
 """Tags of attributes."""
 _IS_REMOTE_KNOWN: Final = 0x100
 _IS_REMOTE: Final = 0x200
@@ -61,6 +61,16 @@ def encode(spans: Iterable[ReadableSpan]) -> bytes:
 def _resource_spans(resource: Resource, scopes: Mapping[InstrumentationScope | None, Sequence[bytes]]) -> bytes:
     parts = [_field(b"\x12", _scope_head_of(scope) + b"".join(fields)) for scope, fields in scopes.items()]
     return _field(_FIRST, resource_head(resource.attributes, resource.schema_url) + b"".join(parts))
+
+
+def encode_logs(records: Iterable[Any]) -> bytes:
+    """Return an ExportLogsServiceRequest of the SDK's log records (of versions before 1.39: its LogData), grouped by resource and scope."""
+    groups: dict[int, tuple[Resource, dict[InstrumentationScope | None, list[bytes]]]] = {}
+    for record in records:
+        held = record if hasattr(record, "resource") else record.log_record
+        _, scopes = groups.setdefault(id(held.resource), (held.resource, {}))
+        scopes.setdefault(record.instrumentation_scope, []).append(field_of(_log_bytes(record.log_record, held.dropped_attributes)))
+    return b"".join([_resource_spans(*group) for group in groups.values()])
 
 
 def of_parts(resource: bytes, scope: bytes, spans: bytes) -> bytes:
@@ -199,6 +209,31 @@ def _links(span: ReadableSpan) -> Iterable[bytes]:
 
 def _dropped(span: ReadableSpan) -> tuple[bytes, bytes, bytes]:
     return _count(b"\x50", span.dropped_attributes), _count(b"\x60", span.dropped_events), _count(b"\x70", span.dropped_links)
+
+
+# --- log records --------------------------------------------------------------------------------------------------
+
+
+def _log_bytes(record: Any, dropped: int) -> bytes:
+    """Return a LogRecord message."""
+    body = _value(record.body)
+    severity = getattr(record.severity_number, "value", 0)
+    trace_id, span_id, flags = record.trace_id or 0, record.span_id or 0, int(record.trace_flags or 0)
+    return b"".join(
+        (
+            struct.pack("<BQ", 0x09, record.timestamp) if record.timestamp else b"",
+            _count(b"\x10", severity),
+            _optional(b"\x1a", record.severity_text or ""),
+            _field(b"\x2a", body) if body is not None else b"",
+            *_attributes(_OF_LOG, record.attributes or {}),
+            _count(b"\x38", dropped),
+            struct.pack("<BI", 0x45, flags) if flags else b"",
+            b"\x4a\x10" + trace_id.to_bytes(16, "big") if trace_id else b"",
+            b"\x52\x08" + span_id.to_bytes(8, "big") if span_id else b"",
+            struct.pack("<BQ", 0x59, record.observed_timestamp) if record.observed_timestamp else b"",
+            _optional(b"\x62", getattr(record, "event_name", None) or ""),
+        )
+    )
 
 
 # --- attributes ---------------------------------------------------------------------------------------------------

@@ -69,9 +69,7 @@ def _python(framework: Framework, folder: Path, stamp: Path) -> Environment:
 
 def _locked(uv: str, asked: str) -> str:
     """What our lock file pins, but for what the framework asks for itself: so that resolving takes seconds."""
-    lock = _run(
-        uv, "export", "--quiet", "--frozen", "--no-hashes", "--no-dev", "--no-emit-project", "--no-annotate", "--project", str(ROOT)
-    )
+    lock = _run(uv, "export", "--quiet", "--frozen", "--no-hashes", "--no-dev", "--no-emit-local", "--no-annotate", "--project", str(ROOT))
     names = {_name(line) for line in asked.splitlines() if line.strip() and not line.startswith("#")}
     return "".join(f"{line}\n" for line in lock.splitlines() if _name(line) not in names)
 

@@ -20,7 +20,7 @@ from tests.matrix.check import Result, result
 from tests.matrix.environments import Environment
 from tests.matrix.frameworks import AGENTS, Framework, Play
 from tests.matrix.model import ScriptedModel
-from tests.matrix.script import people, question
+from tests.matrix.script import Reply, people, question, riddle
 
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
 ATTEMPT_SECONDS: Final = 300.0
@@ -42,11 +42,11 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(data_dir: Path, rollouts: int = 2) -> AsyncGenerator[Ground]:
+async def ground(data_dir: Path, rollouts: int = 2, reply: Reply = riddle) -> AsyncGenerator[Ground]:
     """A stack on free ports, whose one model is the scripted one."""
     settings = Settings.load(data_dir=data_dir, **dict.fromkeys(PORTS, 0))
     async with (
-        ScriptedModel() as model,
+        ScriptedModel(reply) as model,
         Stack(settings, only=("queue", "collector", "proxy")) as stack,
         await Store.connect(stack.address) as store,
     ):

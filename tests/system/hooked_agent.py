@@ -27,8 +27,9 @@ HEAD = "import os, sys, signal, threading, time\nfrom opentelemetry import trace
 class Agent:
     """Runner of agent code under the hook."""
 
-    def __init__(self, receiver: OtlpReceiver, directory: Path, protocol: str = "http/protobuf") -> None:
+    def __init__(self, receiver: OtlpReceiver, directory: Path, protocol: str = "http/protobuf", python: str = sys.executable) -> None:
         self._directory = directory
+        self._command = [str(Path(python).with_name(INSTRUMENT.name)), python]
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "AGL_", "PYTHON"))},
             "OTEL_TRACES_EXPORTER": "otlp",
@@ -41,7 +42,7 @@ class Agent:
         script = self._directory / "agent.py"
         script.write_text(HEAD + textwrap.dedent(code))
         return subprocess.Popen(
-            [INSTRUMENT, sys.executable, str(script)],
+            [*self._command, str(script)],
             env={**self._environment, **(IDS if environment is None else environment)},
             cwd=self._directory,
             stdout=subprocess.PIPE,

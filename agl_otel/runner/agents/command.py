@@ -188,7 +188,7 @@ def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
     wrapper = program.parent / _INSTRUMENT
     if wrapper.exists():
         return [str(wrapper)]
-    message = f"{program} has no {_INSTRUMENT} beside it: install agl-otel into its environment, or the agent's own spans are missing"
+    message = f"{program} has no {_INSTRUMENT} beside it: install agl-otel-hook into its environment, or the agent's own spans are missing"
     if required:
         raise UsageError(message)
     _log.warning("%s", message)

@@ -30,9 +30,8 @@ AUTO_FOLDER: Final = str(Path(auto_instrumentation.__file__).parent)
 _STARTUP_MODULES: Final = (
     "opentelemetry.sdk._configuration",
     "opentelemetry.sdk._logs.export",
-    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "opentelemetry.exporter.otlp.proto.http._log_exporter",
     "agl_otel_hook.hook",
+    "agl_otel_hook.logs",
     "agl_otel_hook.emit.emitters",
 )
 _POOLS: Final = ("openblas", "libmkl", "libomp", "libgomp")

@@ -197,7 +197,7 @@ ADVICE = {
     "a Python without this package": (
         ended(once(CallRow(), spans=once(CallRow()).spans[:1]), ledger=ledger("unhooked", "/usr/bin/python3 agent.py")),
         "it runs under the hook: no: /usr/bin/python3 agent.py is not started under it",
-        "pip install agl-otel into its environment: it has no opentelemetry-instrument beside its Python",
+        "pip install agl-otel-hook into its environment: it has no opentelemetry-instrument beside its Python",
     ),
     "an agent without an instrumented library": (
         once(CallRow(), spans=once(CallRow()).spans[:1]),

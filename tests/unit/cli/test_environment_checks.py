@@ -26,7 +26,7 @@ from agl_otel.service.processes import began
 from agl_otel.settings import Settings, free_port
 from agl_otel.stack.supervisor import LOCK_FILE, STACK_FILE
 
-GOOD = {"agl-otel": "0.1.0", "opentelemetry-sdk": "1.45.0", "opentelemetry-instrumentation": "0.66b0"}
+GOOD = {"agl-otel-hook": "0.1.0", "opentelemetry-sdk": "1.45.0", "opentelemetry-instrumentation": "0.66b0"}
 
 
 def of(findings: list[Finding], part: str) -> Finding:
@@ -95,9 +95,10 @@ def test_incompatible_versions_are_named() -> None:
 
     assert bad() == []
     assert bad(opentelemetry_instrumentation="0.60b1") == ["their versions go together"]
-    assert bad(opentelemetry_sdk="1.30.0", opentelemetry_instrumentation="0.51b0") == ["the SDK has the version that this package needs"]
+    assert bad(opentelemetry_sdk="1.28.0", opentelemetry_instrumentation="0.49b0") == []
+    assert bad(agl_otel_hook="0.0.9") == ["the hook has the version of this package"]
     missing = of(check_environment(Environment({}, {"opentelemetry-sdk": "1.45.0"}, GOOD)), "installed for the agent")
-    assert missing.state == "wrong" and "agl-otel, opentelemetry-instrumentation" in missing.detail
+    assert missing.state == "wrong" and "agl-otel-hook, opentelemetry-instrumentation" in missing.detail
 
 
 def test_an_http_proxy_between_agent_and_stack_is_named() -> None:

@@ -6,13 +6,28 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
 
 from agl_otel_hook import conventions, wire
 from agl_otel_hook.arrays import pack_ints
@@ -122,6 +137,36 @@ def test_sdk_spans_are_encoded_as_the_sdk_encodes_them(spans: list[ReadableSpan]
 @given(st.lists(sdk_spans(HALVES, BIG, None), min_size=1, max_size=4))
 def test_unencodable_texts_and_numbers_are_encoded_as_writable_replaces_them(spans: list[ReadableSpan]) -> None:
     assert ExportTraceServiceRequest.FromString(wire.encode(spans)) == encode_spans([*map(writable, spans)])
+
+
+LOGS = st.builds(
+    lambda ids, texts, numbers, body, attributes, resource, scope: ReadableLogRecord(
+        LogRecord(
+            timestamp=numbers[0],
+            observed_timestamp=numbers[1],
+            context=set_span_in_context(NonRecordingSpan(context(*ids)), Context()) if ids is not None else Context(),
+            severity_number=numbers[2],
+            severity_text=texts[0],
+            body=body,
+            attributes=BoundedAttributes(2, attributes),
+            event_name=texts[1],
+        ),
+        resource,
+        scope,
+    ),
+    st.none() | IDS,
+    st.tuples(st.none() | st.text(), st.none() | st.text()),
+    st.tuples(st.none() | TIMES, st.none() | TIMES, st.sampled_from([None, SeverityNumber.UNSPECIFIED, SeverityNumber.WARN])),
+    st.none() | SCALARS | LISTS | st.dictionaries(st.text(), SCALARS, max_size=3),
+    st.dictionaries(st.text(min_size=1), SCALARS | LISTS, max_size=4),
+    st.sampled_from(RESOURCES),
+    st.sampled_from(SCOPES),
+)
+
+
+@given(st.lists(LOGS, min_size=1, max_size=4))
+def test_log_records_are_encoded_as_the_sdk_encodes_them(records: list[ReadableLogRecord]) -> None:
+    assert ExportLogsServiceRequest.FromString(wire.encode_logs(records)) == encode_logs(records)
 
 
 def test_non_finite_numbers_and_subclasses_of_scalars_are_encoded() -> None:

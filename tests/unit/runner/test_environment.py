@@ -99,6 +99,8 @@ OTLP = "OTEL_EXPORTER_OTLP_"
         ({f"{OTLP}LOGS_PROTOCOL": "grpc"}, {f"{OTLP}LOGS_PROTOCOL": None}),
         ({f"{OTLP}HEADERS": "api-key=vendor-secret"}, {f"{OTLP}HEADERS": None}),
         ({f"{OTLP}PROTOCOL": "grpc"}, {f"{OTLP}ENDPOINT": "http://10.0.0.1:4317", f"{OTLP}PROTOCOL": "grpc"}),
+        ({f"{OTLP}PROTOCOL": "grpc"}, {"AGL_OTLP_HTTP": "http://10.0.0.1:4318"}),
+        ({"AGL_OTLP_HTTP": "http://outer:1"}, {"AGL_OTLP_HTTP": None}),
         ({f"{OTLP}PROTOCOL": "http/json"}, {f"{OTLP}PROTOCOL": "http/protobuf"}),
         ({"OTEL_RESOURCE_ATTRIBUTES": "team=a%2Cb,agentlightning.rollout_id=outer"}, {"OTEL_RESOURCE_ATTRIBUTES": f"team=a%2Cb,{OURS}"}),
         ({"BAGGAGE": "user=7;p=1 , agentlightning.attempt_id=outer"}, {"BAGGAGE": f"user=7;p=1,{OURS}"}),
