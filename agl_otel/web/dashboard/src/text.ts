@@ -14,12 +14,13 @@ export function figure(value: number | null | undefined): string {
   if (value == null) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  return size >= 1000 || size < 0.001 ? value.toPrecision(3) : String(Number(value.toFixed(3)));
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return size < 0.001 ? String(Number(value.toPrecision(3))) : String(Number(value.toFixed(3)));
 }
 
 export function duration(seconds: number | null | undefined): string {
   if (seconds == null || Number.isNaN(seconds)) return "–";
-  if (seconds < 0) return "0 ms";
+  if (seconds <= 0) return "0 ms";
   if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 1) return `${seconds < 0.01 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;

@@ -58,7 +58,7 @@ export function Chart({ title, series, height = 220, xName = "step", zero }: { t
         <div className="plot">
           <svg width={width} height={height} role="img" aria-label={`${title}: ${series.map((each) => `${each.name} last ${figure(each.points.at(-1)?.y)}`).join(", ")}`}
             onPointerMove={move} onPointerLeave={() => setAt(null)}>
-            <clipPath id={clip}><rect x={LEFT} y={0} width={width - LEFT - RIGHT} height={height - BOTTOM} /></clipPath>
+            <clipPath id={clip}><rect x={LEFT - 5} y={0} width={width - LEFT - RIGHT + 10} height={height - BOTTOM} /></clipPath>
             {ticks(y0, y1, 4).map((tick) => (
               <g key={tick}><line className="grid" x1={LEFT} x2={width - RIGHT} y1={y(tick)} y2={y(tick)} /><text x={LEFT - 7} y={y(tick) + 3.5} textAnchor="end">{Math.abs(tick) >= 10000 ? short(tick) : figure(tick)}</text></g>
             ))}
