@@ -57,6 +57,15 @@ export function oneLine(value: unknown, width = 200): string {
   return line.length > width ? `${line.slice(0, width - 1)}…` : line;
 }
 
+/** A value as a person would say it in a line: the text of a task with one text, else its fields without JSON's quotes. */
+export function brief(value: unknown, width = 200): string {
+  if (!value || typeof value !== "object" || Array.isArray(value)) return oneLine(value, width);
+  const fields = Object.entries(value);
+  const only = fields.length === 1 ? fields[0]![1] : undefined;
+  if (typeof only === "string") return oneLine(only, width);
+  return oneLine(fields.map(([name, field]) => `${name}: ${typeof field === "string" ? field : JSON.stringify(field)}`).join(", "), width);
+}
+
 const SECRET = /(^|_)(api_?key|token|secret|password|authorization)$/i;
 /** The value without what is secret: a page may be photographed. */
 export function masked(value: unknown): unknown {
