@@ -118,7 +118,7 @@ function columnsOf(figures: ReadonlyMap<string, Figures> | undefined, outputs: R
     { key: "attempt", title: "Att.", width: "40px", right: true, wide: true, cell: (r) => r.attempt?.sequence_id ?? "–" },
     { key: "resources", title: "Resources", width: "minmax(80px, 0.5fr)", wide: true, sort: "resources_id", cell: (r) => r.resources_id ? <Link to={`/resources/${id(r.resources_id)}`} className="mono tail" title={r.resources_id}><bdi>{visible(r.resources_id)}{r.resources_version ? ` v${r.resources_version}` : ""}</bdi></Link> : <span className="dim">–</span> },
     { key: "start", title: "Started", width: "86px", wide: true, sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
-    { key: "took", title: "Duration", width: "76px", right: true, wide: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
+    { key: "took", title: "Duration", width: "90px", right: true, wide: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
   ];
 }
 
