@@ -57,13 +57,12 @@ export function oneLine(value: unknown, width = 200): string {
   return line.length > width ? `${line.slice(0, width - 1)}…` : line;
 }
 
-/** A value as a person would say it in a line: the text of a task with one text, else its fields without JSON's quotes. */
+/** A value as a person would say it in a line: the fields of a task without JSON's quotes, and without the name of the first if that is a text. */
 export function brief(value: unknown, width = 200): string {
   if (!value || typeof value !== "object" || Array.isArray(value)) return oneLine(value, width);
-  const fields = Object.entries(value);
-  const only = fields.length === 1 ? fields[0]![1] : undefined;
-  if (typeof only === "string") return oneLine(only, width);
-  return oneLine(fields.map(([name, field]) => `${name}: ${typeof field === "string" ? field : JSON.stringify(field)}`).join(", "), width);
+  const said = Object.entries(value).map(([name, field], place) =>
+    typeof field !== "string" ? `${name}: ${JSON.stringify(field)}` : place ? `${name}: ${field}` : field);
+  return oneLine(said.join(", "), width);
 }
 
 const SECRET = /(^|_)(api_?key|token|secret|password|authorization)$/i;
