@@ -422,7 +422,8 @@ def delete(
 
 
 @rollouts.command()
-@click.option("--file", "file", type=click.File("rb"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
+@click.argument("tasks", nargs=-1, metavar="[TASK]…")
+@click.option("--file", "file", type=click.File("rb"), help="Tasks, one JSON value a line; - reads stdin.")
 @click.option("--mode", type=RunMode(), help="For lines that name none.")
 @click.option("--resources-id", help="For lines that name none.  [default: the latest]")
 @click.option("--max-attempts", type=Whole(1), default=1, show_default=True, help="For lines that name none.")
@@ -445,7 +446,8 @@ def delete(
 @store_option
 @json_option
 def enqueue(
-    file: IO[bytes],
+    tasks: tuple[str, ...],
+    file: IO[bytes] | None,
     mode: RolloutMode | None,
     resources_id: str | None,
     max_attempts: int,
@@ -458,9 +460,9 @@ def enqueue(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Enqueue tasks from a file.
+    """Enqueue tasks: each TASK, such as '{"question": "how many?"}', and the lines of --file.
 
-    A line is the task itself (any JSON value), or an object with `input` and only fields of a rollout: mode, resources_id, config,
+    A TASK or line is the task itself (any JSON value), or an object with `input` and only fields of a rollout: mode, resources_id, config,
     metadata, rollout_id, priority, not_before, labels. An invalid line is named, and nothing is enqueued. JSON is strict: neither NaN
     nor numbers beyond a double's range.
 
@@ -473,7 +475,13 @@ def enqueue(
         config.retry_condition = ["failed", "timeout", "unresponsive"]
     defaults: dict[str, Any] = {"mode": mode, "resources_id": resources_id, "config": config.model_dump(), "priority": priority}
     defaults["labels"] = parse_labels(labels) or None
-    requests = [request_of(line, f"{file.name}:{number}", defaults) for number, line in enumerate(file, 1) if line.strip()]
+    if not tasks and file is None:
+        raise UsageError(
+            """there are no tasks: give tasks, or --file; a task is JSON, such as '{"question": "how many?"}' or '"how many?"'"""
+        )
+    given = [(task.encode(errors="surrogateescape"), f"task {number}") for number, task in enumerate(tasks, 1)]
+    given += [(line, f"{file.name}:{number}") for number, line in enumerate(file, 1) if line.strip()] if file is not None else []
+    requests = [request_of(line, where, defaults) for line, where in given]
 
     async def main() -> None:
         ids: list[str] = []
