@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,6 +90,7 @@ async def _demo(
 ) -> None:
     started = time.monotonic()
     try:
+        import_module("agl_otel.jobs.grpo")  # with torch: looked for before anything is started
         from agl_otel.jobs.job import Job
     except ModuleNotFoundError as error:
         raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
