@@ -96,6 +96,10 @@ def deeply(page: Any, main: Any) -> None:
     deepest = rows.filter(has_text="look_up level 23").locator(".spanname > span").first
     width, room = deepest.evaluate("element => [element.scrollWidth, element.clientWidth]")
     assert width <= room, "the deepest name is readable"
+    deepest.click()
+    expect(page.get_by_label("Span", exact=True)).to_contain_text("look_up level 23")
+    width, room = deepest.evaluate("element => [element.scrollWidth, element.clientWidth]")
+    assert width <= room, "also beside a span's panel"
     page.goto(f"{given['url']}/rollouts/{given['deep']}?view=conversation")
     expect(main.locator(".call")).to_have_count(12, timeout=30_000)
     for held, room in main.locator(".call, .call .text").evaluate_all("found => found.map(each => [each.scrollHeight, each.clientHeight])"):
@@ -104,6 +108,10 @@ def deeply(page: Any, main: Any) -> None:
     expect(main.locator(".chart").first).to_contain_text("1,500", timeout=30_000)
     page.goto(f"{given['url']}/rollouts?run={given['run']}")
     expect(main.get_by_role("row").filter(has_text="how deep?")).to_have_count(1, timeout=30_000)
+    for width, room in main.locator(".tr > div:has(> .badge)").evaluate_all(
+        "found => found.map(each => [each.scrollWidth, each.clientWidth])"
+    ):
+        assert width <= room, "a status is not cut"
     assert "question" not in main.get_by_role("row").filter(has_text="how deep?").inner_text()
 
 

@@ -91,7 +91,7 @@ function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "w
   const narrow = useNarrow();
   const { rows, start, end, deepest } = useMemo(() => arrange(spans, folded), [spans, folded]);
   const whole = Math.max(end - start, 1);
-  const indent = Math.min(14, (narrow ? 40 : 130) / Math.max(deepest, 1)); // of a level: the deepest name needs room, too
+  const indent = Math.min(14, (narrow ? 40 : chosen ? 70 : 130) / Math.max(deepest, 1)); // of a level: the deepest name needs room, too
   const fold = (key: string) => setFolded((before) => { const next = new Set(before); if (!next.delete(key)) next.add(key); return next; });
   const name: Column<Node> = {
     key: "name", title: `Span (${number(spans.length)})`, width: view === "waterfall" ? narrow ? "minmax(190px, 1.2fr)" : "minmax(170px, 1fr)" : "minmax(210px, 2fr)",

@@ -107,8 +107,8 @@ function columnsOf(figures: ReadonlyMap<string, Figures> | undefined, outputs: R
   const toggle = (rolloutId: string) => setUnfolded((before) => { const next = new Set(before); if (!next.delete(rolloutId)) next.add(rolloutId); return next; });
   return [
     { key: "fold", title: "", width: "28px", cell: (r) => <button className="fold" aria-expanded={unfolded.has(r.rollout_id)} aria-label="Attempts" onClick={() => toggle(r.rollout_id)}>{unfolded.has(r.rollout_id) ? "▾" : "▸"}</button> },
-    { key: "rollout", title: "Rollout", width: "minmax(92px, 0.6fr)", sort: "rollout_id", cell: (r) => <RolloutLink id={r.rollout_id} /> },
-    { key: "status", title: "Status", width: "90px", sort: "status", cell: (r) => <Badge kind={r.status} title={r.reason ?? undefined} /> },
+    { key: "rollout", title: "Rollout", width: "minmax(90px, 0.6fr)", sort: "rollout_id", cell: (r) => <RolloutLink id={r.rollout_id} /> },
+    { key: "status", title: "Status", width: "94px", sort: "status", cell: (r) => <Badge kind={r.status} title={r.reason ?? undefined} /> },
     { key: "mode", title: "Mode", width: "54px", wide: true, sort: "mode", cell: (r) => <span className="dim">{r.mode ?? "–"}</span> },
     { key: "input", title: "Input", width: "minmax(90px, 2fr)", cell: (r) => <Short value={r.input} /> },
     { key: "output", title: "Output", width: "minmax(84px, 2fr)", wide: true, cell: (r) => { const text = outputs?.get(r.rollout_id); return text ? <Short value={text} /> : <span className="dim">–</span>; } },

@@ -31,6 +31,7 @@ export function Chart({ title, series, height = 220, xName = "step", zero }: { t
   const ys = all.flatMap((point) => [point.low ?? point.y, point.high ?? point.y]);
   const x0 = Math.min(...xs), x1 = Math.max(...xs);
   let y0 = zero ? 0 : Math.min(...ys), y1 = Math.max(...ys);
+  if (zero && y1 === 0) y1 = 1;
   const pad = (y1 - y0 || Math.abs(y1) || 1) * 0.06;
   y0 = zero ? 0 : y0 - pad;
   y1 += pad;
