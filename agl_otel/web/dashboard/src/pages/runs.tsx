@@ -57,8 +57,9 @@ const rewardsOf = (points: CurvePoint[]) => {
 // The mean rewards of the first and the last step.
 function RunReward({ run }: { run: RunType }) {
   const { refreshMs } = useSettings();
-  const { data } = useQuery({ queryKey: ["curve", run.run_id], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run: run.run_id }, signal), staleTime: 15_000,
+  const { data, isPending } = useQuery({ queryKey: ["curve", run.run_id], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run: run.run_id }, signal), staleTime: 15_000,
     refetchInterval: (query) => refreshMs && (!query.state.data || ended(run) < run.rollouts) ? refreshMs * 4 : false });
+  if (isPending) return <span className="dim">…</span>;
   const points = rewardsOf(data?.points ?? []);
   const first = points[0], last = points.at(-1);
   return <>{first && first !== last && <span className="dim" title={`${data!.by} ${first.step}`}>{figure(first.reward_mean)} → </span>}<Reward value={last?.reward_mean} /></>;
