@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0a1"
 __path__.append(str(Path(__file__).parent / "compat" / "names"))  # `agl_otel.emitter` and other modules of 0.3
 
 _NAMES: Final = {

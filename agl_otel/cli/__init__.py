@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _discard_output()
         if error.errno != errno.EPIPE:  # a reader that stops early (`| head`) is no error
             with contextlib.suppress(OSError):
-                click.secho(f"error: the output cannot be written: {error.strerror}", fg="red", err=True)
+                click.secho(f"error: {error.filename or 'the output'} cannot be written: {error.strerror}", fg="red", err=True)
         code = 1
     sys.exit(code)
 

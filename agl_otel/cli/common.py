@@ -75,12 +75,17 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")(command)
 
 
+class Terminated(KeyboardInterrupt):
+    """The command was ended by SIGTERM. For one that serves until then, such as under a service manager, that is no failure."""
+
+
 def run_async(main: Callable[[], Coroutine[Any, Any, T]], *, killed: Callable[[], None] = lambda: None) -> T:
     """Run `main`. Ctrl+C or SIGTERM cancels it, so that it stops what it started; a second signal kills all child processes at once,
     calls `killed` and ends this process.
 
-    Raises KeyboardInterrupt, with the message of main's CancelledError if it has one, after an interrupted run.
+    Raises KeyboardInterrupt (after SIGTERM Terminated), with the message of main's CancelledError if it has one, after an interrupted run.
     """
+    kind: type[KeyboardInterrupt] = KeyboardInterrupt
 
     async def without_exit() -> T | SystemExit:
         try:
@@ -91,7 +96,9 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]], *, killed: Callable[[]
     async def guarded() -> T | SystemExit:
         task = asyncio.ensure_future(without_exit())
 
-        def interrupt(_: signal.Signals) -> None:
+        def interrupt(number: signal.Signals) -> None:
+            nonlocal kind
+            kind = Terminated if number == signal.SIGTERM else KeyboardInterrupt
             click.echo("stopping … (once more to stop at once)", err=True)
             task.cancel()
 
@@ -105,7 +112,7 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]], *, killed: Callable[[]
         try:
             return await task
         except asyncio.CancelledError as interrupted:
-            raise KeyboardInterrupt(*interrupted.args) from None
+            raise kind(*interrupted.args) from None
 
     done = asyncio.run(guarded())
     if isinstance(done, SystemExit):

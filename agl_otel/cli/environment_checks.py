@@ -6,19 +6,24 @@ of these settings for their agents; they are reported all the same, because an a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from agl_otel.cli.findings import Finding, advice, good, wrong
 from agl_otel.service.ports import is_free
 from agl_otel.service.private import exposure_problem
 from agl_otel.settings import PORTS, Settings
+from agl_otel.stack.supervisor import LOCK_FILE, read_stack_file
+from agl_otel.text import without_secrets
 
 LIST_SECONDS: Final = 60.0
 _LIST: Final = (
@@ -26,18 +31,6 @@ _LIST: Final = (
 )
 LOCAL: Final = ("127.0.0.1", "localhost", "*")  # entries of NO_PROXY that cover the stack
 INSTRUMENTATION_MINOR: Final = 21  # opentelemetry-sdk 1.N goes with opentelemetry-instrumentation 0.(N + 21)b
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. A good one with a remedy is advice."""
-
-    what: str
-    good: bool
-    detail: str
-    remedy: str = ""
-    reasons: Sequence[str] = ()
-    """Details, one a line: for example, the missing spans of each process."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +46,8 @@ class Environment:
     """(setting, port) of the stack's ports that another process listens on."""
     store: str = ""
     """Address of the running stack to use; empty: a stack is started."""
+    other_stack: str = ""
+    """The data directory of a stack of ours that has the ports of the settings; empty: none is known."""
     token: bool = False
     open_folder: str = ""
     """Message about a data directory that other users may read (private.py); empty if they may not."""
@@ -68,8 +63,11 @@ class Variable:
     what: str
     """The effect of a bad value."""
     remedy: str
+    """`{value}` stands for the value."""
     blocks: bool = False
     """Whether it has this effect under a runner, too."""
+    unless: str = ""
+    """A variable that, where it is set, makes up for it."""
 
 
 def _set(value: str) -> bool:
@@ -109,14 +107,23 @@ VARIABLES: Final = (
     Variable(
         "OTEL_EXPORTER_OTLP_((TRACES|LOGS)_)?ENDPOINT",
         _set,
-        "sends telemetry to another place",
-        "attempts send to this stack instead, which forwards a copy to the address in AGL_FORWARD_OTLP",
+        "no longer gets the agent's telemetry: attempts send it to this stack instead",
+        "to keep the copy, start the stack (`agl-otel up`) with AGL_FORWARD_OTLP={value}",
+        unless="AGL_FORWARD_OTLP",
+    ),
+    Variable(
+        "PHOENIX_COLLECTOR_ENDPOINT",
+        _set,
+        "no longer gets spans of the global provider: in attempts that is this stack's",
+        "to keep the copy, start the stack (`agl-otel up`) with AGL_FORWARD_OTLP={value}",
+        unless="AGL_FORWARD_OTLP",
     ),
     Variable(
         "OTEL_EXPORTER_OTLP_((TRACES|LOGS)_)?HEADERS",
         _set,
         "holds headers (a key) for another place",
         "attempts do not get them; put them into AGL_FORWARD_HEADERS for the copy",
+        unless="AGL_FORWARD_HEADERS",
     ),
     Variable(
         "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
@@ -211,6 +218,25 @@ FRAMEWORKS: Final = (
         ("openinference-instrumentation-smolagents",),
     ),
     Framework(
+        ("agno",),
+        "makes no spans of agents and tools by itself",
+        "pip install openinference-instrumentation-agno: it adds its agents and tools",
+        ("openinference-instrumentation-agno", "opentelemetry-instrumentation-agno"),
+    ),
+    Framework(
+        ("haystack-ai",),
+        "makes no spans of agents and tools by itself",
+        "pip install openinference-instrumentation-haystack: it adds its pipelines and tools",
+        ("openinference-instrumentation-haystack", "opentelemetry-instrumentation-haystack"),
+    ),
+    Framework(
+        ("dspy",),
+        "makes no spans of agents and tools by itself, and keeps replies in a cache: a repeated task calls nothing",
+        "pip install openinference-instrumentation-dspy: it adds its modules and tools; "
+        "dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False) in training",
+        ("openinference-instrumentation-dspy",),
+    ),
+    Framework(
         ("llama-index-core",),
         "makes no spans by itself",
         "pip install openinference-instrumentation-llama-index (or opentelemetry-instrumentation-llamaindex)",
@@ -229,14 +255,37 @@ FRAMEWORKS: Final = (
 )
 
 
-def inspect_environment(command: Sequence[str], environment: Mapping[str, str], settings: Settings) -> Environment:
+def inspect_environment(
+    command: Sequence[str], environment: Mapping[str, str], settings: Settings, *, with_packages: bool = True
+) -> Environment:
     """Read the packages of the agent's interpreter, the ports in use and the settings. Blocks for up to LIST_SECONDS."""
     taken = () if settings.store or (settings.data_dir / "stack.json").exists() else _taken(settings)
     own = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
     token = bool(settings.token.get_secret_value())
-    return Environment(
-        environment, packages_of(command, environment), own, taken, settings.store, token, exposure_problem(settings.data_dir)
-    )
+    packages = packages_of(command, environment) if with_packages else None
+    other = _folder_of_stack(settings) if any(name == "queue_port" for name, _ in taken) else ""
+    return Environment(environment, packages, own, taken, settings.store, other, token, exposure_problem(settings.data_dir))
+
+
+def _folder_of_stack(settings: Settings) -> str:
+    """Return the data directory of this user's stack whose queue has the port of the settings; empty if there is none, or no /proc.
+
+    Nothing is sent to the port, which may be another's: a stack holds its lock open.
+    """
+    for folder in {Path(path).parent for path in _open_files() if path.endswith(f"/{LOCK_FILE}")}:
+        with contextlib.suppress(OSError, ValueError):
+            if read_stack_file(folder).get("queue", {}).get("address", "").endswith(f":{settings.queue_port}"):
+                return str(folder)
+    return ""
+
+
+def _open_files() -> Generator[str]:
+    """Yield the paths of the files that processes of this user have open."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    yield str(descriptor.readlink())
 
 
 def _taken(settings: Settings) -> tuple[tuple[str, int], ...]:
@@ -278,10 +327,17 @@ def _variables(seen: Environment) -> list[Finding]:
     found: list[Finding] = []
     for variable in VARIABLES:
         for name, value in seen.environment.items():
-            if re.fullmatch(variable.pattern, name) and variable.bad(value):
-                shown = "…" if "HEADERS" in name else value
-                found.append(Finding(f"{name}={shown}", not variable.blocks, variable.what, variable.remedy))
-    return found or [Finding("no variable switches telemetry off", True, "none of the known ones is set")]
+            if re.fullmatch(variable.pattern, name) and variable.bad(value) and not seen.environment.get(variable.unless):
+                what = f"{name}={'…' if 'HEADERS' in name else without_secrets(value)}"
+                remedy = variable.remedy.replace("{value}", _base_of(without_secrets(value)))
+                finding = wrong(what, variable.what, remedy, spoils=("spans",)) if variable.blocks else advice(what, variable.what, remedy)
+                found.append(finding)
+    return found or [good("no variable switches telemetry off", "none of the known ones is set")]
+
+
+def _base_of(endpoint: str) -> str:
+    """Return the endpoint of all signals that belongs to that of one."""
+    return re.sub(r"/v1/(traces|logs)/?$", "", endpoint)
 
 
 def _loopback(seen: Environment) -> Finding:
@@ -289,30 +345,33 @@ def _loopback(seen: Environment) -> Finding:
         name for name in ("http_proxy", "https_proxy", "all_proxy") if seen.environment.get(name) or seen.environment.get(name.upper())
     ]
     excepted = f"{seen.environment.get('no_proxy', '')},{seen.environment.get('NO_PROXY', '')}".split(",")
-    good = not proxies or any(host.strip() in LOCAL for host in excepted)
-    detail = "no HTTP proxy is in the way" if good else f"{', '.join(proxies)} is set, and NO_PROXY does not name 127.0.0.1"
-    return Finding("the agent reaches the stack directly", good, detail, "" if good else "set NO_PROXY=127.0.0.1,localhost")
+    what = "the agent reaches the stack directly"
+    if not proxies or any(host.strip() in LOCAL for host in excepted):
+        return good(what, "no HTTP proxy is in the way")
+    detail = f"{', '.join(proxies)} is set, and NO_PROXY does not name 127.0.0.1"
+    return wrong(what, detail, "set NO_PROXY=127.0.0.1,localhost", spoils=("command", "calls", "spans", "stored"))
 
 
 def _versions(seen: Environment) -> list[Finding]:
     if seen.packages is None:
-        return [Finding("versions", True, "the command is not a Python program: its own SDK must send OTLP")]
+        return [good("versions", "the command is not a Python program: its own SDK must send OTLP")]
     packages = seen.packages
     what = "agl-otel and OpenTelemetry are installed for the agent"
     if missing := [name for name in ("agl-otel", "opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]:
-        return [Finding(what, False, f"missing: {', '.join(missing)}", "pip install agl-otel into the agent's own environment")]
+        remedy = "pip install agl-otel into the agent's own environment"
+        return [wrong(what, f"missing: {', '.join(missing)}", remedy, spoils=("hook", "spans", "stored"))]
     sdk, instrumentation = packages["opentelemetry-sdk"], packages["opentelemetry-instrumentation"]
     detail = f"opentelemetry-sdk {sdk}, opentelemetry-instrumentation {instrumentation}"
-    found = [Finding(what, True, detail)]
+    found = [good(what, detail)]
     if (pair := _minor(sdk) + INSTRUMENTATION_MINOR) != _minor(instrumentation):
         remedy = (
             f"pip install 'opentelemetry-sdk=={sdk}' 'opentelemetry-instrumentation==0.{pair}b0', and other instrumentations of 0.{pair}b0"
         )
-        found.append(Finding("their versions go together", False, detail, remedy))
+        found.append(wrong("their versions go together", detail, remedy, spoils=("command", "hook", "spans", "stored")))
     wanted = seen.own.get("opentelemetry-sdk", sdk)
     if _minor(sdk) < _minor(wanted):
         remedy = f"agl-otel is tested with {wanted}: pip install -U 'opentelemetry-sdk=={wanted}'"
-        found.append(Finding("the SDK has the version that this package needs", True, detail, remedy))
+        found.append(advice("the SDK has the version that this package needs", detail, remedy))
     return found
 
 
@@ -328,16 +387,28 @@ def _frameworks(seen: Environment) -> list[Finding]:
         name = next((package for package in each.packages if package in packages), None)
         if name is None:
             continue
-        good = any(package in packages for package in each.good_with) or any(_true(seen.environment.get(key, "")) for key in each.good_if)
-        found.append(Finding(f"{name} {packages[name]}", True, "its spans arrive" if good else each.does, "" if good else each.remedy))
+        what, by_variable = f"{name} {packages[name]}", any(_true(seen.environment.get(key, "")) for key in each.good_if)
+        arrives = by_variable or any(package in packages for package in each.good_with)
+        found.append(good(what, "its spans arrive") if arrives else advice(what, each.does, each.remedy))
     return found
 
 
+def important(seen: Environment) -> list[Finding]:
+    """Return what also `agl-otel run` tells: telemetry that is off or goes elsewhere now, and a stack that is not used."""
+    return [finding for finding in (*_variables(seen), *_other_stack(seen)) if finding.state != "good"]
+
+
+def _other_stack(seen: Environment) -> list[Finding]:
+    if not seen.other_stack:
+        return []
+    detail = f"no: it runs on {seen.other_stack}, and this command starts one of its own on another folder"
+    return [advice("the stack that runs is used", detail, f"to use it, give --data-dir {shlex.quote(seen.other_stack)}")]
+
+
 def _stack(seen: Environment) -> list[Finding]:
-    found = [
-        Finding(
+    found = _other_stack(seen) or [
+        advice(
             f"port {port} is taken",
-            True,
             f"another process listens there, so `agl-otel up` could not start ({name})",
             f"stop that process, or set AGL_{name.upper()} to another port (0: any)",
         )
@@ -345,8 +416,8 @@ def _stack(seen: Environment) -> list[Finding]:
     ]
     if seen.store and not seen.token:
         remedy = "if it requires a token, set AGL_TOKEN to the stack's"
-        found.append(Finding("a token is set", True, f"none, for the stack at {seen.store}", remedy))
+        found.append(advice("a token is set", f"none, for the stack at {seen.store}", remedy))
     if seen.open_folder:
         what, _, remedy = seen.open_folder.partition(": ")
-        found.append(Finding("the data directory is open", True, what, remedy))
-    return found or [Finding("ports and token", True, f"the stack at {seen.store}" if seen.store else "all ports are free")]
+        found.append(advice("the data directory is open", what, remedy))
+    return found or [good("ports and token", f"the stack at {seen.store}" if seen.store else "all ports are free")]

@@ -19,6 +19,7 @@ from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.adapters.pins import Differences, Pin, Read
 from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
+from agl_otel.adapters.remedies import REFUSED
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollouts_of
 from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout, writing_rows
@@ -29,7 +30,7 @@ from agl_otel.runner.loading import load_function
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import json_text
-from agl_otel.types import RolloutMode, Span, VerdictKind
+from agl_otel.types import TRIAL, RolloutMode, Span, VerdictKind, is_trial
 from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
 
@@ -151,13 +152,15 @@ def export(
 
 
 async def _of_modes(queue: QueueClient, modes: Sequence[RolloutMode], run: str | None) -> tuple[list[str], dict[str, int]]:
-    """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but SCORED, and
-    {mode: how many are left out}. Raises NotFoundError if no rollout is of this run."""
+    """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but SCORED. And
+    {mode, or TRIAL: how many are left out}. Raises NotFoundError if no rollout is of this run."""
     ids, left_out = list[str](), Counter[str]()
     if run is not None and not await queue.query_runs(run):
         raise NotFoundError(f"no rollout is of a run {run!r}: `agl-otel runs ls` lists the runs")
     async for rollout in rollouts_of(queue, ["succeeded"], modes, run=run):
-        if not modes and rollout.mode in SCORED:
+        if is_trial(rollout):
+            left_out[TRIAL] += 1
+        elif not modes and rollout.mode in SCORED:
             left_out[rollout.mode] += 1
         else:
             ids.append(rollout.rollout_id)
@@ -275,8 +278,14 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"wrote {report['rows']} rows to {report['file']}, made of {report['rollouts_used']} of {report['rollouts']} rollouts",
             *_unused(report),
             f"refused: {refused}",
+            *(f"  {why}: {REASONS[why]}. Remedy: {REFUSED[why]}" for why in sorted(report["refused"]) if why in REASONS),
             *(
-                f"left out: {count} rollouts of mode {mode}, whose tasks score the training (--mode {mode} takes them)"
+                "left out: "
+                + (
+                    f"{count} trials, made by `agl-otel run` and `doctor` (--rollout takes one by its id)"
+                    if mode == TRIAL
+                    else f"{count} rollouts of mode {mode}, whose tasks score the training (--mode {mode} takes them)"
+                )
                 for mode, count in sorted(report.get("left_out", {}).items())
             ),
             *(
@@ -303,7 +312,7 @@ def _unused(report: dict[str, Any]) -> list[str]:
     others = report["rollouts"] - report["rollouts_used"]
     if not others:
         return []
-    why = [f"{name} ({REASONS[name]})" if name in REASONS else name for name in sorted(report["refused"])]
+    why = sorted(report["refused"])
     if report["form"] in PAIR_FORMS:
         why.append("a pair has the best and the worst attempt at a task, and leaves out those between")
     return [f"{others} rollouts are in no row: {'; '.join(why) or 'the adapter made none of their spans'}"]

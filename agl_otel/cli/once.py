@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import SecretStr
@@ -17,13 +17,14 @@ from agl_otel.proxy.upstream import OWN
 from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
 from agl_otel.queue.lifecycle import OPEN
 from agl_otel.runner.agents import CommandAgent
+from agl_otel.runner.job import Grader
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.runner import new_worker_id
 from agl_otel.settings import PRIVATE, Settings
 from agl_otel.stack.sharing import store_for
 from agl_otel.stack.supervisor import running_address
 from agl_otel.store import Store
-from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
+from agl_otel.types import LLM, TRIAL, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 from agl_otel.types.columns import Traces
 from agl_otel.types.rollouts import UNRESPONSIVE_SECONDS
 
@@ -39,13 +40,21 @@ class FinishedAttempt:
     rollout: AttemptedRollout
     traces: Traces
     spans: list[Span]
+    printed: str = ""
+    """What the agent printed, both streams."""
+    graded: bool = False
+    """Whether a grader gave the reward."""
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])
+    """{name: version} in the agent's interpreter, where they are known."""
 
 
 @asynccontextmanager
 async def run_once(
-    settings: Settings, command: Sequence[str], *, task: Any, timeout_seconds: float | None
+    settings: Settings, command: Sequence[str], *, by: str, task: Any, timeout_seconds: float | None, grader: Grader | None = None
 ) -> AsyncGenerator[tuple[Store, FinishedAttempt]]:
-    """Run `command` as one attempt of a new rollout and read back its spans; a temporary stack lives as long as the context.
+    """Run `command` as one attempt of a new rollout, a trial `by` this command, and read back its spans.
+
+    A temporary stack lives as long as the context.
 
     The rollout is started without being queued, so no other runner claims it. The agent's model calls go through the proxy to
     OPENAI_BASE_URL, else to the models of the running stack, else to OpenAI: the rollout has resources of its own for this, which never
@@ -56,7 +65,7 @@ async def run_once(
     """
     given = os.environ.get("OPENAI_BASE_URL", "")
     upstream = given or settings.upstream_url or DEFAULT_UPSTREAM
-    agent = CommandAgent(command)
+    agent = CommandAgent(command, grader=grader)
     agent.check(task)
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
     settings = _private(settings)
@@ -64,10 +73,11 @@ async def run_once(
         model = LLM(endpoint=given or OWN, model=os.environ.get("OPENAI_MODEL", ""))
         resources = await store.queue.put_resources({"main_llm": model}, aside=True)
         config = RolloutConfig(timeout_seconds=timeout_seconds, unresponsive_seconds=UNRESPONSIVE_SECONDS)
-        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config)
+        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, metadata={TRIAL: by})
         rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
-        yield store, FinishedAttempt(rollout, traces, await store.spans(rollout.rollout_id))
+        spans, printed = await asyncio.gather(store.spans(rollout.rollout_id), store.reader.printed(rollout.rollout_id))
+        yield store, FinishedAttempt(rollout, traces, spans, "\n".join(printed.values()), graded=grader is not None)
 
 
 async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest, settings: Settings) -> AttemptedRollout:

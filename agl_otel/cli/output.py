@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from agl_otel.cli.findings import MARKS, Finding
 from agl_otel.settings import DAY_SECONDS
 from agl_otel.text import printable
 
@@ -107,3 +108,14 @@ def plain(value: object, width: int = WIDEST_VALUE) -> str:
 
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def print_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """Print findings whole, each with its mark, reasons and remedy."""
+    for finding in findings:
+        console.print(f"{MARKS[finding.state]} ", end="")
+        console.print(Text(f"{printable(finding.what)}: {printable(finding.detail)}"), soft_wrap=True)
+        for reason in finding.reasons:
+            console.print(Text(f"    {printable(reason)}"), soft_wrap=True)
+        if finding.remedy:
+            console.print(Text(f"    {finding.remedy}", "yellow"), soft_wrap=True)

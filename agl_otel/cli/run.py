@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
 import click
 
+from agl_otel.cli.attempt_checks import wrong_in
 from agl_otel.cli.common import data_dir_option, json_option, own_command, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.environment_checks import important, inspect_environment
 from agl_otel.cli.once import run_once
-from agl_otel.cli.output import open_console
+from agl_otel.cli.output import open_console, print_findings
 from agl_otel.cli.traces import show_rollout
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.runner.job import Grader, check_grader
+from agl_otel.runner.loading import load_function
 from agl_otel.types.options import Finite
 from agl_otel.types.strict import strict_json, why_no_json
 
@@ -40,15 +45,26 @@ def run(
     settings = settings_for(data_dir, store)
 
     async def main() -> None:
-        async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
+        seen = important(inspect_environment(command, os.environ, settings, with_packages=False))
+        async with run_once(settings, command, by="run", task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
             await show_rollout(opened, once.rollout.rollout_id, as_json=as_json, console=open_console(highlight=False))
             if not as_json and await opened.reader.printed(once.rollout.rollout_id):
                 where = ["--data-dir", str(data_dir)] if data_dir is not None else ["--store", store] if store else []
                 click.echo(f"what it printed: `{shlex.join([own_command(), 'rollouts', 'show', once.rollout.rollout_id, *where])}`")
+            print_findings(open_console(stderr=True, highlight=False), [*seen, *wrong_in(once)])
             if once.rollout.status != "succeeded":
                 raise AgentError(f"rollout {once.rollout.rollout_id} {once.rollout.status}: {once.rollout.attempt.error}")
 
     run_async(main)
+
+
+def load_grader(reference: str | None) -> Grader | None:
+    """Load the function of --grader. Raises UsageError."""
+    if reference is None:
+        return None
+    grader = load_function(reference)
+    check_grader(grader)
+    return grader
 
 
 def parse_task(text: str) -> object:

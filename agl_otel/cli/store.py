@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging
+from agl_otel.cli.common import Terminated, data_dir_option, json_option, print_json, run_async, setup_logging
 from agl_otel.cli.output import open_console
 from agl_otel.errors import SettingsError
 from agl_otel.service.ports import port_beside
@@ -66,7 +66,8 @@ def store(
                 _show(stack, as_json)
                 await stack.failed
 
-    run_async(main)
+    with contextlib.suppress(Terminated):
+        run_async(main)
 
 
 def _show(stack: Stack, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 from rich.table import Table
 
 from agl_otel.cli.common import (
+    Terminated,
     clickhouse_option,
     collector_option,
     data_dir_option,
@@ -50,9 +52,11 @@ def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
         await warn_of_silent_clickhouse(settings)
         async with stack:
             _show(stack, as_json)
+            await warn_of_degraded_collector(stack, settings.token.get_secret_value())
             await stack.failed
 
-    run_async(main)
+    with contextlib.suppress(Terminated):
+        run_async(main)
 
 
 async def warn_of_silent_clickhouse(settings: Settings) -> None:
@@ -67,6 +71,16 @@ async def warn_of_silent_clickhouse(settings: Settings) -> None:
     if not await is_healthy(server.ping):
         text = f"ClickHouse at {server} does not answer at {server.ping}: nothing is stored until it does (docs/clickhouse.md)"
         click.echo(f"warning: {text}", err=True)
+
+
+async def warn_of_degraded_collector(stack: Stack, token: str) -> None:
+    """Warn of a collector that takes nothing in, for example because its disk is full."""
+    from agl_otel.cli.collector import read_status, status_session, trouble_of
+
+    async with status_session(token) as session:
+        status = await read_status(session, stack.addresses()["otlp_http"])
+    if "error" not in status and (trouble := trouble_of(status)):
+        click.echo(f"warning: the collector is degraded: {trouble}", err=True)
 
 
 def _show(stack: Stack, as_json: bool) -> None:

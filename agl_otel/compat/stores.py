@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from agl_otel.compat.lightning_store import UNSET, LightningStore, LightningStoreCapabilities
 from agl_otel.errors import UsageError
@@ -45,6 +45,11 @@ class InMemoryLightningStore(LightningStore):
         scan_debounce_seconds: float = 10.0,
     ) -> None:
         super().__init__(source=EmbeddedStack())
+
+    async def open(self) -> Self:
+        """Start the queue, if not done yet; the collector starts when a span or a read needs it. Raises UnavailableError."""
+        await self._queue()
+        return self
 
 
 class LightningStoreClient(LightningStore):

@@ -8,7 +8,9 @@ Only a client that begins to speak HTTP/2 is answered here as well: aiohttp's pa
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
@@ -17,7 +19,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 LARGEST_BYTES: Final = 64 << 10
 """The largest body taken here."""
-_HEAD_BYTES: Final = 16 << 10
+_HEAD_BYTES: Final = 8190  # aiohttp's limit for one header
 HEADERS: Final = re.compile(r"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e]*)+")
 """The headers of a message, each after a line break: names are tokens, values have printable ASCII characters and tabs."""
 _LENGTH: Final = re.compile(r"[0-9]{1,5}")
@@ -30,7 +32,7 @@ AIOHTTPS: Final = frozenset(
 """Headers of requests that are not answered here: other bodies, other protocols, and those of browsers."""
 _MOST_HEADERS: Final = 100
 _LOOK_SECONDS: Final = 0.01
-_FLUSH_SECONDS: Final = 5.0  # in which a client reads the last responses; they are short
+_FLUSH_SECONDS: Final = 60.0  # in which a client that is left reads a part of its last responses
 _LINGER_SECONDS: Final = 1.0  # for a client of HTTP/2 to close
 _PART_SECONDS: Final = 0.2
 """After this time a request of which only a part has come is aiohttp's, too, which bounds the time and counts the bytes of slow ones."""
@@ -209,6 +211,8 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
         self._front.connections.add(self)
         self._loop = asyncio.get_running_loop()
+        if (connection := transport.get_extra_info("socket")) is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._since = self._loop.time()
         self._timer = self._loop.call_later(self._front.idle_seconds, self._look)
 
@@ -363,13 +367,14 @@ class _Connection(asyncio.Protocol):
             self._late.cancel()
         self._front.connections.discard(self)
 
-    def _close(self) -> None:
-        """Close; where the client does not read the last responses, without them."""
-        if self._full:
+    def _close(self, unsent: float = math.inf) -> None:
+        """Close, after the client has read the last responses; without them if it reads nothing for _FLUSH_SECONDS."""
+        self._transport.close()
+        left = self.buffered()
+        if left and left >= unsent:
             self._transport.abort()
-        else:
-            self._transport.close()
-            self._loop.call_later(_FLUSH_SECONDS, self._transport.abort)
+        elif left:
+            self._loop.call_later(_FLUSH_SECONDS, self._close, left)
 
     def _look(self) -> None:
         """Close the connection if no request has come for too long."""

@@ -32,7 +32,7 @@ BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters pause between requests (5 s, metrics 60 s)
 PROBE_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 10.0
-"""For which a stop waits for answers under way, by the front and by aiohttp: both together within the supervisor's grace."""
+"""For which a stop waits for answers under way, those of the front and those of aiohttp."""
 LOOK_SECONDS: Final = 0.25  # between two checks whether a client is still connected
 STALLED_SECONDS: Final = 60.0  # without progress of a client that reads its answer, which stays in memory meanwhile
 _NO_TARGET: Final = URL("*")  # as in `OPTIONS *`; matches no route
@@ -127,8 +127,12 @@ class _Runner(web.AppRunner):
         for request in [*self._requests.values()]:
             if request.transport is not None and not request.content.is_eof():
                 request.transport.abort()
+        server = super().server
+        assert server is not None, "it is set up"
+        waits: list[Awaitable[None]] = [server.shutdown(self._patience / 2)]  # it waits twice: before and after it cancels request bodies
         if self._front is not None:
-            await self._front.close(self._patience)
+            waits.append(self._front.close(self._patience))
+        await asyncio.gather(*waits)
         await super().shutdown()
 
 

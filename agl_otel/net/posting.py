@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +38,11 @@ _WHOLE_BYTES: Final = 256 << 10
 _HEAD_BYTES: Final = 8190
 _PART_SECONDS: Final = 0.2
 """After this time a response of which only a part has come is aiohttp's, too: its reader sees that it began."""
+_CONNECTIONS: Final = 100
+"""How many connections are given up for one request because something came on them that nobody had asked for."""
+_MOST_HEADERS: Final = 100
+_OF_CONNECTIONS: Final = ("transfer-encoding", "connection", "proxy-connection", "keep-alive", "upgrade")
+"""Headers of responses that are not read here; HTTP/1.1 keeps connections without them."""
 _WITHOUT_BODY: Final = frozenset({204, 205, 304})
 
 
@@ -48,6 +54,8 @@ class Answer:
     headers: Mapping[str, str]
     content: StreamReader | None
     body: bytes | None = None
+    began: int = 0
+    """When its first byte came, in Unix nanoseconds; 0 if unknown."""
 
     @property
     def content_type(self) -> str:
@@ -86,7 +94,7 @@ async def post(
     if not len(lines) - 1 == head.count("\n") == head.count("\r") or "\0" in head:
         return None  # a line break in a header
     try:
-        connection = await connector.connect(target.request, [], session.timeout)
+        connection = await _connect(connector, target, session.timeout)
     except TimeoutError as error:
         raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {url}") from error
     try:
@@ -96,6 +104,16 @@ async def post(
         raise
 
 
+async def _connect(connector: aiohttp.BaseConnector, target: _Target, timeout: aiohttp.ClientTimeout) -> aiohttp.connector.Connection:
+    """Return a connection on which nothing has come since its last response. Raises aiohttp.ClientError if there is none."""
+    for _ in range(_CONNECTIONS):
+        connection = await connector.connect(target.request, [], timeout)
+        if connection.protocol is None or not connection.protocol.should_close:
+            return connection
+        connection.close()
+    raise aiohttp.ClientPayloadError("the server sends what nobody has asked for")
+
+
 async def _exchange(connection: aiohttp.connector.Connection, target: _Target, request: bytes, read_seconds: float | None) -> Answer:
     protocol, transport = connection.protocol, connection.transport
     if protocol is None or transport is None:
@@ -103,12 +121,13 @@ async def _exchange(connection: aiohttp.connector.Connection, target: _Target, r
     reading = _Reading(protocol, transport, read_seconds)
     transport.write(request)
     if (answer := await reading.answer) is not None:
+        answer.began = reading.began
         return answer
     try:
         while True:
             message, content = await protocol.read()
             if not 100 <= message.code < 200 or message.code == 101:
-                return Answer(message.code, message.headers, content)
+                return Answer(message.code, message.headers, content, began=reading.began)
     except HttpProcessingError as error:
         about = target.request.request_info
         raise aiohttp.ClientResponseError(about, (), status=error.code, message=error.message, headers=error.headers) from error
@@ -131,10 +150,10 @@ def read_response(data: bytes) -> Answer | None:
     lengths, code = headers.getall("content-length", ()), int(status[1])
     if len(lengths) != 1 or _LENGTH.fullmatch(lengths[0]) is None or code in _WITHOUT_BODY:
         raise NotSimpleError
-    if "transfer-encoding" in headers or "upgrade" in headers or headers.get("connection", "keep-alive").lower() != "keep-alive":
+    if len(lines) > _MOST_HEADERS or any(name in headers for name in _OF_CONNECTIONS):
         raise NotSimpleError
     length = end + 4 + int(lengths[0])
-    if length > _WHOLE_BYTES or len(data) > length or "event-stream" in headers.get("content-type", ""):
+    if length > _WHOLE_BYTES or len(data) > length or "event-stream" in headers.get("content-type", "").lower():
         raise NotSimpleError
     return Answer(code, headers, None, data[end + 4 :]) if len(data) == length else None
 
@@ -150,6 +169,8 @@ class _Reading(asyncio.Protocol):
         self._transport = transport
         self._seconds = read_seconds
         self._data = b""
+        self.began = 0
+        """When the first byte came, in Unix nanoseconds."""
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[Answer | None] = self._loop.create_future()
         self._timer = self._loop.call_later(read_seconds, self._time_out) if read_seconds is not None else None
@@ -157,6 +178,7 @@ class _Reading(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         first, self._data = not self._data, self._data + data if self._data else data
+        self.began = self.began or time.time_ns()
         try:
             answer = read_response(self._data)
         except NotSimpleError:

@@ -16,7 +16,7 @@ from agl_otel.net.front import SAME_ORIGIN, Client, SmallRequest, date, head
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 _CHUNKED: Final = "Transfer-Encoding: chunked"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
-_WITHOUT_BODY: Final = frozenset({204, 205, 304})
+_WITHOUT_BODY: Final = frozenset({204, 304})
 
 
 class Agent(Protocol):
@@ -137,6 +137,7 @@ class FrontAgent:
         return self._client.is_closing()
 
     async def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self._check()
         self._client.reply(self._head(status, headers, len(body)) + (body if status not in _WITHOUT_BODY else b""))
 
     async def begin(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
@@ -153,6 +154,7 @@ class FrontAgent:
         await self._client.drained()
 
     async def end(self) -> None:
+        self._check()
         self._client.reply(_LAST_CHUNK if self._chunked else b"")
 
     def break_off(self) -> None:
@@ -163,7 +165,7 @@ class FrontAgent:
 
     async def answered(self, refused: web.Response | None) -> str:
         """Answer with `refused`, if there is such an answer; return the status. An answer that was begun is broken off."""
-        if refused is not None:
+        if refused is not None and not self._client.is_closing():
             if self._status:
                 self.break_off()
             else:
@@ -171,11 +173,17 @@ class FrontAgent:
                 await self.answer(refused.status, refused.headers, refused.body)
         return str(self._status)
 
+    def _check(self) -> None:
+        if self._client.is_closing():
+            raise ConnectionResetError("the client went away before its answer")
+
     def _head(self, status: int, headers: Mapping[str, str], length: int | None) -> bytes:
         self._status = status
         lines = [*map(": ".join, headers.items())]
         if status not in _WITHOUT_BODY:
             lines.append(_CHUNKED if length is None else f"Content-Length: {length}")
+        if "Content-Type" not in headers:
+            lines.append("Content-Type: application/octet-stream")
         if "Date" not in headers:
             lines.append(f"Date: {date()}")
         if "Cross-Origin-Resource-Policy" not in headers:

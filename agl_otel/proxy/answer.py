@@ -77,7 +77,7 @@ async def pass_on(
         translated: edits an answer of litellm's.
     """
     call.status = response.status
-    call.first_byte = time.time_ns()
+    call.first_byte = (response.began if isinstance(response, Answer) else 0) or time.time_ns()
     call.model_version = response.headers.get(conventions.HEADER_MODEL_VERSION, call.model_version)
     vocabulary = response.headers.get(conventions.HEADER_VOCABULARY)
     call.vocabulary = max(0, whole_of(vocabulary)) or None if vocabulary else None

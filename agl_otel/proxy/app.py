@@ -57,6 +57,7 @@ FLUSH_SECONDS: Final = 8.0  # shorter than a runner's timeout
 SCOPE: Final = "/rollout/{rollout_id}/attempt/{attempt_id}"
 PREFIXES: Final = (f"{SCOPE}/v1", SCOPE, "/v1", "")
 """Routes are matched in this order; the form that runners give to agents comes first."""
+_LONGEST_PATH: Final = 400  # two ids of 128 characters each
 _ATTEMPTS_CALL: Final = re.compile(rf"/rollout/([^/]+)/attempt/([^/]+)(/v1|)/({'|'.join(map(re.escape, DIALECTS))})")
 PASSED: Final = ("messages/count_tokens",)
 """POST routes that are no model calls: forwarded, not recorded."""
@@ -467,9 +468,13 @@ def _key(request: web.Request) -> Key | None:
     return key
 
 
-@lru_cache(maxsize=4096)
 def _called(path: str) -> _Called | None:
     """Return what a path names that is an attempt's call beyond doubt; None for any other."""
+    return _short_called(path) if len(path) <= _LONGEST_PATH else None
+
+
+@lru_cache(maxsize=4096)
+def _short_called(path: str) -> _Called | None:
     found = _ATTEMPTS_CALL.fullmatch(path)
     if found is None or not all(map(conventions.is_valid_id, found.group(1, 2))):
         return None

@@ -44,7 +44,7 @@ class Registration:
             async with asyncio.timeout(DEREGISTER_SECONDS):
                 await self._queue.announce(self._service, self._instance, self._addresses, gone=True)
         except (AglError, TimeoutError) as error:
-            _log.warning("the %s could not be deregistered from the queue: %s", self._service, error)
+            _log.warning("the %s could not be deregistered from the queue: %s", self._service, str(error) or "no answer")
 
     async def _renew(self) -> None:
         registered = True

@@ -28,7 +28,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.service.forked import die_with_parent, set_name, start_session
 from agl_otel.service.interpreter import tune_for_startup
 from agl_otel.service.private import keep_private, make_folder, open_file, original_umask
-from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, end_of, is_alive, python_environment, spawn
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, end_of, how_ended, is_alive, python_environment, spawn
 from agl_otel.settings import Settings
 
 MODULE: Final = "agl_otel.service.forkserver"
@@ -195,7 +195,7 @@ class ForkServer:
         pending, self._forked = self._forked, None  # from here on a request is for the next server
         code = await ended()
         if pending is not None and not pending.done():
-            why = f"the process that is to be forked ended with exit code {code}; its log is {self._log}. {end_of(self._log)}"
+            why = f"the process that is to be forked {how_ended(code)}; its log is {self._log}. {end_of(self._log)}"
             pending.set_exception(UnavailableError(why))
         while forks:  # the kernel has sent them SIGTERM; nobody else reports their end
             for pid in [pid for pid in forks if not is_alive(pid)]:

@@ -69,6 +69,13 @@ class FileLock:
             os.pwrite(lock._handle, str(os.getpid()).encode(), 0)
         return lock
 
+    def is_at(self, path: Path) -> bool:
+        """Return whether `path` is still the locked file, not deleted or replaced."""
+        try:
+            return os.path.samestat(os.fstat(self._handle), path.stat())
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Release the lock. A second call does nothing."""
         handle, self._handle = self._handle, -1

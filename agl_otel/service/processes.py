@@ -168,7 +168,7 @@ class Process:
     def check_running(self) -> None:
         """Raise UnavailableError with the end of its log if it has ended."""
         if not self.running:
-            raise UnavailableError(f"{self.name} ended with exit code {self.returncode}: {self.log_end()}")
+            raise UnavailableError(f"{self.name} {how_ended(self.returncode)}: {self.log_end()}")
 
     def log_end(self) -> str:
         """Return the end of its log, without empty lines."""
@@ -195,6 +195,13 @@ class Process:
         if self.running:
             signal_group(self.pid, signal.SIGKILL)
             await self.wait()
+
+
+def how_ended(code: int | None) -> str:
+    """Say how a process ended, by its exit code; negative: the number of the signal that killed it."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
 
 
 def end_of(log: Path) -> str:

@@ -28,7 +28,7 @@ from agl_otel.service.forkserver import ForkServer
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.ports import check_free
 from agl_otel.service.private import exposure_problem, open_file
-from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, began, is_alive
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, began, how_ended, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
 from agl_otel.stack.services import REGISTERED, TOGETHER, Service, services_of
@@ -47,6 +47,7 @@ ORPHAN_SECONDS: Final = 30.0  # within which the services of a killed stack end;
 STEADY_SECONDS: Final = 60.0  # a service that ends after running this long is restarted at once
 LONGEST_PAUSE_SECONDS: Final = 60.0
 RESTART: Final = Backoff(1.0, LONGEST_PAUSE_SECONDS, jitter=0.0)
+FOLDER_SECONDS: Final = 1.0  # between two checks that the data directory is there
 REPORT_SECONDS: Final = 1.0  # bounds how long an unresponsive queue delays a restart
 
 
@@ -164,6 +165,15 @@ class Stack:
         for service in self.services:
             if not service.early and service.name in self._running:
                 self._follow(service)
+        self._watchers.append(asyncio.create_task(self._watch_folder(), name="folder"))
+
+    async def _watch_folder(self) -> None:
+        """End the stack if its data directory is deleted or replaced: what its services acknowledge from then on is lost."""
+        while self._lock is not None and self._lock.is_at(self.data_dir / LOCK_FILE):  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(FOLDER_SECONDS)
+        if not self.failed.done():
+            words = "was deleted or replaced while its stack ran, which therefore ends: what has been stored since then is lost"
+            self.failed.set_exception(UnavailableError(f"data directory {self.data_dir} {words}"))
 
     def _follow(self, service: Service) -> None:
         watcher = asyncio.create_task(self._watch(self._running[service.name]), name=service.name)
@@ -284,7 +294,7 @@ class Stack:
         clock = asyncio.get_running_loop().time
         up_since = clock()
         while True:
-            how = f"ended with exit code {await running.process.wait()}"
+            how = how_ended(await running.process.wait())
             if clock() - up_since >= STEADY_SECONDS:
                 running.failures = 0
             while not await self._restart(running, how):
@@ -300,7 +310,7 @@ class Stack:
         beside = " and ".join(each.name for each in self._beside(running.service))
         with_it = f", and with it {beside}" if beside else ""
         why = f"{how}{often}{with_it}; it is restarted {f'in {pause:.0f} s' if pause else 'now'}, the others keep running. Its log is {log}"
-        LOG.warning("%s %s. %s", name, why, running.process.log_end())
+        LOG.warning("%s %s and ends with:\n%s", name, why, running.process.log_end())
         await report_down(self._settings_of_services(), name, why, seconds=pause + START_TIMEOUT_SECONDS + REPORT_SECONDS)
         await asyncio.sleep(pause)
         try:
@@ -408,8 +418,12 @@ def claim_data_dir(path: Path) -> FileLock:
             f"data directory {path} has layout version {written}, and this release knows up to {LAYOUT_VERSION}. "
             "Upgrade agl-otel, or choose another with --data-dir"
         )
-    with open_file(version_file, "w") as file:
-        file.write(f"{LAYOUT_VERSION}\n")
+    try:
+        with open_file(version_file, "w") as file:
+            file.write(f"{LAYOUT_VERSION}\n")
+    except OSError as error:
+        lock.close()
+        raise SettingsError(f"data directory {path} cannot be written: {error.strerror or error}") from None
     if warning := exposure_problem(path):
         LOG.warning("%s", warning)
     return lock

@@ -47,8 +47,10 @@ class Address:
             raise UsageError("no stack to connect to: give an address, set AGL_STORE, or start one with `agl-otel up`")
         return address
 
-    def stop(self) -> None:
+    def check(self) -> None:
         """Do nothing: the store did not start this stack."""
+
+    stop = check
 
 
 async def queue_address(address: str, token: str) -> str:

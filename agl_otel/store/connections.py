@@ -51,6 +51,10 @@ class Source(Protocol):
         """Return the stack's address when all its services run; may block (see `agl_otel.store.address`). Raises as `queue_address`."""
         ...
 
+    def check(self) -> None:
+        """Raise UnavailableError if what was started for the store has ended by itself."""
+        ...
+
     def stop(self) -> None:
         """Stop what was started for the store; may block."""
         ...
@@ -139,6 +143,7 @@ class Connected:
     async def _connection(self) -> Connection:
         if self._closed:
             raise UsageError("this store is closed: make a new one")
+        self._source.check()
         loop = asyncio.get_running_loop()
         opening = self._opening.get(loop)
         if opening is None:

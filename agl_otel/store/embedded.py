@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from agl_otel.errors import SettingsError, UnavailableError
 from agl_otel.service.private import make_folder, open_file, original_umask
+from agl_otel.service.processes import how_ended
 from agl_otel.settings import Settings, without_settings
 
 SHARED_LINE: Final = b'{"shared": true}\n'
@@ -63,6 +64,12 @@ class EmbeddedStack:
             if self._process is None:
                 self._start()
             return self._queue_address
+
+    def check(self) -> None:
+        """Raise UnavailableError if the stack has ended by itself."""
+        process = self._process
+        if process is not None and (code := process.poll()) is not None and self._stop is not None:
+            raise UnavailableError(f"the private stack of this store {how_ended(code)}: make a new store")
 
     def address(self) -> str:
         """Return the queue's address when all services are healthy; the first call starts them. Raises UnavailableError."""

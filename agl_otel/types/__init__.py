@@ -25,6 +25,7 @@ from agl_otel.types.rollouts import (
     NOT_RUN,
     RUN_LABEL,
     TERMINAL_STATUSES,
+    TRIAL,
     UNRESPONSIVE_SECONDS,
     Answered,
     Attempt,
@@ -45,6 +46,7 @@ from agl_otel.types.rollouts import (
     VerdictKind,
     Worker,
     WorkerStatus,
+    is_trial,
     parse_labels,
 )
 from agl_otel.types.spans import (
@@ -74,6 +76,7 @@ __all__ = [
     "LLM",
     "RUN_LABEL",
     "TERMINAL_STATUSES",
+    "TRIAL",
     "UNRESPONSIVE_SECONDS",
     "Attempt",
     "AttemptStatus",
@@ -132,6 +135,7 @@ __all__ = [
     "check_id",
     "convert_timestamp",
     "new_id",
+    "is_trial",
     "parse_labels",
     "placeholders",
     "routed_base_url",

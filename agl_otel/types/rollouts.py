@@ -36,6 +36,8 @@ its reach."""
 TERMINAL_STATUSES: frozenset[RolloutStatus] = frozenset({"failed", "succeeded", "cancelled"})
 RUN_LABEL: Final = "agl.run"
 """The label with the id of the training run that enqueued a rollout. A claim with this label also takes rollouts without it."""
+TRIAL: Final = "agl.trial"
+"""The key in the metadata of a trial: the command that made it (`run`, `doctor`)."""
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
@@ -150,6 +152,11 @@ class Attempt(Model):
     """{process marker: address} of the proxy processes that forwarded its calls."""
     error: str | None = None
     """Message why it did not succeed."""
+
+
+def is_trial(rollout: Rollout) -> bool:
+    """Whether a rollout only tries an agent out. Trials are not data: exports and trainings take none that they are not given by id."""
+    return TRIAL in (rollout.metadata or {})
 
 
 class AttemptedRollout(Rollout):

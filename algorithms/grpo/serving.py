@@ -21,7 +21,7 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.errors import ModelServerError, UsageError
 from agl_otel.text import error_text
-from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutQuery
+from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutQuery, is_trial
 from agl_otel.types.columns import Traces
 
 RESOURCE_NAME: Final = "main_llm"
@@ -52,9 +52,9 @@ class RolloutStore(GroupStore, StepStore, Protocol):
 
 
 async def offline_rollouts(store: RolloutStore, mode: RolloutMode, taken: Collection[str]) -> list[Rollout | AttemptedRollout]:
-    """Return the succeeded rollouts of this mode whose ids are not in `taken`."""
+    """Return the succeeded rollouts of this mode, without trials, whose ids are not in `taken`."""
     ended = await store.rollouts(RolloutQuery(status_in=["succeeded"]))
-    return [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken]
+    return [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken and not is_trial(rollout)]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _OF_SPAN, _OF_SCOPE, _OF_EVENT, _OF_LINK = b"\x4a", b"\x1a", b"\x1a", b"\x22"
 _IS_REMOTE_KNOWN: Final = 0x100
 _IS_REMOTE: Final = 0x200
 _SHORT: Final = 64
-"""The longest text of an attribute that is cached, in characters."""
+"""The longest name and text of an attribute that is cached, in characters."""
 _NO_STATUS: Final = b"\x7a\x00"
 
 
@@ -207,7 +207,7 @@ def _dropped(span: ReadableSpan) -> tuple[bytes, bytes, bytes]:
 def _attributes(tag: bytes, attributes: Mapping[str, Any], *, packed: bool = False) -> Iterable[bytes]:
     for key, value in attributes.items():
         kind = type(value)
-        if kind is int or (kind is str and len(value) <= _SHORT):
+        if (kind is int or (kind is str and len(value) <= _SHORT)) and len(key) <= _SHORT:
             yield _short_attribute(tag, key, value)
             continue
         encoded = b"\x2a" + _sized(value) if packed and key in PACKED_KEYS and kind is bytes else _value(value)
@@ -216,7 +216,7 @@ def _attributes(tag: bytes, attributes: Mapping[str, Any], *, packed: bool = Fal
 
 
 def _attribute(tag: bytes, key: str, encoded: bytes) -> bytes:
-    name, size = _name(key), varint(len(encoded))
+    name, size = _name(key) if len(key) <= _SHORT else _name_field(key), varint(len(encoded))
     return b"".join((tag, varint(len(name) + 1 + len(size) + len(encoded)), name, b"\x12", size, encoded))
 
 
@@ -226,9 +226,11 @@ def _short_attribute(tag: bytes, key: str, value: int | str) -> bytes:
     return _attribute(tag, key, _VALUES[type(value)](value))
 
 
-@lru_cache(maxsize=1024)
-def _name(key: str) -> bytes:
+def _name_field(key: str) -> bytes:
     return b"\x0a" + _sized(_text(key))
+
+
+_name: Final = lru_cache(maxsize=1024)(_name_field)
 
 
 def _value(value: Any) -> bytes | None:

@@ -26,6 +26,7 @@ from agl_otel.settings import CONFIG_FILE, PREFIX, Settings
 from agl_otel.store import InMemoryLightningStore, LightningStore
 from agl_otel.types import Span
 from tests.authority import Authority
+from tests.model_server import ModelServer
 from tests.system.stack_process import run, run_here, small_demo
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")]
@@ -207,8 +208,8 @@ async def test_a_served_store_in_memory_does_not_touch_another_stack(tmp_path: P
 
 @pytest.mark.usefixtures("names_no_stack")
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_a_command_with_its_own_stack_does_not_touch_another(command: str, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+def test_a_command_with_its_own_stack_does_not_touch_another(command: str, model_server: ModelServer, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)} | {"OPENAI_BASE_URL": model_server.url}
     done = run(
         command, "--json", "--data-dir", str(tmp_path / "mine"), "--", sys.executable, "-c", "print(4)", cwd=Path.cwd(), env=environment
     )

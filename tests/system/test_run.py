@@ -197,8 +197,8 @@ for _ in range(6):
 """
 
 
-def test_doctor_and_traces_show_name_every_process_that_is_missing_something(tmp_path: Path, store: list[str]) -> None:
-    done = run("doctor", *store, "--", sys.executable, "-c", MANY_DIE + "#" * 500, cwd=tmp_path, env=environment())
+def test_doctor_and_traces_show_name_every_process_that_is_missing_something(tmp_path: Path, server: ModelServer, store: list[str]) -> None:
+    done = run("doctor", *store, "--", sys.executable, "-c", MANY_DIE + "#" * 500, cwd=tmp_path, env=environment(server))
     assert done.returncode == 3, done.stderr
     (newest,) = json.loads(run("rollouts", "--limit", "1", "--json", *store, cwd=tmp_path).stdout)["items"]
     printed = json.loads(run("rollouts", "show", newest["rollout_id"], "--json", *store, cwd=tmp_path).stdout)
@@ -274,17 +274,76 @@ def test_sampling_set_by_the_agent_is_shown(tmp_path: Path, server: ModelServer,
     code += "ask(model='m', messages=said); ask(model='m', messages=said, temperature=0.25, top_p=0.5)"
     done = run("doctor", "--json", *store, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment(server))
     (found,) = [each for each in json.loads(done.stdout)["findings"] if "temperature" in each["what"]]
-    assert found["good"] and "1 of 2 calls set temperature 0.25, top_p 0.5" in found["detail"] and "train with the same" in found["remedy"]
+    assert (
+        found["state"] == "advice"
+        and "1 of 2 calls set temperature 0.25, top_p 0.5" in found["detail"]
+        and "train with the same" in found["remedy"]
+    )
     (latest, *_) = json.loads(run("rollouts", "--json", *store, cwd=tmp_path).stdout)["items"]
     shown = run("traces", "show", latest["rollout_id"], *store, cwd=tmp_path).stdout
     assert shown.count("own temperature 0.25") == 1, shown
 
 
-def test_doctor_names_the_problem_and_the_remedy(tmp_path: Path, store: list[str]) -> None:
-    done = run("doctor", *store, "--", sys.executable, "-c", "print(1)", cwd=tmp_path, env=environment())
-    assert done.returncode == 3
-    assert "✓ the command ended well" in done.stdout
-    assert "✗ its own spans arrive" in done.stdout and "OPENAI_BASE_URL" in done.stdout
+RAISES = "raise ValueError('no number in the answer: ' + 300 * 'x')"
+ASKS_ONCE = """
+import openai
+ask, said = openai.OpenAI(max_retries=0).chat.completions.create, [{'role': 'user', 'content': 'hi'}]
+print(ask(model='m', messages=said).choices[0].message.content)
+"""
+GRADE = "def grade(task, answer):\n    return float(answer == 'ih:0')\n\ndef nothing(task, answer):\n    return None\n"
+REPORTED: dict[str, tuple[list[str], list[str], str]] = {
+    "it raises": (
+        [],
+        ["-c", ASKS_ONCE + RAISES],
+        "✗ the command ended well: python ended with exit code 1: ValueError: no number in the answer: " + 300 * "x",
+    ),
+    "it takes too long": (
+        ["--timeout", "3"],
+        ["-c", "import signal; signal.pause()"],
+        "✗ the command ended well: the agent ran past the attempt's 3 s\n    give it longer: --timeout SECONDS",
+    ),
+    "it asks nothing": (
+        [],
+        ["-c", "print(1)"],
+        "✗ its model calls pass through the proxy: none\n    the agent must take its model's address",
+    ),
+    "it has no hook": ([], ["-I", "-c", "print(1)"], "✗ it runs under the hook: it was loaded in no process of "),
+    "it speaks Responses": (
+        [],
+        ["-c", "import openai; openai.OpenAI(max_retries=0).responses.create(model='m', input='hi')"],
+        "✗ the model answers its calls: 0 of 1: the model server does not have the protocol of the call, Responses (of OpenAI)",
+    ),
+    "it is greedy": ([], ["-c", ASKS_ONCE + "ask(model='m', messages=said, temperature=0)"], "! training takes its calls: 1 of 2 calls"),
+    "its grader scores it": (["--grader", "grade.py:grade"], ["-c", ASKS_ONCE], "✓ it has a reward: 1, by the grader"),
+    "its grader gives none": (["--grader", "grade.py:nothing"], ["-c", ASKS_ONCE], "✗ it has a reward: none: the grader returned None"),
+}
+
+
+@pytest.mark.parametrize("case", REPORTED)
+def test_doctor_names_one_cause_and_its_remedy(tmp_path: Path, server: ModelServer, store: list[str], case: str) -> None:
+    options, arguments, text = REPORTED[case]
+    (tmp_path / "grade.py").write_text(GRADE)
+    done = run("doctor", *store, *options, "--", sys.executable, *arguments, cwd=tmp_path, env=environment(server))
+    crosses = [line for line in done.stdout.splitlines() if line.startswith("✗")]
+    assert text in done.stdout and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert (done.returncode, len(crosses)) == ((3, 1) if text[0] == "✗" else (0, 0)), done.stdout
+
+
+def test_doctor_does_not_start_an_agent_whose_model_server_is_away(tmp_path: Path) -> None:
+    done = run("doctor", "--", sys.executable, "-c", "open('ran', 'w')", cwd=tmp_path, env=environment())
+    assert done.returncode == 3 and not (tmp_path / "ran").exists() and not (tmp_path / ".agl").exists()
+    refused = "✗ the model server can be reached: http://127.0.0.1:9/v1 cannot be reached: Connection refused: "
+    assert refused in done.stdout and "correct its address (OPENAI_BASE_URL)" in done.stdout
+    assert "– the command ended well: not started (first: the model server can be reached)" in done.stdout
+
+
+def test_run_tells_what_is_wrong_and_which_endpoint_gets_nothing_any_more(tmp_path: Path, server: ModelServer, store: list[str]) -> None:
+    env = {**environment(server), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://vendor.example:4318"}
+    done = run("run", *store, "--", sys.executable, "-c", "print(1)", cwd=tmp_path, env=env)
+    assert done.returncode == 0 and "✗ its model calls pass through the proxy: none" in done.stderr, done.stderr
+    assert "AGL_FORWARD_OTLP=http://vendor.example:4318" in done.stderr
+    done = run("run", *store, "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
+    assert done.returncode == 0 and done.stderr == ""
 
 
 @pytest.mark.parametrize(("failing", "words"), [(True, "500"), (False, "cannot be reached")])

@@ -81,6 +81,17 @@ def test_the_queue_may_be_in_postgresql(tmp_path: Path, postgres: Postgres) -> N
     assert not (data / "queue.db").exists()
 
 
+def test_sigterm_is_no_failure_and_a_degraded_collector_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (tmp_path / "agl.toml").write_text(f"disk_reserve_bytes = {1 << 60}\n")
+    with up(tmp_path, data) as command:
+        until(lambda: "warning: the collector is degraded: " in command.output, "it says that the disk is full")
+        assert "AGL_DISK_RESERVE_BYTES" in command.output or "free" in command.output
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait(300) == 0
+    assert naming(data) == []
+
+
 @pytest.mark.smoke
 def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
     data = tmp_path / "data"

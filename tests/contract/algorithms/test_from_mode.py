@@ -14,7 +14,7 @@ from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
-from agl_otel.types import Rollout, RolloutMode
+from agl_otel.types import TRIAL, Rollout, RolloutMode
 from agl_otel_hook import conventions
 from tests.contract.algorithms.test_bad_input import make_policy, serving
 from tests.contract.store.test_export import reward_of, span_of
@@ -28,9 +28,9 @@ def logprobs(model: Any, response: list[int]) -> list[float]:
     return token_logprobs(logits, torch.tensor(response)).tolist()
 
 
-async def observed(store: LightningStore, model: Any, task: Any, response: list[int], mode: RolloutMode) -> str:
+async def observed(store: LightningStore, model: Any, task: Any, response: list[int], mode: RolloutMode, *, trial: bool = False) -> str:
     """Create a finished offline rollout; the response GOOD is rewarded."""
-    begun = await store.start_rollout(task, mode=mode)
+    begun = await store.start_rollout(task, mode=mode, metadata={TRIAL: "run"} if trial else None)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     call = {
         conventions.LLM_CALL: 1,
@@ -52,6 +52,7 @@ async def test_grpo_trains_on_offline_rollouts_once_and_enqueues_none(store: Lig
     same = [await observed(store, model, "task", response, mode) for response in (GOOD, BAD, GOOD)]
     alone = [await observed(store, model, f"task {number}", response, mode) for number, response in enumerate((GOOD, BAD))]
     other = await observed(store, model, "task", BAD, "val")
+    await observed(store, model, "task", BAD, mode, trial=True)
     paid = (await store.statistics()).get("total_rollouts")
 
     async def run() -> list[Any]:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from agl_otel.net.auth import attempt_key
 from agl_otel.proxy.app import Proxy
@@ -113,3 +114,16 @@ async def test_both_ways_are_counted_alike(stand: Stand) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"{stand.url}/metrics") as answer:
         lines = [line for line in (await answer.text()).splitlines() if line.startswith("agl_http_total{") and "chat/completions" in line]
     assert sorted(line.rpartition("status=")[2] for line in lines) == ['"200"} 2.0', '"400"} 2.0']
+
+
+async def test_an_answer_whose_type_only_looks_like_another_is_passed_on(receiver: OtlpReceiver) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=b"data: [DONE]\n\n", headers={"Content-Type": "Text/Event-Stream"})
+
+    server = ModelServer({"/odd/chat/completions": answer})
+    await server.start()
+    async with proxy(receiver, FixedUpstreams(Upstream(server.url.removesuffix("/v1") + "/odd"))) as stand:
+        ahead = await exchange(stand, json.dumps(CALL).encode())
+        assert ahead == await exchange(stand, json.dumps(CALL).encode(), BEHIND)
+        assert ahead[0] == "HTTP/1.1 200 OK" and ahead[2] == b"data: [DONE]\n\n"
+    await server.stop()

@@ -119,8 +119,23 @@ def test_a_store_in_memory_is_made_at_once_and_may_never_be_used() -> None:
     asyncio.run(store.close())
 
 
-async def test_a_store_in_memory_opens_clickhouse_when_a_span_or_a_read_needs_it() -> None:
+async def test_a_store_whose_stack_is_killed_says_so() -> None:
     store = InMemoryLightningStore()
+    await store.enqueue_rollout("task")
+    source = store._source  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(source, EmbeddedStack) and source._process is not None  # pyright: ignore[reportPrivateUsage]
+    source._process.kill()  # pyright: ignore[reportPrivateUsage]
+    source._process.wait()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(UnavailableError, match=r"private stack of this store was killed by SIGKILL .*make a new store"):
+        await store.enqueue_rollout("task")
+    await store.close()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_store_in_memory_opens_clickhouse_when_a_span_or_a_read_needs_it(opened: bool) -> None:
+    store = InMemoryLightningStore()
+    if opened:
+        await store.open()  # as `async with` does
     rollout = await store.enqueue_rollout("task")
     assert await store.get_rollout_by_id(rollout.rollout_id) == rollout and store.description.clickhouse is None
     source = store._source  # pyright: ignore[reportPrivateUsage]

@@ -15,7 +15,7 @@ import pytest
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.cli import main
 from agl_otel.store import LightningStore
-from agl_otel.types import AttemptedRollout, RolloutMode, Span
+from agl_otel.types import TRIAL, AttemptedRollout, RolloutMode, Span
 from agl_otel_hook import conventions
 
 ASKED: list[dict[str, Any]] = [{"type": "text", "content": "my number is 42"}]
@@ -32,9 +32,12 @@ async def fill(
     asked: list[dict[str, Any]] | None = ASKED,
     mode: RolloutMode | None = None,
     run: str | None = None,
+    trial: bool = False,
 ) -> AttemptedRollout:
     """A rollout that succeeded after one model call of our proxy, with a reward; None: the call without its messages."""
-    begun = await store.start_rollout({"question": 1}, mode=mode, metadata={"run": run} if run is not None else None)
+    begun = await store.start_rollout(
+        {"question": 1}, mode=mode, metadata=({"run": run} if run is not None else {}) | ({TRIAL: "run"} if trial else {})
+    )
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     await store.add_many_spans([call_of(*ids, 1, asked), reward_of(*ids, 2, value)])
     await store.update_attempt(*ids, status="succeeded")
@@ -115,7 +118,8 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     assert "1 gone" in cli.run("--diff", pin, "--min-reward", "0.5")
     output = cli.run(str(tmp_path / "good.jsonl"), *which, "--min-reward", "0.5")
     assert "wrote 1 rows to" in output and "made of 1 of 2 rollouts" in output
-    assert "1 rollouts are in no row: low_reward (its reward is less than min_reward)" in output
+    assert "1 rollouts are in no row: low_reward\n" in output
+    assert "  low_reward: its reward is less than min_reward. Remedy: lower min_reward to keep more\n" in output
 
     rules = tmp_path / "rules.toml"
     rules.write_text("[[rule]]\naction = 'hash_text'\nrole = 'user'\ntext = '[0-9]+'\n")
@@ -270,6 +274,22 @@ def test_tasks_that_score_a_training_are_not_trained_on_unless_they_are_asked_fo
     assert taken("--mode", "val") == {val}
     assert taken("--rollout", val, "--rollout", train) == {train, val}
     assert "left out" not in cli.run(str(target), "--mode", "val", "--mode", "train", "--force")
+
+
+def test_trials_are_not_trained_on_unless_one_is_asked_for(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, tried = (asyncio.run(fill(store, 1.0, mode="test", run="of trials", trial=trial)).rollout_id for trial in (False, True))
+    cli, target = Cli(store, capsys), tmp_path / "batch.jsonl"
+
+    def taken(*options: str) -> set[str]:
+        cli.run(str(target), *options, "--force")
+        return {json.loads(line)["rollout_id"] for line in target.read_text().splitlines()}
+
+    assert taken("--run", "of trials", "--mode", "test") == {made}
+    shown = cli.run(str(target), "--run", "of trials", "--mode", "test", "--force")
+    assert "left out: 1 trials, made by `agl-otel run` and `doctor` (--rollout takes one by its id)" in shown
+    assert taken("--rollout", tried) == {tried}
 
 
 def test_the_rollouts_of_one_run_are_taken_by_its_id_or_folder(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,12 +88,26 @@ async def test_a_crashing_service_is_restarted_and_stops_no_other(
         command = [sys.executable, "-m", "agl_otel", "top", "--once", "--every", "0.2", "--json", "--store", stack.address]
         shown = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
         assert json.loads(shown.stdout)["down"] == down
-        assert f"proxy ended with exit code -9 ({CRASHES} times in a row); it is restarted in" in caplog.text
+        assert f"proxy was killed by SIGKILL (out of memory?) ({CRASHES} times in a row); it is restarted in" in caplog.text
         come_back.set()
         await until(is_up_again)
         assert await health() == (200, {"status": "ok"})
         assert {name: pid_of(stack, name) for name in others} == others and not stack.failed.done()
     assert "proxy is up again" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_a_stack_ends_when_its_data_directory_is_gone(tmp_path: Path, how: str) -> None:
+    data = tmp_path / "data"
+    async with Stack(Settings.load(data_dir=data, **dict.fromkeys(PORTS, 0)), only=("queue",)) as stack:
+        if how == "deleted":
+            shutil.rmtree(data)
+        else:
+            data.rename(tmp_path / "moved")
+            shutil.copytree(tmp_path / "moved", data)
+        async with asyncio.timeout(60):
+            with pytest.raises(UnavailableError, match=r"data directory .*data was deleted or replaced while its stack ran"):
+                await stack.failed
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from agl_otel.cli.environment_checks import FRAMEWORKS, VARIABLES, Environment, Finding, check_environment, inspect_environment, packages_of
+from agl_otel.cli.environment_checks import (
+    FRAMEWORKS,
+    VARIABLES,
+    Environment,
+    check_environment,
+    important,
+    inspect_environment,
+    packages_of,
+)
+from agl_otel.cli.findings import Finding
+from agl_otel.service.lock import FileLock
+from agl_otel.service.processes import began
 from agl_otel.settings import Settings, free_port
+from agl_otel.stack.supervisor import LOCK_FILE, STACK_FILE
 
 GOOD = {"agl-otel": "0.1.0", "opentelemetry-sdk": "1.45.0", "opentelemetry-instrumentation": "0.66b0"}
 
@@ -22,7 +36,7 @@ def of(findings: list[Finding], part: str) -> Finding:
 
 def test_a_clean_environment_has_no_findings() -> None:
     found = check_environment(Environment({"PATH": "/bin", "OTEL_TRACES_EXPORTER": "otlp"}, GOOD, GOOD))
-    assert all(finding.good and not finding.remedy for finding in found), found
+    assert all(finding.state == "good" for finding in found), found
 
 
 @pytest.mark.parametrize(
@@ -37,6 +51,7 @@ def test_a_clean_environment_has_no_findings() -> None:
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://vendor.example", False),
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://vendor.example", False),
         ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret", False),
+        ("PHOENIX_COLLECTOR_ENDPOINT", "http://phoenix.example:6006", False),
         ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "*", True),
         ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "redis, openai", False),
         ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "200", True),
@@ -49,7 +64,7 @@ def test_a_clean_environment_has_no_findings() -> None:
 )
 def test_a_variable_that_disables_or_redirects_telemetry_is_named(name: str, value: str, blocks: bool) -> None:
     finding = of(check_environment(Environment({name: value}, GOOD, GOOD)), name)
-    assert (finding.good, bool(finding.remedy)) == (not blocks, True)
+    assert (finding.state, bool(finding.remedy)) == ("wrong" if blocks else "advice", True)
     assert "secret" not in finding.what + finding.detail
     assert any(re.fullmatch(variable.pattern, name) for variable in VARIABLES)
 
@@ -67,7 +82,7 @@ def test_a_framework_with_its_own_telemetry_is_named_until_configured(framework:
     (each,) = [one for one in FRAMEWORKS if one is framework]
     installed = GOOD | {each.packages[-1]: "1.2.3"}
     found = of(check_environment(Environment({}, installed, GOOD)), f"{each.packages[-1]} 1.2.3")
-    assert found.good and (found.detail, found.remedy) == (each.does, each.remedy)
+    assert (found.state, found.detail, found.remedy) == ("advice", each.does, each.remedy)
     cures = [Environment({}, installed | {package: "1"}, GOOD) for package in each.good_with]
     cures += [Environment({name: "true"}, installed, GOOD) for name in each.good_if]
     assert not any(of(check_environment(cure), each.packages[-1] + " 1.2.3").remedy for cure in cures)
@@ -82,12 +97,15 @@ def test_incompatible_versions_are_named() -> None:
     assert bad(opentelemetry_instrumentation="0.60b1") == ["their versions go together"]
     assert bad(opentelemetry_sdk="1.30.0", opentelemetry_instrumentation="0.51b0") == ["the SDK has the version that this package needs"]
     missing = of(check_environment(Environment({}, {"opentelemetry-sdk": "1.45.0"}, GOOD)), "installed for the agent")
-    assert not missing.good and "agl-otel, opentelemetry-instrumentation" in missing.detail
+    assert missing.state == "wrong" and "agl-otel, opentelemetry-instrumentation" in missing.detail
 
 
 def test_an_http_proxy_between_agent_and_stack_is_named() -> None:
-    assert not of(check_environment(Environment({"HTTPS_PROXY": "http://p:1"}, GOOD, GOOD)), "directly").good
-    assert of(check_environment(Environment({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a, 127.0.0.1"}, GOOD, GOOD)), "directly").good
+    assert of(check_environment(Environment({"HTTPS_PROXY": "http://p:1"}, GOOD, GOOD)), "directly").state == "wrong"
+    assert (
+        of(check_environment(Environment({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a, 127.0.0.1"}, GOOD, GOOD)), "directly").state
+        == "good"
+    )
 
 
 def test_taken_ports_and_missing_tokens_are_advice(tmp_path: Path) -> None:
@@ -97,6 +115,39 @@ def test_taken_ports_and_missing_tokens_are_advice(tmp_path: Path) -> None:
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
     settings = Settings.load(data_dir=tmp_path, **{**ports, "queue_port": free_port()})
     assert inspect_environment([sys.executable], os.environ, settings).taken == ()
+
+
+def test_a_stack_of_ours_on_another_folder_is_named(tmp_path: Path) -> None:
+    ports = dict.fromkeys(("otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
+    theirs = tmp_path / "a b"
+    theirs.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as queue, FileLock.take(theirs / LOCK_FILE):
+        port: int = queue.getsockname()[1]
+        running = {"queue": {"pid": os.getpid(), "began": began(os.getpid()), "address": f"127.0.0.1:{port}"}}
+        (theirs / STACK_FILE).write_text(json.dumps(running))
+        ours = Settings.load(data_dir=tmp_path / "ours", **ports, queue_port=port)
+        seen = inspect_environment([sys.executable], {}, ours, with_packages=False)
+        queue.settimeout(0)
+        with pytest.raises(BlockingIOError):  # the port may be another's: nobody has connected
+            queue.accept()
+    assert seen.taken == (("queue_port", ours.queue_port),) and seen.packages is None
+    finding = of(check_environment(seen), "the stack that runs is used")
+    assert (finding.state, finding.detail, finding.remedy) == (
+        "advice",
+        f"no: it runs on {theirs}, and this command starts one of its own on another folder",
+        f"to use it, give --data-dir '{theirs}'",
+    )
+    assert finding in important(seen) and not any("is taken" in each.what for each in check_environment(seen))
+
+
+def test_an_endpoint_that_gets_no_telemetry_any_more_is_named_with_the_way_to_keep_the_copy() -> None:
+    where = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://me:hunter2@vendor.example/otlp/v1/traces"}
+    (finding,) = important(Environment(where))
+    assert "hunter2" not in finding.what + finding.remedy
+    assert finding.detail == "no longer gets the agent's telemetry: attempts send it to this stack instead"
+    assert finding.remedy.startswith("to keep the copy, start the stack (`agl-otel up`) with AGL_FORWARD_OTLP=https://")
+    assert finding.remedy.endswith("vendor.example/otlp")
+    assert important(Environment(where | {"AGL_FORWARD_OTLP": "https://vendor.example/otlp"})) == []
 
 
 def test_packages_are_read_from_the_commands_interpreter(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from agl_otel.net.front import AIOHTTPS, HTTP2_PREFACE, LARGEST_BYTES, Client, F
 from agl_otel.net.http_server import FRONT, listen, make_runner
 from tests.unit.net.test_http_server import PATIENCE_SECONDS, SHORT_SECONDS, connection, until_closed
 
+STOP_SECONDS = 2.0
+
 
 @dataclass
 class Port:
@@ -28,6 +30,8 @@ class Port:
     number: int = 0
     taken: list[SmallRequest] = field(default_factory=list[SmallRequest])
     later: list[Client] = field(default_factory=list[Client])
+    hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when aiohttp serves a request that is never answered."""
 
     def take(self, request: SmallRequest, client: Client) -> bool:
         if "x-not-here" in request.headers:
@@ -43,12 +47,16 @@ class Port:
 @contextlib.asynccontextmanager
 async def serving(*, fronted: bool = True, idle_seconds: float = PATIENCE_SECONDS) -> AsyncGenerator[Port]:
     async def echo(request: web.Request) -> web.Response:
-        return web.Response(body=b"aiohttp " + await request.read())
+        body = await request.read()
+        if body == b"hang":
+            port.hanging.set()
+            await asyncio.Event().wait()
+        return web.Response(body=b"aiohttp " + body)
 
     app = web.Application(client_max_size=1 << 24)
     app.router.add_post("/in", echo)
     app.router.add_get("/in", echo)
-    port = Port(make_runner(app, idle_seconds=idle_seconds))
+    port = Port(make_runner(app, idle_seconds=idle_seconds, shutdown_timeout=STOP_SECONDS))
     if fronted:
         app[FRONT] = ("/in".__eq__, port.take, lambda: "no HTTP/2 here")
     await port.runner.setup()
@@ -271,6 +279,7 @@ async def test_a_server_that_ends_answers_what_it_has_taken() -> None:
 
 async def test_a_client_that_reads_nothing_is_not_served_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "_PART_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(front, "_FLUSH_SECONDS", SHORT_SECONDS)
     many = post(b"x" * 1000) * 50_000
     async with serving(idle_seconds=3.0) as port, connection(port.number) as (reader, writer):
         writer.write(many)
@@ -361,3 +370,30 @@ async def taken(port: Port, writer: asyncio.StreamWriter) -> Client:
         while not port.later:  # noqa: ASYNC110 - the server has not read it yet
             await asyncio.sleep(0)
     return port.later.pop()
+
+
+async def test_a_slow_reader_gets_the_rest_of_a_response_when_its_connection_is_idle() -> None:
+    """It is read in parts, with pauses longer than the time after which an idle connection is closed."""
+    whole = b"x" * (8 << 20)  # more than the system takes of it
+    async with serving(idle_seconds=SHORT_SECONDS) as port, connection(port.number) as (reader, writer):
+        client = await taken(port, writer)
+        client.reply(response("200 OK", whole))
+        await asyncio.sleep(SHORT_SECONDS * 4)
+        assert (await reader.read()).endswith(whole)
+
+
+async def test_a_stop_waits_once_for_what_hangs_here_and_at_aiohttp() -> None:
+    async with serving() as port, connection(port.number) as (_, ahead), connection(port.number) as (_, behind):
+        await taken(port, ahead)
+        behind.write(post(b"hang", "X-Not-Here: 1"))
+        await port.hanging.wait()
+        began = asyncio.get_running_loop().time()
+        await port.runner.cleanup()
+        assert asyncio.get_running_loop().time() - began < 1.5 * STOP_SECONDS
+
+
+async def test_connections_are_probed_for_hosts_that_vanish() -> None:
+    async with serving() as port, connection(port.number) as (_, writer):
+        client = cast("asyncio.Protocol", await taken(port, writer))
+        transport = next(iter(cast("Front", port.runner.server).connections))._transport  # pyright: ignore[reportPrivateUsage]  # it has the socket
+        assert client is not None and transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

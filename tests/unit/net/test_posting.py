@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 import aiohttp
@@ -25,6 +26,10 @@ class Server:
         self.url = ""
         self.piece = 1 << 20
         """Bytes of the answer that are written at once."""
+        self.pause_seconds = 0.0
+        """Between two pieces."""
+        self.late = b""
+        """Sent some time after the answer."""
         self.hangs_up = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,7 +41,10 @@ class Server:
                 for start in range(0, len(self.answer), max(self.piece, len(self.answer) // 1000)):
                     writer.write(self.answer[start : start + max(self.piece, len(self.answer) // 1000)])
                     await writer.drain()
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(self.pause_seconds)
+                if self.late:
+                    await asyncio.sleep(0.02)
+                    writer.write(self.late)
                 if self.hangs_up:
                     break
         writer.close()
@@ -147,7 +155,9 @@ RESPONSES = {
     "no content": b"HTTP/1.1 204 No Content\r\n\r\n",
     "in chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
     "the last": OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"),
-    "a stream": OK.replace(b"Text/Plain", b"text/event-stream"),
+    "a stream": OK.replace(b"Text/Plain", b"Text/Event-Stream"),
+    "kept": OK.replace(b"\r\n\r\n", b"\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\n\r\n"),
+    "many headers": OK.replace(b"\r\n\r\n", b"\r\nX: y" * 110 + b"\r\n\r\n"),
     "long": OK.replace(b"Length: 2", b"Length: 300000")[:-2] + b"x" * 300_000,
     "long enough": OK.replace(b"Length: 2", b"Length: 200000")[:-2] + b"x" * 200_000,
 }
@@ -201,3 +211,21 @@ async def sent_here(session: aiohttp.ClientSession, url: str) -> bytes:
 async def sent_by_session(session: aiohttp.ClientSession, url: str) -> bytes:
     async with session.post(url, data=b"body", headers=given()) as response:
         return await response.read()
+
+
+async def test_what_comes_after_a_response_is_not_the_next_one(server: Server, session: aiohttp.ClientSession) -> None:
+    server.late = OK.replace(b"ok", b"no")
+    for _ in range(2):
+        sent = await post(session, server.url, b"body", given())
+        assert sent is not None and sent[0].body == b"ok"
+        release(sent[1])
+        await asyncio.sleep(0.1)  # the late response comes
+    assert server.connections == 2
+
+
+async def test_the_time_of_the_first_byte_is_that_of_the_head(server: Server, session: aiohttp.ClientSession) -> None:
+    server.piece, server.pause_seconds = len(OK) - 1, 0.1
+    sent = await post(session, server.url, b"body", given())
+    assert sent is not None and sent[0].body == b"ok"
+    assert time.time_ns() - sent[0].began > 0.05e9
+    release(sent[1])

@@ -1,0 +1,60 @@
+"""What to do about each reason for which training data is refused, or split into trajectories."""
+
+from __future__ import annotations
+
+from typing import Final
+
+REFUSED: Final = {
+    "not_latest_attempt": "nothing: a rollout is trained on once",
+    "no_attempt": "run a runner: `agl-otel runner`",
+    "not_succeeded": "`agl-otel rollouts show ID` has the error and what the agent printed",
+    "verdict_incomplete": "`agl-otel rollouts show ID` names the process that lacks spans; --take incomplete takes it all the same",
+    "verdict_unproven": "run the agent under the hook, by `agl-otel runner -- python …`",
+    "verdict_empty": "`agl-otel doctor -- COMMAND` says why nothing arrives",
+    "no_verdict": "read it again: its spans may have been deleted",
+    "no_reward": "emit one (agl_otel.emit_reward), name a grader, or give --fill-reward",
+    "no_calls": "the agent must call its model at OPENAI_BASE_URL; `agl-otel doctor -- COMMAND` looks",
+    "other_agent": "correct agent_match if it should be taken",
+    "own_temperature": "let the agent set no temperature",
+    "masked_ids": "mask texts (drop_text, hash_text), and ids of those only that nobody trains on",
+    "incomplete_reply": "`agl-otel traces show ID` has the reason of each call; raise timeouts, or mend the model server",
+    "no_token_ids": "use a model server that returns token ids (vLLM 0.10.2 or newer, SGLang), or a form of messages (--as openai)",
+    "empty_response": "nothing, where the model wrote nothing; else look at the call's agentlightning.llm.defect",
+    "no_logprobs": "start the model server with log-probs",
+    "logprobs_length": "update the model server: its log-probs are not those of its tokens",
+    "logprobs_not_finite": "update the model server, or leave out sampling parameters that forbid tokens after they were drawn",
+    "dangling_prefix": "nothing: an earlier call of the attempt was lost",
+    "other_media": "leave audio and video out of the prompt",
+    "no_image": "send images as data: URLs or public addresses, not as ids of files at a provider",
+    "too_many_tokens": "shorten the conversation, or let it go on without edits, so that its calls become one trajectory",
+    "no_reply": "record messages (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true), or use a form of token ids (--as sft)",
+    "unreadable_messages": "use a form of token ids (--as sft), or an adapter of your own (--adapter)",
+    "shortened": "use a form of token ids (--as sft)",
+    "prompt_too_long": "raise max_prompt_tokens",
+    "beyond_context": "lower max_prompt_tokens or max_response_tokens, or train a model with a longer context",
+    "nothing_left": "raise max_response_tokens",
+    "beyond_vocabulary": "serve the model that is trained",
+    "other_weights": "nothing: the policy was replaced while the agent ran",
+    "low_reward": "lower min_reward to keep more",
+    "not_best_of_group": "raise best_of_group to keep more",
+    "not_in_top": "raise top_fraction to keep more",
+    "no_call_reward": "emit a reward after each call, or give --fill-reward",
+    "no_pair": "sample more attempts of a task, or reward them more finely",
+    "filtered": "correct the filter to keep more",
+    "unreadable_spans": "use a form of token ids (--as sft), or an adapter of your own (--adapter)",
+}
+"""{key of records.REASONS: remedy}."""
+
+SPLIT: Final = {
+    "choice": "ask for one choice",
+    "branch": "nothing, where the agent means to branch",
+    "sub_agent": "nothing, where these are agents of their own: agent_match chooses among those with a name",
+    "model_version": "nothing: the weights changed while the agent ran",
+    "template_drift": "use a chat template that keeps earlier replies as they were sampled, their reasoning included",
+    "truncated": "keep the whole conversation in the prompt, if the model's context allows it",
+    "history_edited": "only add to the conversation: leave what was sent and answered as it was",
+    "response_changed": "only add to the conversation: leave the replies as they were",
+    "prompt_changed": "only add to the conversation, in one list of messages",
+    "process": "nothing, where several proxies serve",
+}
+"""{key of split_reasons.SPLIT_REASONS: how its calls would become one trajectory}."""
