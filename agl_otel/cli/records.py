@@ -9,8 +9,8 @@ from typing import get_args
 import click
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
-from agl_otel.cli.output import open_console, table_of
-from agl_otel.cli.queue import clock, open_queue
+from agl_otel.cli.output import clock, lasted, open_console, table_of
+from agl_otel.cli.queue import open_queue
 from agl_otel.errors import NotFoundError
 from agl_otel.text import json_text
 from agl_otel.types import WorkerStatus
@@ -113,4 +113,4 @@ def list_workers(statuses: tuple[WorkerStatus, ...], limit: int, data_dir: Path 
 
 
 def _ago(at: float | None, now: float) -> str:
-    return "" if at is None else f"{max(0.0, now - at):.0f} s ago"
+    return "" if at is None else f"{lasted(max(0.0, now - at))} ago"

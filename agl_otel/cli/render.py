@@ -19,7 +19,7 @@ from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
-from agl_otel.spans.dialects.dialect import first, numbers
+from agl_otel.spans.dialects.dialect import as_text, first, numbers
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict
@@ -35,6 +35,16 @@ PROMPT_TOKENS: Final = "prompt tokens"
 """Display-only attribute of a call: number of tokens of its whole prompt."""
 CHOICES: Final = "choices"
 """Display-only attribute of the first choice's span of a call with several choices (n > 1): token counts of all its responses."""
+OF_TOOLS: Final = (
+    ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result", "", ""),
+    ("ai.toolCall.args", "ai.toolCall.result", "", ""),
+    ("tool_arguments", "tool_response", "", ""),
+    (conventions.OPERATION_INPUT, conventions.OPERATION_OUTPUT, "", ""),
+    ("input.value", "output.value", "openinference.span.kind", "TOOL"),
+    ("traceloop.entity.input", "traceloop.entity.output", "traceloop.span.kind", "tool"),
+)
+"""(arguments, result, attribute, its value): how each dialect names what a tool was given and what it returned, where spans of other kinds
+use the same names, only in spans with this attribute."""
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
 
 
@@ -238,7 +248,8 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
     prompt, reply, _ = written(span)
     for messages, arrow in ((prompt, "←"), (reply, "→")):
         if messages and (content := text_of(messages[-1])):
-            parts.append(("", f"{arrow} {plain(content)!r}"))
+            parts.append(("", f"{arrow} {plain(_one_line(content))!r}"))
+    parts += [("", f"{arrow} {plain(_one_line(text))}") for text, arrow in zip(_of_tool(attributes), "←→", strict=True) if text]
     if why := attributes.get(conventions.LLM_INCOMPLETE) or attributes.get(conventions.LLM_DEFECT):
         parts.append(("yellow", plain(why)))
     if tries := attributes.get("model call"):
@@ -248,6 +259,18 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
         parts.append(("green", f"{plain(attributes.get(conventions.reward_name_key(index), 'reward'))} = {value}"))
         index += 1
     return parts
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _of_tool(attributes: Mapping[str, Any]) -> tuple[str, str]:
+    """Return arguments and result of a tool call or an operation; empty for other spans."""
+    for arguments, result, kind, wanted in OF_TOOLS:
+        if (arguments in attributes or result in attributes) and (not kind or attributes.get(kind) == wanted):
+            return as_text(attributes.get(arguments, "")), as_text(attributes.get(result, ""))
+    return "", ""
 
 
 def _status_style(status: str) -> str:

@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import open_console, table_of
+from agl_otel.cli.output import brief, clock, lasted, lines_of, moment, open_console, table_of
 from agl_otel.cli.queue import (
     BOTH_STORES,
     CHUNK,
-    clock,
     keep_spans_option,
     must_exist,
     not_in_queue,
@@ -41,6 +40,7 @@ from agl_otel.types import (
     Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
+    PaginatedResult,
     Rollout,
     RolloutConfig,
     RolloutMode,
@@ -55,9 +55,11 @@ from agl_otel.types.strict import strict_json, why_no_json
 
 if TYPE_CHECKING:
     from agl_otel.store import Store
+    from agl_otel.traces.figures import AttemptFigures
 
 SHOWN_RESOURCES: Final = 10
 SHOWN_ROLLOUTS: Final = 5
+WIDE: Final = 140  # columns of a terminal in which all of a rollout's fit
 FIELDS: Final = frozenset(EnqueueRolloutRequest.model_fields)
 Statuses = tuple[RolloutStatus, ...]
 Modes = tuple[RolloutMode, ...]
@@ -116,31 +118,58 @@ def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, a
     query |= {"attempts_from": attempts, "sort_order": "desc", "limit": limit}
 
     async def main() -> None:
-        if replied:
-            async with open_store(settings_for(data_dir, store)) as opened:
-                page = await opened.rollouts(RolloutQuery(output_contains=replied, **query))
-        else:
+        if as_json and not replied:
             async with open_queue(data_dir, store) as queue:
                 page = await queue.query_rollouts(**query)
-        if as_json:
-            cut = {} if page.searched is None else {"searched": page.searched}
-            print_json({"total": page.total, **cut, "items": [_dumped(item) for item in page]})
-            return
-        columns = ("rollout", "mode", "status", "attempt", "input", "started", "seconds")
-        among = "" if page.searched is None else f", found among the latest {page.searched}"
-        open_console().print(table_of(f"{len(page)} of {page.total} rollouts{among}", columns, [_row(item) for item in page]))
+        else:
+            settings = settings_for(data_dir, store)
+            setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
+            async with open_store(settings) as opened:
+                page = (
+                    await opened.rollouts(RolloutQuery(output_contains=replied, **query))
+                    if replied
+                    else await opened.queue.query_rollouts(**query)
+                )
+                if not as_json:
+                    _print_list(page, *await _figures_of(opened, page))
+                    return
+        cut = {} if page.searched is None else {"searched": page.searched}
+        print_json({"total": page.total, **cut, "items": [_dumped(item) for item in page]})
 
     run_async(main)
+
+
+async def _figures_of(opened: Store, page: Sequence[Rollout]) -> tuple[dict[str, AttemptFigures], str]:
+    """Return {rollout: figures of its latest attempt}, or why they cannot be read: the queue's part is shown all the same."""
+    attempts = [item.attempt for item in page if isinstance(item, AttemptedRollout)]
+    try:
+        return {each.rollout_id: each for each in await opened.reader.figures(attempts)}, ""
+    except AglError as error:
+        return {}, str(error)
+
+
+def _print_list(page: PaginatedResult[Rollout], figures: Mapping[str, AttemptFigures], problem: str) -> None:
+    """Print a line for each rollout: in a terminal the input is cut to what is left of it, and columns that do not fit are left out."""
+    console = open_console(highlight=False)
+    among = "" if page.searched is None else f", found among the latest {page.searched}"
+    wide = console.width >= WIDE
+    columns = ("rollout", "status", "verdict", "reward", "input", *(("mode", "attempt", "started", "took") if wide else ()))
+    rows = [_row(item, figures.get(item.rollout_id))[: len(columns)] for item in page]
+    console.print(lines_of(f"{len(page)} of {page.total:,} rollouts{among}", columns, rows, cut="input", width=console.width))
+    if problem:
+        console.print(Text(f"verdicts and rewards could not be read: {printable(problem)}", "yellow"), soft_wrap=True)
 
 
 def _dumped(item: Rollout) -> dict[str, Any]:
     return item.model_dump(mode="json", exclude={"token"})
 
 
-def _row(item: Rollout) -> tuple[object, ...]:
+def _row(item: Rollout, seen: AttemptFigures | None) -> tuple[object, ...]:
     attempt = item.attempt.attempt_id if isinstance(item, AttemptedRollout) else None
-    seconds = f"{item.end_time - item.start_time:.2f}" if item.end_time else None
-    return item.rollout_id, item.mode, item.status, attempt, json.dumps(item.input, ensure_ascii=False), clock(item.start_time), seconds
+    verdict = seen.verdict.kind if seen and item.end_time else None
+    reward = f"{seen.reward:.4g}" if seen and seen.reward is not None else None
+    took = lasted(item.end_time - item.start_time) if item.end_time else None
+    return item.rollout_id, item.status, verdict, reward, brief(item.input), item.mode, attempt, clock(item.start_time), took
 
 
 @rollouts.command()
@@ -169,6 +198,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
             return
         console = open_console(highlight=False)
         given = {name: value for name, value in _dumped(item).items() if value is not None and name != "attempt"}
+        given |= {name: moment(given[name]) for name in ("start_time", "end_time", "not_before") if name in given}
         console.print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in given.items()]))
         if seen.problem:
             console.print(Text(f"verdicts and output could not be read: {printable(seen.problem)}", "yellow"))
@@ -392,7 +422,8 @@ def delete(
 
 
 @rollouts.command()
-@click.option("--file", "file", type=click.File("rb"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
+@click.argument("tasks", nargs=-1, metavar="[TASK]…")
+@click.option("--file", "file", type=click.File("rb"), help="Tasks, one JSON value a line; - reads stdin.")
 @click.option("--mode", type=RunMode(), help="For lines that name none.")
 @click.option("--resources-id", help="For lines that name none.  [default: the latest]")
 @click.option("--max-attempts", type=Whole(1), default=1, show_default=True, help="For lines that name none.")
@@ -415,7 +446,8 @@ def delete(
 @store_option
 @json_option
 def enqueue(
-    file: IO[bytes],
+    tasks: tuple[str, ...],
+    file: IO[bytes] | None,
     mode: RolloutMode | None,
     resources_id: str | None,
     max_attempts: int,
@@ -428,9 +460,9 @@ def enqueue(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Enqueue tasks from a file.
+    """Enqueue tasks: each TASK, such as '{"question": "how many?"}', and the lines of --file.
 
-    A line is the task itself (any JSON value), or an object with `input` and only fields of a rollout: mode, resources_id, config,
+    A TASK or line is the task itself (any JSON value), or an object with `input` and only fields of a rollout: mode, resources_id, config,
     metadata, rollout_id, priority, not_before, labels. An invalid line is named, and nothing is enqueued. JSON is strict: neither NaN
     nor numbers beyond a double's range.
 
@@ -443,7 +475,13 @@ def enqueue(
         config.retry_condition = ["failed", "timeout", "unresponsive"]
     defaults: dict[str, Any] = {"mode": mode, "resources_id": resources_id, "config": config.model_dump(), "priority": priority}
     defaults["labels"] = parse_labels(labels) or None
-    requests = [request_of(line, f"{file.name}:{number}", defaults) for number, line in enumerate(file, 1) if line.strip()]
+    if not tasks and file is None:
+        raise UsageError(
+            """there are no tasks: give tasks, or --file; a task is JSON, such as '{"question": "how many?"}' or '"how many?"'"""
+        )
+    given = [(task.encode(errors="surrogateescape"), f"task {number}") for number, task in enumerate(tasks, 1)]
+    given += [(line, f"{file.name}:{number}") for number, line in enumerate(file, 1) if line.strip()] if file is not None else []
+    requests = [request_of(line, where, defaults) for line, where in given]
 
     async def main() -> None:
         ids: list[str] = []

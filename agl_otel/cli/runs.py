@@ -20,8 +20,7 @@ from agl_otel.adapters.losses import CUT, cut_replies
 from agl_otel.algorithms.run_result import result_if_any
 from agl_otel.algorithms.validation import validations
 from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import open_console, plain, table_of
-from agl_otel.cli.queue import clock
+from agl_otel.cli.output import clock, lasted, open_console, plain, table_of
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.training_steps import configuration_of, forced_of, run_id_of
 from agl_otel.errors import NotFoundError, UsageError
@@ -269,7 +268,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("response tokens", f"{totals['response_tokens']:,}" if totals["response_tokens"] else None),
         ("cost", None if cost is None else f"{cost:,.4g}"),
         ("began", clock(report.start_time)),
-        ("took from the first rollout", f"{report.seconds:,.0f} s"),
+        ("took from the first rollout", lasted(report.seconds)),
     ]
 
 

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from agl_otel.cli.collector import PREFIX, read_status, running_stack, status_session, trouble_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import open_console, plain, table_of
-from agl_otel.cli.queue import clock
+from agl_otel.cli.output import clock, lasted, open_console, plain, table_of
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
@@ -128,7 +127,7 @@ def screen(now: Reading, before: Reading | None) -> RenderableType:
     """Render a reading."""
     counts = now.statistics
     line = Text(f"{counts['total_rollouts']:,} rollouts, {counts['total_attempts']:,} attempts, queue on {counts['name']}")
-    line.append(f", up {counts['uptime']:,.0f} s   {clock(time.time())}", "dim")
+    line.append(f", up {lasted(counts['uptime'])}   {clock(time.time())}", "dim")
     statuses = "   ".join(f"{status} {count:,}" for status, count in sorted(counts["rollouts_by_status"].items()) if count)
     oldest = counts["oldest_claimable_age_seconds"]
     waiting = f"{counts['claimable']:,} can be claimed" + (f", the first for {oldest:,.0f} s" if oldest is not None else "")

@@ -10,8 +10,7 @@ import click
 
 from agl_otel.algorithms.run_folder import RUN, forced_in, read_run
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import open_console, table_of
-from agl_otel.cli.queue import clock
+from agl_otel.cli.output import clock, open_console, table_of
 from agl_otel.errors import NotFoundError
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store

@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from agl_otel.algorithms.hub import download_note
@@ -72,10 +73,7 @@ def checked_job(path: Path) -> tuple[Job, list[str]]:
 
     Raises SettingsError, which names the file and everything that is wrong with the job.
     """
-    try:
-        job, problems = Job.read(path)
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from error
+    job, problems = Job.read(path)
     found = CheckReport(problems)
     if job is not None:
         _check(job, found)
@@ -96,15 +94,13 @@ def check_run_folder(job: Job, folder: Path, *, force: bool) -> None:
 def _check(job: Job, found: CheckReport) -> list[Any]:
     """Check everything that needs no store, and return the tasks."""
     found.algorithm = job.algorithm.get("name", "grpo")
-    module = import_module(job.run_by)
-    for need in module.needs(job):
-        with _collecting(found):
-            if isinstance(outcome := need(), Findings):
-                found.problems += outcome.problems
-                found.warnings += outcome.warnings
-                found.memory = outcome.memory or found.memory
-    with _collecting(found):
-        found.notes += module.notes(job) if hasattr(module, "notes") else []
+    try:
+        module = import_module(job.run_by)
+    except ModuleNotFoundError as error:
+        found.problems.append(str(missing_extra(error)))
+        found.notes.append("not checked without it: the options of [algorithm], and the model of [policy]")
+    else:
+        _check_needs(module, job, found)
     train, val = list[Any](), list[Any]()
     scores = job.run_by != own.__name__
     with _collecting(found):
@@ -121,6 +117,17 @@ def _check(job: Job, found: CheckReport) -> list[Any]:
     if job.options.get("learning_rate") == 0:
         found.notes.append("learning_rate = 0 is a control experiment: nothing is learnt")
     return [*train, *val]
+
+
+def _check_needs(module: ModuleType, job: Job, found: CheckReport) -> None:
+    for need in module.needs(job):
+        with _collecting(found):
+            if isinstance(outcome := need(), Findings):
+                found.problems += outcome.problems
+                found.warnings += outcome.warnings
+                found.memory = outcome.memory or found.memory
+    with _collecting(found):
+        found.notes += module.notes(job) if hasattr(module, "notes") else []
 
 
 def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:

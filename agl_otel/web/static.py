@@ -28,8 +28,8 @@ FOREVER: Final = "public, max-age=31536000, immutable"
 PAGE: Final = "page"
 """Name of the routes that serve files. They need no token: the files hold no data of the stack."""
 _NOT_BUILT: Final = """<!doctype html><title>agl-otel</title><h1>The dashboard is not built here</h1>
-<p>This is a checkout without the built pages. With Node.js 20.19 or later run <code>make web</code>, then load this page again;
-an installed wheel has them. REST is under /v1/agl (<a href="/v1/agl/openapi.json">OpenAPI</a>), metrics at /metrics."""
+<p>This is a checkout without the built pages. Run <code>make web</code>, start the stack again and load this page again; an installed
+wheel has them. REST is under /v1/agl (<a href="/v1/agl/openapi.json">OpenAPI</a>), metrics at /metrics."""
 
 
 def add_routes(app: web.Application, folder: Path = FOLDER) -> None:

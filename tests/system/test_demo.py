@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,22 @@ def test_ctrl_c_during_the_demo_leaves_no_process_behind(tmp_path: Path) -> None
     data = tmp_path / "data"
     with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=1)) as demo:
         until(lambda: "3." in demo.output, "the commands run")
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.wait(300) == 130
+    assert naming(data) == []
+
+
+def test_the_demo_keeps_its_stack_and_names_the_dashboard_if_asked_to_stay(tmp_path: Path, tiny_policy: Path) -> None:
+    data, folder = tmp_path / "data", small_demo(tmp_path, val=1)
+    shutil.copytree(tiny_policy, data / "run" / "policy")
+    arguments = ("demo", "--stay", "--max-steps", "1", "--data-dir", str(data))
+    with Command(*arguments, log=tmp_path / "demo.log", cwd=folder) as demo:
+        until(lambda: "Ctrl+C" in demo.output, "the demo has ended and stays")
+        address = re.search(r"dashboard +(http://\S+)/runs", demo.output)
+        assert address is not None, demo.output
+        with urllib.request.urlopen(f"{address[1]}/v1/agl/runs", timeout=60) as answer:
+            (run_,) = json.load(answer)
+        assert run_["by_mode"]["train"] == 16
         demo.process.send_signal(signal.SIGINT)
         assert demo.wait(300) == 130
     assert naming(data) == []

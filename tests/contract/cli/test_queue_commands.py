@@ -6,10 +6,13 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,6 +119,26 @@ def test_tasks_of_a_file_are_enqueued_once_under_a_key(stack: Stack, tmp_path: P
     assert items[0]["config"]["max_attempts"] == 3
     assert [i["rollout_id"] for i in stack.json("rollouts", "--mode", "val")["items"]] == [ids[1]]
     assert "1 of 3 rollouts" in stack.run("rollouts", "--limit", "1")
+
+
+def test_tasks_are_enqueued_from_the_command_line(stack: Stack) -> None:
+    stack.run("rollouts", "enqueue", '{"question": "how many?"}', '{"input": "b", "mode": "val"}', "--mode", "train")
+    assert [(i["input"], i["mode"]) for i in stack.json("rollouts", "ls")["items"]] == [("b", "val"), ({"question": "how many?"}, "train")]
+    assert "task 2 is not JSON" in stack.run("rollouts", "enqueue", "1", "how many?", code=2)
+    assert "give tasks, or --file" in stack.run("rollouts", "enqueue", code=2)
+
+
+def test_a_list_without_a_collector_says_why_it_has_no_verdicts(stack: Stack) -> None:
+    (rollout_id,) = stack.json("rollouts", "enqueue", '"a"')["rollout_ids"]
+    stack.fail(1, "it broke")
+    text = stack.run("rollouts", "ls")
+    assert rollout_id in text and "failed" in text and "verdicts and rewards could not be read" in text
+
+
+def test_times_of_a_rollout_are_shown_as_times(stack: Stack) -> None:
+    (rollout_id,) = stack.json("rollouts", "enqueue", '"a"')["rollout_ids"]
+    shown = re.search(r"start_time\W+(\S+ \S+)", stack.run("rollouts", "show", rollout_id))
+    assert shown is not None and abs(datetime.fromisoformat(shown[1]).timestamp() - time.time()) < 3600, shown
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, RolloutConfig
 from agl_otel_hook import conventions
 from tests.contract.collector.otlp import request_of, span
-from tests.contract.store.test_export import call_of
+from tests.contract.store.test_export import call_of, span_of
 
 CONFIGS = {
     "timeout": RolloutConfig(timeout_seconds=0.01),
@@ -45,6 +45,36 @@ def test_the_verdict_of_an_attempt_that_has_no_end_is_shown(
     shown = json.loads(capsys.readouterr().out)
     assert [attempt["end_time"] for attempt in shown["attempts"]] == [None]
     assert {name: verdict["kind"] for name, verdict in shown["verdicts"].items()} == {over.attempt.attempt_id: "unproven"}
+
+
+@pytest.fixture
+async def rewarded(store: LightningStore) -> AttemptedRollout:
+    """A rollout that succeeded with a reward of a half."""
+    question = "how many ships entered the harbour of Marseille in the year 1687, by the books of the port?"
+    begun = await store.start_rollout({"question": question}, config=RolloutConfig())
+    reward: dict[str, object] = {conventions.reward_name_key(0): "exact", conventions.reward_value_key(0): 0.5}
+    ids = (begun.rollout_id, begun.attempt.attempt_id)
+    await store.add_many_spans([call_of(*ids, 1), span_of(*ids, 2, conventions.SPAN_ANNOTATION, reward)])
+    await store.update_attempt(begun.rollout_id, begun.attempt.attempt_id, status="succeeded")
+    return begun
+
+
+@pytest.mark.parametrize(("columns", "whole"), [("80", False), ("", True)])
+def test_a_list_of_rollouts_has_verdicts_and_rewards_on_lines_of_80_columns_and_is_whole_in_a_pipe(
+    store: LightningStore,
+    rewarded: AttemptedRollout,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+    whole: bool,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        main(["rollouts", "ls", "--limit", "1", "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+    _, heading, line = (line.rstrip() for line in capsys.readouterr().out.rstrip().split("\n"))
+    assert heading.split()[:5] == ["rollout", "status", "verdict", "reward", "input"]
+    assert line.split()[:6] == [rewarded.rollout_id, "succeeded", "unproven", "0.5", "how", "many"]
+    assert (len(line) <= 80, "by the books of the port?" in line, "started" in heading) == (not whole, whole, whole)
 
 
 async def send(store: LightningStore, trace: bytes, rollout_id: str = "") -> None:

@@ -16,7 +16,7 @@ given: dict[str, str] = json.loads(sys.argv[1])
 rollout = f"/rollouts/{given['rollout']}"
 COLOUR = "element => { const style = getComputedStyle(element); return style.backgroundColor + style.color }"
 PAGES = {
-    "runs": ("/runs", given["run"]),
+    "runs": ("/runs", "0.75"),
     "run": (f"/runs/view?run={given['run']}", "0.75"),
     "rollouts": (f"/rollouts?run={given['run']}", "0.75"),
     "waterfall": (rollout, "invoke_agent"),
@@ -69,6 +69,52 @@ def narrow(page: Any, main: Any) -> None:
     expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)
 
 
+def fit(page: Any) -> None:
+    """Look at every page in a window as narrow as a phone: nothing is wider than the window."""
+    for name, (path, text) in PAGES.items():
+        page.goto(given["url"] + path)
+        expect(page.locator("main")).to_contain_text(text, timeout=30_000)
+        for place in ("html", "main", ".frame"):
+            for width, room in page.locator(place).evaluate_all("found => found.map(each => [each.scrollWidth, each.clientWidth])"):
+                assert width <= room, f"{place} of {name} is {width} pixels wide, in {room}"
+        page.screenshot(path=f"{given['shots']}/{name}-narrow.png")
+
+
+def deeply(page: Any, main: Any) -> None:
+    """Look at a rollout with deep spans and long answers."""
+    page.goto(f"{given['url']}/rollouts/{given['deep']}")
+    rows = main.get_by_role("row")
+    expect(rows.filter(has_text="look_up level 0")).to_have_count(1, timeout=30_000)
+    begun = rows.filter(has_text="look_up level 0").locator(".lane i")
+    assert begun.evaluate("element => element.style.left") == "0%", "the waterfall begins where something happened"
+    expect(rows.filter(has_text="agentlightning.seal")).to_have_count(0)
+    expect(main.get_by_role("columnheader").filter(has_text="model")).to_have_count(1)  # the legend
+    page.get_by_role("button", name="seals").click()
+    page.locator(".frame").focus()
+    page.keyboard.press("End")
+    expect(rows.filter(has_text="agentlightning.seal")).to_have_count(1)
+    deepest = rows.filter(has_text="look_up level 23").locator(".spanname > span").first
+    width, room = deepest.evaluate("element => [element.scrollWidth, element.clientWidth]")
+    assert width <= room, "the deepest name is readable"
+    deepest.click()
+    expect(page.get_by_label("Span", exact=True)).to_contain_text("look_up level 23")
+    width, room = deepest.evaluate("element => [element.scrollWidth, element.clientWidth]")
+    assert width <= room, "also beside a span's panel"
+    page.goto(f"{given['url']}/rollouts/{given['deep']}?view=conversation")
+    expect(main.locator(".call")).to_have_count(12, timeout=30_000)
+    for held, room in main.locator(".call, .call .text").evaluate_all("found => found.map(each => [each.scrollHeight, each.clientHeight])"):
+        assert held <= room, "an answer is not clipped"
+    page.goto(f"{given['url']}/runs/view?run={given['run']}")
+    expect(main.locator(".chart").first).to_contain_text("1,500", timeout=30_000)
+    page.goto(f"{given['url']}/rollouts?run={given['run']}")
+    expect(main.get_by_role("row").filter(has_text="how deep?")).to_have_count(1, timeout=30_000)
+    for width, room in main.locator(".tr > div:has(> .badge)").evaluate_all(
+        "found => found.map(each => [each.scrollWidth, each.clientWidth])"
+    ):
+        assert width <= room, "a status is not cut"
+    assert "question" not in main.get_by_role("row").filter(has_text="how deep?").inner_text()
+
+
 def lacking(page: Any, main: Any) -> None:
     """Look at an incomplete rollout, one of whose spans has bytes that are not text."""
     of_it = f"/rollouts/{given['incomplete']}"
@@ -91,6 +137,7 @@ def use(page: Any) -> None:
     """Use the pages' controls."""
     main = page.locator("main")
     lacking(page, main)
+    deeply(page, main)
     page.goto(given["url"] + "/")
     page.wait_for_url("**/rollouts")
     page.get_by_label("Search by id").fill(given["rollout"])
@@ -103,10 +150,10 @@ def use(page: Any) -> None:
     expect(main).to_contain_text("No rollouts match")
     assert "mode=val" in page.url
     page.goto(given["url"] + f"/rollouts?run={given['run']}")
-    expect(page.locator(".count")).to_have_text("2", timeout=30_000)
+    expect(page.locator(".count")).to_have_text("3", timeout=30_000)
     new = {"rollouts": [{"input": "later", "metadata": {"run": given["run"], "step": 3}}]}
     assert page.request.post(given["url"] + "/v1/agl/queues/rollouts/enqueue", data=new).ok
-    expect(page.locator(".count")).to_have_text("3", timeout=60_000)  # without a click: the page polls
+    expect(page.locator(".count")).to_have_text("4", timeout=60_000)  # without a click: the page polls
     expect(main).to_contain_text("later")
     page.goto(given["url"] + rollout)
     expect(main.get_by_role("row").filter(has_text="agentlightning.llm")).to_have_count(0)
@@ -161,6 +208,8 @@ def main() -> None:
             assert not said, said
             if theme == "light":
                 use(page)
+                page.set_viewport_size({"width": 390, "height": 844})
+                fit(page)
             context.close()
         browser.close()
 

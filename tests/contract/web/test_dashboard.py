@@ -71,6 +71,27 @@ def begun(web: Web) -> dict[str, Any]:
     return made
 
 
+DEEPEST = 24
+
+
+@pytest.fixture(scope="module")
+def deep(web: Web) -> str:
+    """Store a rollout whose spans are 24 levels deep and begin half a minute after the claim, with twelve long answers and a late seal."""
+    made = web.rest("POST", "/rollouts", {"input": {"question": "how deep?"}, "mode": "test", "metadata": {"run": RUN, "step": 1500}}).json
+    answer = message_json("assistant", "\n".join(f"line {number} of a long answer" for number in range(60)))
+    spans = [span(made, 1, conventions.SPAN_ATTEMPT), span(made, 61, conventions.SPAN_SEAL, 1)]
+    reward = {conventions.reward_name_key(0): "exact", conventions.reward_value_key(0): 0.75}
+    spans.append(span(made, 60, conventions.SPAN_ANNOTATION, 1, **reward))
+    spans += [span(made, 30 + level, f"look_up level {level}", 30 + level - 1 if level else 1) for level in range(DEEPEST)]
+    spans += [
+        span(made, 70 + number, "chat y", 30, **{"gen_ai.request.model": "y", "gen_ai.output.messages": answer}) for number in range(12)
+    ]
+    for each in spans:
+        assert web.rest("POST", "/spans", each).status == 201
+    web.rest("POST", f"/rollouts/{made['rollout_id']}/attempts/latest", {"status": "succeeded"})
+    return str(made["rollout_id"])
+
+
 @pytest.fixture(scope="module")
 def incomplete(web: Web) -> dict[str, Any]:
     """Store a rollout with a span of bytes, and the second of a proxy's calls without the first; return its verdict."""
@@ -99,9 +120,9 @@ def test_pages_have_a_content_policy_and_stable_urls(web: Web, begun: dict[str, 
 
 @pytest.mark.full
 def test_every_page_renders_and_treats_agent_output_as_text(
-    web: Web, begun: dict[str, Any], incomplete: dict[str, Any], tmp_path: Path
+    web: Web, begun: dict[str, Any], incomplete: dict[str, Any], deep: str, tmp_path: Path
 ) -> None:
-    given = {"url": web.url, "rollout": begun["rollout_id"], "run": RUN, "resources": "rs-pages", "shots": str(tmp_path)}
+    given = {"url": web.url, "rollout": begun["rollout_id"], "run": RUN, "resources": "rs-pages", "shots": str(tmp_path), "deep": deep}
     assert incomplete["kind"] == "incomplete"
     given |= {name: "; ".join(incomplete[name]) for name in ("reasons", "notes")} | {"incomplete": incomplete["rollout_id"]}
     assert "proxy-1" in given["reasons"] and given["notes"], given

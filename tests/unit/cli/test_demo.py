@@ -40,4 +40,5 @@ def test_the_closing_score_says_how_many_rewards_were_missing(before: int, after
     with console.capture() as printed:
         _closing({**result, "without_reward_before": before, "without_reward_after": after}, Path("data"), console)
     assert "0.25 → 0.75 on 4 held-out tasks" in printed.get()
+    assert "agl-otel up --data-dir data" in printed.get() and "127.0.0.1:4748" in printed.get()
     assert (f"without a reward, which count as 0: {before} before, {after} after" in printed.get()) == told

@@ -108,6 +108,23 @@ def test_the_last_message_of_each_form_is_in_the_label() -> None:
         assert "←" not in label(broken)
 
 
+@pytest.mark.parametrize("recording", ["openai_agents", "openai_agents_openinference", "openllmetry_langchain", "pydantic_ai", "vercel"])
+def test_the_arguments_and_the_result_of_a_tool_call_are_shown(recording: str) -> None:
+    spans, logs = recorded(recording)
+    lines = [
+        line
+        for line in rendered(with_records(spans, logs)).splitlines()
+        if any(name in line.partition("←")[0] for name in ("get_weather", "toolCall"))
+    ]
+    assert any("city" in line.partition("←")[2] and "→" in line for line in lines), lines
+
+
+def test_the_input_of_an_operation_is_shown_on_one_line() -> None:
+    given: dict[str, Any] = {conventions.OPERATION_INPUT: '{"city":\n"Paris"}', conventions.OPERATION_OUTPUT: '"sunny"'}
+    text = rendered([span("look_up", "a", None, 0, **given)])
+    assert text.strip().endswith('← {"city": "Paris"}  → "sunny"')
+
+
 MODEL: dict[str, Any] = {"gen_ai.request.model": "m"}
 LLM_SPAN: dict[str, Any] = {
     conventions.LLM_PROMPT_TOKEN_IDS: [1, 2],

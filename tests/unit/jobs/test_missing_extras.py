@@ -38,6 +38,26 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("name", ["grpo", "sft", "verl"])
+def test_a_check_without_torch_also_lists_all_else_that_is_wrong(name: str, tmp_path: Path) -> None:
+    job = '[agent]\nfunction = "none.py:f"\ngrader = "none2.py:f"\nrunners = 0\n[data]\ntrain = "none.jsonl"\n'
+    (tmp_path / "job.toml").write_text(f'{job}[policy]\nseed = -1\n[algorithm]\nname = "{name}"\n')
+    command = [sys.executable, "-c", WITHOUT, "torch,transformers,verl", "train", "job.toml", "--check", "--data-dir", "data"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2, done.stderr
+    told = " ".join(done.stdout.split())
+    for words in ("extra (torch is missing): pip install", "runners = 0", "seed = -1", "none.jsonl", "none.py", "none2.py"):
+        assert words in told, told
+    assert "not checked without it" in told
+
+
+def test_the_demo_names_a_missing_extra(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT, "torch,transformers", "demo", "--data-dir", str(tmp_path / "data")]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, check=False, timeout=300)
+    assert "error: the demo needs the [train] extra (torch is missing)" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
 # lora and wandb are looked for when torch has been loaded
 @pytest.mark.parametrize("name", [pytest.param(each, marks=pytest.mark.full if each in ("lora", "wandb") else ()) for each in CASES])
 def test_a_job_with_a_missing_extra_names_what_to_install(name: str, tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ export function figure(value: number | null | undefined): string {
   if (value == null) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  return size >= 1000 || size < 0.001 ? value.toPrecision(3) : String(Number(value.toFixed(3)));
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return size < 0.001 ? String(Number(value.toPrecision(3))) : String(Number(value.toFixed(3)));
 }
 
 export function duration(seconds: number | null | undefined): string {
   if (seconds == null || Number.isNaN(seconds)) return "–";
-  if (seconds < 0) return "0 ms";
+  if (seconds <= 0) return "0 ms";
   if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 1) return `${seconds < 0.01 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
@@ -54,6 +55,14 @@ export function oneLine(value: unknown, width = 200): string {
   const text = typeof value === "string" ? value : JSON.stringify(value) ?? "";
   const line = visible(text.slice(0, width * 2).replace(/\s+/g, " "));
   return line.length > width ? `${line.slice(0, width - 1)}…` : line;
+}
+
+/** A value as a person would say it in a line: the fields of a task without JSON's quotes, and without the name of the first if that is a text. */
+export function brief(value: unknown, width = 200): string {
+  if (!value || typeof value !== "object" || Array.isArray(value)) return oneLine(value, width);
+  const said = Object.entries(value).map(([name, field], place) =>
+    typeof field !== "string" ? `${name}: ${JSON.stringify(field)}` : place ? `${name}: ${field}` : field);
+  return oneLine(said.join(", "), width);
 }
 
 const SECRET = /(^|_)(api_?key|token|secret|password|authorization)$/i;

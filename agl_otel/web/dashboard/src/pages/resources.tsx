@@ -21,12 +21,12 @@ export function Resources() {
   const asked = { resources_id_contains: wanted || undefined, sort_by: sort.by, sort_order: sort.desc ? "desc" : "asc", limit: LIMIT };
   const { data, error } = useQuery({ queryKey: ["resources", asked], queryFn: ({ signal }) => get<Page<Set_>>("/resources", asked, signal), refetchInterval: refreshMs || false, placeholderData: (before) => before });
   const columns: Column<Set_>[] = [
-    { key: "id", title: "Resources", width: "minmax(200px, 1fr)", sort: "resources_id", cell: (set) => <Link className="mono" to={`/resources/${id(set.resources_id)}`}>{visible(set.resources_id)}</Link> },
+    { key: "id", title: "Resources", width: "minmax(120px, 1fr)", sort: "resources_id", cell: (set) => <Link className="mono" to={`/resources/${id(set.resources_id)}`}>{visible(set.resources_id)}</Link> },
     { key: "version", title: "Version", width: "80px", right: true, sort: "version", cell: (set) => set.version },
-    { key: "count", title: "Count", width: "70px", right: true, cell: (set) => Object.keys(set.resources).length },
-    { key: "preview", title: "Preview", width: "minmax(240px, 2.4fr)", cell: (set) => <Short value={masked(set.resources)} width={300} /> },
-    { key: "created", title: "Created", width: "120px", sort: "create_time", cell: (set) => <span title={when(set.create_time)}>{ago(set.create_time, now)}</span> },
-    { key: "updated", title: "Updated", width: "120px", sort: "update_time", cell: (set) => <span title={when(set.update_time)}>{ago(set.update_time, now)}</span> },
+    { key: "count", title: "Count", width: "70px", right: true, wide: true, cell: (set) => Object.keys(set.resources).length },
+    { key: "preview", title: "Preview", width: "minmax(240px, 2.4fr)", wide: true, cell: (set) => <Short value={masked(set.resources)} width={300} /> },
+    { key: "created", title: "Created", width: "120px", wide: true, sort: "create_time", cell: (set) => <span title={when(set.create_time)}>{ago(set.create_time, now)}</span> },
+    { key: "updated", title: "Updated", width: "100px", sort: "update_time", cell: (set) => <span title={when(set.update_time)}>{ago(set.update_time, now)}</span> },
   ];
   return (
     <>
@@ -78,13 +78,13 @@ export function ResourceVersions() {
           </div>
           <div className="scroll">
             <div className="line">
-              <Tabs names={[["diff", `Changes since v${against > 0 ? against : "–"}`], ["text", "Text"], ["json", "JSON"]]} chosen={view} choose={setView} />
-              <label className="dim small">compare with <select value={against} onChange={(event) => choose("against", Number(event.target.value))}>
-                {versions.filter((each) => each.version !== chosen).map((each) => <option key={each.version} value={each.version}>v{each.version}</option>)}</select></label>
+              <Tabs names={[["diff", before ? `Changes since v${against}` : "Changes"], ["text", "Text"], ["json", "JSON"]]} chosen={view} choose={setView} />
+              {versions.length > 1 && <label className="dim small">compare with <select value={against} onChange={(event) => choose("against", Number(event.target.value))}>
+                {versions.filter((each) => each.version !== chosen).map((each) => <option key={each.version} value={each.version}>v{each.version}</option>)}</select></label>}
             </div>
             {view === "json" ? <Json value={masked(set)} height={4000} /> : view === "text" ? <Json value={textOf(set)} height={4000} /> : (
               <div className="diff mono" role="table" aria-label="Changes">
-                {!before && <p className="dim">There is no version {against} to compare with: all of it is new.</p>}
+                {!before && <p className="dim">This is the first version: all of it is new.</p>}
                 {before && lines.every((each) => each.kind === " ") && <p className="dim">Nothing changed.</p>}
                 {lines.map((each, place) => <div key={place} className={each.kind === "+" ? "add" : each.kind === "-" ? "del" : ""}><i>{each.kind}</i>{visible(each.text) || " "}</div>)}
               </div>

@@ -3,13 +3,13 @@ import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useParams, useSearchParams } from "react-router";
 import { get, id, type Attempt, type Figures, type Outline, type OutlineSpan, type Page, type Rollout as RolloutType } from "../api";
-import { Badge, Empty, Head, Json, Problem, Stat, Tabs, useNow } from "../parts/common";
+import { Badge, Chips, Empty, Head, Json, Problem, Stat, Tabs, Text, useNarrow, useNow } from "../parts/common";
 import { Conversation } from "../parts/conversation";
 import { SpanPanel } from "../parts/span";
-import { arrange, type Node } from "../parts/spans";
+import { arrange, SEAL, type Node } from "../parts/spans";
 import { Table, type Column } from "../parts/table";
 import { useSettings } from "../settings";
-import { ago, duration, figure, number, oneLine, short, visible, when } from "../text";
+import { ago, brief, duration, figure, number, oneLine, short, visible, when } from "../text";
 import { Reward } from "./rollouts";
 
 const VIEWS = [["waterfall", "Waterfall"], ["tree", "Tree"], ["conversation", "Conversation"], ["json", "JSON"]] as const;
@@ -36,6 +36,8 @@ export function Rollout() {
   const from = Math.max(0, Number(search.get("from")) || 0);
   const outline = useQuery({ queryKey: ["outline", rolloutId, attemptId, from], placeholderData: keepPreviousData, enabled: attemptId !== undefined, refetchInterval: again, queryFn: ({ signal }) => get<Outline>(`${path}/outline`, { attempt_id: attemptId, limit: LIMIT, offset: from }, signal) });
   const data = rollout.data;
+  const seals = search.get("seals") === "shown";
+  const shown = useMemo(() => (outline.data?.spans ?? []).filter((each) => seals || each.name !== SEAL), [outline.data, seals]);
   return (
     <>
       <Head trail={<Link to="/rollouts">Rollouts</Link>} title={<span> / <span className="mono">{visible(rolloutId)}</span></span>}>
@@ -47,11 +49,11 @@ export function Rollout() {
         <>
           <div className="stats">
             <Stat name="Reward" sub={found && Object.keys(found.rewards).length > 1 ? Object.entries(found.rewards).map(([name, value]) => `${visible(name)} ${figure(value)}`).join(" · ") : undefined}><Reward value={found?.reward} /></Stat>
-            <Stat name="Duration" sub={`began ${when(data.start_time)}`}>{duration((data.end_time ?? now) - data.start_time)}</Stat>
-            <Stat name="Model calls" sub={found ? `${short(found.prompt_tokens)} read, ${short(found.response_tokens)} written tokens` : undefined}>{number(found?.calls)}</Stat>
+            <Stat name="Duration" sub={<span title={when(data.start_time)}>began {ago(data.start_time, now)}</span>}>{duration((data.end_time ?? now) - data.start_time)}</Stat>
+            <Stat name="Model calls" sub={found ? found.calls ? `${short(found.prompt_tokens)} + ${short(found.response_tokens)} tokens` : "none by the proxy" : undefined}>{number(found?.calls)}</Stat>
             <Stat name="Spans" sub={found?.errors ? <span className="bad">{number(found.errors)} with errors</span> : "no errors"}>{number(found?.spans)}</Stat>
             <Stat name="Mode" sub={data.resources_id ? <Link className="mono" to={`/resources/${id(data.resources_id)}${data.resources_version ? `?version=${data.resources_version}` : ""}`}>{visible(data.resources_id)} v{data.resources_version}</Link> : "no resources"}>{data.mode ?? "–"}</Stat>
-            <div className="stat wide"><span className="name">Input</span><Json value={data.input} height={64} /></div>
+            <div className="stat wide"><span className="name">Input</span><Text text={brief(data.input, 3000)} height={66} /></div>
           </div>
           {(data.reason || attempt?.error) && <p className="problem">{visible(data.reason ?? attempt?.error ?? "")}</p>}
           {found && found.verdict.kind !== "complete" && data.end_time && found.verdict.reasons.length > 0 && <p className="note">Verdict {found.verdict.kind}: {found.verdict.reasons.map(visible).join("; ")}</p>}
@@ -60,6 +62,7 @@ export function Rollout() {
             <Tabs names={VIEWS} chosen={view} choose={(next) => set("view", next)} />
             <label className="dim small">attempt <select aria-label="Attempt" value={attemptId ?? ""} onChange={(event) => set("attempt", event.target.value)}>
               {attempts.data?.items.map((each) => <option key={each.attempt_id} value={each.attempt_id}>#{each.sequence_id} {each.status}</option>)}</select></label>
+            {(view === "waterfall" || view === "tree") && <Chips names={["seals"]} chosen={seals ? ["seals"] : []} choose={(names) => set("seals", names.length ? "shown" : "")} />}
             {attempt && <span className="dim small">{visible(attempt.attempt_id)} · worker {visible(attempt.worker_id ?? "–")} · heartbeat {ago(attempt.last_heartbeat_time, now)}</span>}
             {outline.data && (from > 0 || outline.data.total > outline.data.spans.length) && view !== "conversation" && (
               <span className="warn small">spans {number(from + 1)} to {number(from + outline.data.spans.length)} of {number(outline.data.total)}{" "}
@@ -72,7 +75,7 @@ export function Rollout() {
             : view === "conversation" ? (attemptId ? <Conversation rolloutId={rolloutId} attemptId={attemptId} live={again} /> : <Empty>No attempt yet.</Empty>)
             : (
               <div className={span ? "split panelled" : "split none"}>
-                {outline.data ? <Spans spans={outline.data.spans} view={view} chosen={span} choose={(next) => set("span", next === span ? "" : next)} />
+                {outline.data ? <Spans spans={shown} view={view} chosen={span} choose={(next) => set("span", next === span ? "" : next)} />
                   : attemptId === undefined && attempts.data ? <Empty>No attempt yet.</Empty> : <div className="wait" />}
                 {span && <SpanPanel rolloutId={rolloutId} attemptId={attemptId ?? ""} spanId={span} proxyId={outline.data?.spans.find((each) => each.within === span)?.span_id} close={() => set("span", "")} />}
               </div>
@@ -85,35 +88,37 @@ export function Rollout() {
 
 function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "waterfall" | "tree"; chosen: string; choose: (spanId: string) => void }) {
   const [folded, setFolded] = useState<ReadonlySet<string>>(new Set());
-  const { rows, start, end } = useMemo(() => arrange(spans, folded), [spans, folded]);
+  const narrow = useNarrow();
+  const { rows, start, end, deepest } = useMemo(() => arrange(spans, folded), [spans, folded]);
   const whole = Math.max(end - start, 1);
+  const indent = Math.min(14, (narrow ? 40 : chosen ? 70 : 130) / Math.max(deepest, 1)); // of a level: the deepest name needs room, too
   const fold = (key: string) => setFolded((before) => { const next = new Set(before); if (!next.delete(key)) next.add(key); return next; });
   const name: Column<Node> = {
-    key: "name", title: `Span (${number(spans.length)})`, width: view === "waterfall" ? "minmax(230px, 0.8fr)" : "minmax(420px, 2fr)",
+    key: "name", title: `Span (${number(spans.length)})`, width: view === "waterfall" ? narrow ? "minmax(190px, 1.2fr)" : "minmax(170px, 1fr)" : "minmax(210px, 2fr)",
     cell: ({ span, proxy, depth, children }) => (
-      <span className="spanname" style={{ paddingLeft: Math.min(depth, 24) * 14 }}>
+      <span className="spanname" style={{ paddingLeft: depth * indent }}>
         {children ? <button className="fold" aria-expanded={!folded.has(span.span_id)} aria-label="Children" onClick={() => fold(span.span_id)}>{folded.has(span.span_id) ? "▸" : "▾"}</button> : <i className="leaf" />}
-        <i className={`dot ${kindOf(span)}`} />
-        <span className={span.status === "Error" ? "bad" : ""} title={oneLine(span.name, 400)}>{oneLine(span.name, 120)}</span>
-        {span.tool && <span className="dim">{oneLine(span.tool, 60)}</span>}
-        {span.model && <span className="dim">{oneLine(span.model, 60)}</span>}
+        <i className={`dot kind ${kindOf(span)}`} />
+        <span className={span.status === "Error" ? "bad" : ""} title={`${oneLine(span.name, 400)}\nlevel ${depth}`}>{oneLine(span.name, 120)}</span>
+        {[span.tool, span.model].map((other) => other && !span.name.includes(other) && <span key={other} className="dim">{oneLine(other, 60)}</span>)}
         {proxy && <span className="dim" title={`with the proxy's span ${proxy.span_id}: call ${proxy.call}`}>+ proxy</span>}
         {folded.has(span.span_id) && <span className="dim">+{children}</span>}
-        {view === "tree" && span.agent && <span className="tag">{oneLine(span.agent, 40)}</span>}
+        {view === "tree" && span.agent && !span.name.includes(span.agent) && <span className="tag">{oneLine(span.agent, 40)}</span>}
         {view === "tree" && span.message && <span className="bad">{oneLine(span.message, 120)}</span>}
       </span>
     ),
   };
-  const tokens: Column<Node> = { key: "tokens", title: "Tokens", width: "92px", right: true, cell: ({ span, proxy = span }) => proxy.response_tokens ? <span className="dim" title="read + written">{short(proxy.prompt_tokens)} + {short(proxy.response_tokens)}</span> : null };
-  const rewards: Column<Node> = { key: "reward", title: "Reward", width: "84px", right: true, cell: ({ span }) => Object.entries(span.rewards).slice(0, 1).map(([key, value]) => <span key={key} title={Object.entries(span.rewards).map(([each, one]) => `${visible(each)} = ${figure(one)}`).join("\n")}><Reward value={value} /></span>) };
+  const kinds = useMemo(() => [...new Set(spans.map(kindOf))], [spans]);
+  const tokens: Column<Node> = { key: "tokens", title: "Tokens", width: "92px", right: true, wide: true, cell: ({ span, proxy = span }) => proxy.response_tokens ? <span className="dim" title="read + written">{short(proxy.prompt_tokens)} + {short(proxy.response_tokens)}</span> : null };
+  const rewards: Column<Node> = { key: "reward", title: "Reward", width: "64px", right: true, wide: view === "waterfall", cell: ({ span }) => Object.entries(span.rewards).slice(0, 1).map(([key, value]) => <span key={key} title={Object.entries(span.rewards).map(([each, one]) => `${visible(each)} = ${figure(one)}`).join("\n")}><Reward value={value} /></span>) };
   const bar: Column<Node> = {
-    key: "bar", title: "", width: "minmax(260px, 1.6fr)",
+    key: "bar", title: <Kinds of={kinds} />, width: narrow ? "minmax(110px, 1fr)" : "minmax(110px, 1.5fr)",
     cell: ({ span, from, length }) => {
-      const left = ((from - start) / whole) * 100, width = (length / whole) * 100;
+      const left = Math.max(0, ((from - start) / whole) * 100), width = (length / whole) * 100;
       const inside = left + width > 82 && left < 16;
       return (
         <span className="lane">
-          <i className={`span ${kindOf(span)} ${span.status === "Error" ? "error" : ""}`} style={{ left: `${left}%`, width: `max(${Math.max(width, 0)}%, 2px)` }} />
+          <i className={`span kind ${kindOf(span)} ${span.status === "Error" ? "error" : ""}`} style={{ left: `${left}%`, width: `max(${Math.max(width, 0)}%, 2px)` }} />
           <em className={inside ? "in" : ""} style={inside ? { left: `${left}%` } : left + width > 82 ? { right: `${100 - left}%` } : { left: `${left + width}%` }}>{length ? duration(length / 1e9) : ""}</em>
         </span>
       );
@@ -121,15 +126,22 @@ function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "w
   };
   const more: Column<Node>[] = [
     { key: "duration", title: "Duration", width: "84px", right: true, cell: ({ length }) => duration(length / 1e9) },
-    { key: "at", title: "At", width: "84px", right: true, cell: ({ from }) => <span className="dim">+{duration((from - start) / 1e9)}</span> },
-    { key: "service", title: "Service", width: "minmax(80px, 0.5fr)", cell: ({ span }) => <span className="dim">{oneLine(span.service, 60)}</span> },
-    { key: "weights", title: "Weights", width: "70px", right: true, cell: ({ span, proxy = span }) => proxy.model_version ? <span className="dim">v{oneLine(proxy.model_version, 20)}</span> : null },
-    { key: "seq", title: "Seq.", width: "52px", right: true, cell: ({ span }) => <span className="dim">{span.sequence_id}</span> },
+    { key: "at", title: "At", width: "84px", right: true, wide: true, cell: ({ from }) => <span className="dim">{from < start ? "−" : "+"}{duration(Math.abs(from - start) / 1e9)}</span> },
+    { key: "service", title: "Service", width: "minmax(80px, 0.5fr)", wide: true, cell: ({ span }) => <span className="dim">{oneLine(span.service, 60)}</span> },
+    { key: "weights", title: "Weights", width: "70px", right: true, wide: true, cell: ({ span, proxy = span }) => proxy.model_version ? <span className="dim">v{oneLine(proxy.model_version, 20)}</span> : null },
+    { key: "seq", title: "Seq.", width: "52px", right: true, wide: true, cell: ({ span }) => <span className="dim">{span.sequence_id}</span> },
   ];
   const columns = view === "waterfall" ? [name, bar, tokens, rewards] : [name, tokens, rewards, ...more];
   return <Table label="Spans" columns={columns} count={rows.length} row={(index) => rows[index]} rowHeight={26} onOpen={({ span }) => choose(span.span_id)} chosen={({ span }) => span.span_id === chosen}
     empty={<Empty>No spans of this attempt are stored.</Empty>} />;
 }
 
-export const kindOf = (span: OutlineSpan): string =>
+const KINDS = { agent: "agent", model: "model", tool: "tool", reward: "reward", other: "other", ours: "agl-otel" } as const;
+type Kind = keyof typeof KINDS;
+
+const Kinds = ({ of }: { of: Kind[] }) => (
+  <span className="legend">{(Object.keys(KINDS) as Kind[]).filter((kind) => of.includes(kind)).map((kind) => <span key={kind}><i className={`kind ${kind}`} />{KINDS[kind]}</span>)}</span>
+);
+
+const kindOf = (span: OutlineSpan): Kind =>
   Object.keys(span.rewards).length ? "reward" : span.is_call || span.model ? "model" : span.tool ? "tool" : span.agent ? "agent" : span.name.startsWith("agentlightning.") ? "ours" : "other";

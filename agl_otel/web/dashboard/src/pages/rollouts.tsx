@@ -107,19 +107,18 @@ function columnsOf(figures: ReadonlyMap<string, Figures> | undefined, outputs: R
   const toggle = (rolloutId: string) => setUnfolded((before) => { const next = new Set(before); if (!next.delete(rolloutId)) next.add(rolloutId); return next; });
   return [
     { key: "fold", title: "", width: "28px", cell: (r) => <button className="fold" aria-expanded={unfolded.has(r.rollout_id)} aria-label="Attempts" onClick={() => toggle(r.rollout_id)}>{unfolded.has(r.rollout_id) ? "▾" : "▸"}</button> },
-    { key: "rollout", title: "Rollout", width: "minmax(232px, 0.9fr)", sort: "rollout_id", cell: (r) => <RolloutLink id={r.rollout_id} /> },
-    { key: "status", title: "Status", width: "96px", sort: "status", cell: (r) => <Badge kind={r.status} title={r.reason ?? undefined} /> },
-    { key: "mode", title: "Mode", width: "62px", sort: "mode", cell: (r) => <span className="dim">{r.mode ?? "–"}</span> },
-    { key: "input", title: "Input", width: "minmax(96px, 1.6fr)", cell: (r) => <Short value={r.input} /> },
-    { key: "output", title: "Output", width: "minmax(84px, 1.2fr)", cell: (r) => { const text = outputs?.get(r.rollout_id); return text ? <Short value={text} /> : <span className="dim">–</span>; } },
-    { key: "reward", title: "Reward", width: "66px", right: true, cell: (r) => <Reward value={of(r)?.reward} /> },
-    { key: "verdict", title: "Verdict", width: "92px", cell: (r) => { const found = of(r)?.verdict; return found && r.end_time ? <Badge kind={found.kind} title={found.reasons.join("\n") || undefined} /> : null; } },
-    { key: "tokens", title: "Tokens", width: "72px", right: true, cell: (r) => { const f = of(r); return f && f.prompt_tokens + f.response_tokens ? <span title={`${number(f.prompt_tokens)} read, ${number(f.response_tokens)} written`}>{short(f.prompt_tokens + f.response_tokens)}</span> : <span className="dim">–</span>; } },
-    { key: "attempt", title: "Att.", width: "44px", right: true, cell: (r) => r.attempt?.sequence_id ?? "–" },
-    { key: "resources", title: "Resources", width: "minmax(76px, 0.6fr)", sort: "resources_id", cell: (r) => r.resources_id ? <Link to={`/resources/${id(r.resources_id)}`} className="mono" title={r.resources_id}>{visible(r.resources_id)}{r.resources_version ? ` v${r.resources_version}` : ""}</Link> : <span className="dim">–</span> },
-    { key: "start", title: "Started", width: "90px", sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
-    { key: "took", title: "Duration", width: "84px", right: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
-    { key: "worker", title: "Worker", width: "minmax(72px, 0.6fr)", cell: (r) => <span className="dim mono" title={r.attempt?.worker_id ?? ""}>{visible(r.attempt?.worker_id ?? "–")}</span> },
+    { key: "rollout", title: "Rollout", width: "minmax(90px, 0.6fr)", sort: "rollout_id", cell: (r) => <RolloutLink id={r.rollout_id} /> },
+    { key: "status", title: "Status", width: "94px", sort: "status", cell: (r) => <Badge kind={r.status} title={r.reason ?? undefined} /> },
+    { key: "mode", title: "Mode", width: "54px", wide: true, sort: "mode", cell: (r) => <span className="dim">{r.mode ?? "–"}</span> },
+    { key: "input", title: "Input", width: "minmax(90px, 2fr)", cell: (r) => <Short value={r.input} /> },
+    { key: "output", title: "Output", width: "minmax(84px, 2fr)", wide: true, cell: (r) => { const text = outputs?.get(r.rollout_id); return text ? <Short value={text} /> : <span className="dim">–</span>; } },
+    { key: "reward", title: "Reward", width: "64px", right: true, cell: (r) => <Reward value={of(r)?.reward} /> },
+    { key: "verdict", title: "Verdict", width: "90px", wide: true, cell: (r) => { const found = of(r)?.verdict; return found && r.end_time ? <Badge kind={found.kind} title={found.reasons.join("\n") || undefined} /> : null; } },
+    { key: "tokens", title: "Tokens", width: "62px", right: true, wide: true, cell: (r) => { const f = of(r); return f && f.prompt_tokens + f.response_tokens ? <span title={`${number(f.prompt_tokens)} read, ${number(f.response_tokens)} written`}>{short(f.prompt_tokens + f.response_tokens)}</span> : <span className="dim">–</span>; } },
+    { key: "attempt", title: "Att.", width: "40px", right: true, wide: true, cell: (r) => r.attempt?.sequence_id ?? "–" },
+    { key: "resources", title: "Resources", width: "minmax(80px, 0.5fr)", wide: true, sort: "resources_id", cell: (r) => r.resources_id ? <Link to={`/resources/${id(r.resources_id)}`} className="mono tail" title={r.resources_id}><bdi>{visible(r.resources_id)}{r.resources_version ? ` v${r.resources_version}` : ""}</bdi></Link> : <span className="dim">–</span> },
+    { key: "start", title: "Started", width: "86px", wide: true, sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
+    { key: "took", title: "Duration", width: "90px", right: true, wide: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
   ];
 }
 

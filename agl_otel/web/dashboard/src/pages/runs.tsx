@@ -8,6 +8,7 @@ import { Chart, type Series } from "../parts/chart";
 import { Table, type Column } from "../parts/table";
 import { useSettings } from "../settings";
 import { ago, duration, figure, number, short, visible, when } from "../text";
+import { Reward } from "./rollouts";
 
 const COLORS: Record<string, string> = { train: "var(--c1)", val: "var(--c2)", test: "var(--c3)", production: "var(--c4)", "": "var(--c1)" };
 const statuses = (run: RunType) => STATUS_ORDER.map((status) => [status, run.by_status[status] ?? 0] as const);
@@ -23,14 +24,15 @@ export function Runs() {
   const [wanted, want] = useState("");
   const runs = useMemo(() => (data ?? []).filter((run) => run.run_id.toLowerCase().includes(wanted.toLowerCase())), [data, wanted]);
   const columns: Column<RunType>[] = [
-    { key: "run", title: "Run", width: "minmax(220px, 2fr)", cell: (run) => <Link to={open(run.run_id)} className="strong">{nameOf(run)}</Link> },
-    { key: "status", title: "Rollouts by status", width: "minmax(160px, 1.4fr)", cell: (run) => <Bars small parts={statuses(run)} total={run.rollouts} /> },
-    { key: "rollouts", title: "Rollouts", width: "92px", right: true, cell: (run) => number(run.rollouts) },
-    { key: "ended", title: "Ended", width: "78px", right: true, cell: (run) => `${Math.floor((100 * ended(run)) / Math.max(run.rollouts, 1))} %` },
-    { key: "failed", title: "Failed", width: "78px", right: true, cell: (run) => <span className={run.by_status.failed ? "bad" : "dim"}>{number(run.by_status.failed ?? 0)}</span> },
-    { key: "step", title: "Last step", width: "86px", right: true, cell: (run) => run.last_step ?? "–" },
-    { key: "modes", title: "Modes", width: "minmax(120px, 1fr)", cell: (run) => <span className="dim">{Object.entries(run.by_mode).map(([mode, count]) => `${mode || "none"} ${short(count)}`).join(" · ")}</span> },
-    { key: "start", title: "Began", width: "130px", cell: (run) => <span title={when(run.start_time)}>{ago(run.start_time, now)}</span> },
+    { key: "run", title: "Run", width: "minmax(120px, 2fr)", cell: (run) => <Link to={open(run.run_id)} className="strong">{nameOf(run)}</Link> },
+    { key: "status", title: "Rollouts by status", width: "minmax(160px, 1.4fr)", wide: true, cell: (run) => <Bars small parts={statuses(run)} total={run.rollouts} /> },
+    { key: "rollouts", title: "Rollouts", width: "78px", right: true, cell: (run) => number(run.rollouts) },
+    { key: "reward", title: "Reward", width: "minmax(112px, 0.6fr)", right: true, cell: (run) => <RunReward run={run} /> },
+    { key: "ended", title: "Ended", width: "66px", right: true, wide: true, cell: (run) => `${Math.floor((100 * ended(run)) / Math.max(run.rollouts, 1))} %` },
+    { key: "failed", title: "Failed", width: "66px", right: true, wide: true, cell: (run) => <span className={run.by_status.failed ? "bad" : "dim"}>{number(run.by_status.failed ?? 0)}</span> },
+    { key: "step", title: "Last step", width: "80px", right: true, wide: true, cell: (run) => run.last_step ?? "–" },
+    { key: "modes", title: "Modes", width: "minmax(120px, 1fr)", wide: true, cell: (run) => <span className="dim">{Object.entries(run.by_mode).map(([mode, count]) => `${mode || "none"} ${short(count)}`).join(" · ")}</span> },
+    { key: "start", title: "Began", width: "100px", wide: true, cell: (run) => <span title={when(run.start_time)}>{ago(run.start_time, now)}</span> },
   ];
   return (
     <>
@@ -44,6 +46,23 @@ export function Runs() {
       )}
     </>
   );
+}
+
+const rewardsOf = (points: CurvePoint[]) => {
+  const rewarded = points.filter((point) => point.reward_mean !== null);
+  const trained = rewarded.filter((point) => point.mode === "train");
+  return trained.length ? trained : rewarded;
+};
+
+// The mean rewards of the first and the last step.
+function RunReward({ run }: { run: RunType }) {
+  const { refreshMs } = useSettings();
+  const { data, isPending } = useQuery({ queryKey: ["curve", run.run_id], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run: run.run_id }, signal), staleTime: 15_000,
+    refetchInterval: (query) => refreshMs && (!query.state.data || ended(run) < run.rollouts) ? refreshMs * 4 : false });
+  if (isPending) return <span className="dim">…</span>;
+  const points = rewardsOf(data?.points ?? []);
+  const first = points[0], last = points.at(-1);
+  return <>{first && first !== last && <span className="dim" title={`${data!.by} ${first.step}`}>{figure(first.reward_mean)} → </span>}<Reward value={last?.reward_mean} /></>;
 }
 
 function lines(points: CurvePoint[], read: (point: CurvePoint) => Omit<Series["points"][number], "x"> | null): Series[] {
@@ -66,8 +85,7 @@ export function Run() {
   const points = curve.data?.points ?? [];
   const about = curve.data?.run;
   const sum = (read: (point: CurvePoint) => number) => points.reduce((total, point) => total + read(point), 0);
-  const rewarded = points.filter((point) => point.reward_mean !== null);
-  const last = rewarded.filter((point) => point.mode === "train").at(-1) ?? rewarded.at(-1);
+  const last = rewardsOf(points).at(-1);
   const xName = curve.data?.by === "order" ? "part" : "step";
   const reward = useMemo(() => lines(points, (point) => point.reward_mean === null ? null : {
     y: point.reward_mean, note: `${point.rewarded} of ${point.rollouts}`,

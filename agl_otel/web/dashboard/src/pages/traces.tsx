@@ -30,15 +30,15 @@ export function Traces() {
   const spans = useQuery({ queryKey: ["spans", asked], enabled: !!rolloutId, placeholderData: keepPreviousData, refetchInterval: refreshMs || false, queryFn: ({ signal }) => get<Page<Span>>("/spans", asked, signal) });
   const mono = (value: string | null) => <span className="mono dim" title={value ?? ""}>{value ?? "–"}</span>;
   const columns: Column<Span>[] = [
-    { key: "name", title: "Name", width: "minmax(170px, 1.5fr)", sort: "name", cell: (span) => <span className="strong">{oneLine(span.name, 120)}</span> },
-    { key: "seq", title: "Seq.", width: "56px", right: true, sort: "sequence_id", cell: (span) => span.sequence_id },
-    { key: "trace", title: "Trace ID", width: "minmax(100px, 0.8fr)", sort: "trace_id", cell: (span) => mono(span.trace_id) },
-    { key: "span", title: "Span ID", width: "136px", sort: "span_id", cell: (span) => mono(span.span_id) },
-    { key: "parent", title: "Parent ID", width: "136px", sort: "parent_id", cell: (span) => mono(span.parent_id) },
+    { key: "name", title: "Name", width: "minmax(160px, 1.5fr)", sort: "name", cell: (span) => <span className="strong">{oneLine(span.name, 120)}</span> },
+    { key: "seq", title: "Seq.", width: "56px", right: true, wide: true, sort: "sequence_id", cell: (span) => span.sequence_id },
+    { key: "trace", title: "Trace ID", width: "minmax(100px, 0.8fr)", wide: true, sort: "trace_id", cell: (span) => mono(span.trace_id) },
+    { key: "span", title: "Span ID", width: "136px", wide: true, sort: "span_id", cell: (span) => mono(span.span_id) },
+    { key: "parent", title: "Parent ID", width: "136px", wide: true, sort: "parent_id", cell: (span) => mono(span.parent_id) },
     { key: "status", title: "Status", width: "72px", sort: "status", cell: (span) => <Badge kind={span.status.status_code.toLowerCase()} title={span.status.description ?? undefined} /> },
-    { key: "keys", title: "Attribute keys", width: "minmax(140px, 1.2fr)", cell: (span) => <span className="dim" title={Object.keys(span.attributes).map(visible).join("\n")}>{oneLine(Object.keys(span.attributes).join(", "), 160)}</span> },
-    { key: "start", title: "Start", width: "146px", sort: "start_time", cell: (span) => when(span.start_time) },
-    { key: "end", title: "End", width: "146px", sort: "end_time", cell: (span) => when(span.end_time) },
+    { key: "keys", title: "Attribute keys", width: "minmax(140px, 1.2fr)", wide: true, cell: (span) => <span className="dim" title={Object.keys(span.attributes).map(visible).join("\n")}>{oneLine(Object.keys(span.attributes).join(", "), 160)}</span> },
+    { key: "start", title: "Start", width: "146px", wide: true, sort: "start_time", cell: (span) => when(span.start_time) },
+    { key: "end", title: "End", width: "146px", wide: true, sort: "end_time", cell: (span) => when(span.end_time) },
     { key: "took", title: "Duration", width: "80px", right: true, cell: (span) => duration((span.end_time ?? 0) - (span.start_time ?? 0)) },
   ];
   const total = spans.data?.total ?? 0;

@@ -19,16 +19,16 @@ export function Workers() {
   const asked = useMemo(() => ({ worker_id_contains: wanted || undefined, status_in: status, sort_by: sort.by, sort_order: sort.desc ? "desc" : "asc", limit: LIMIT }), [wanted, status, sort]);
   const { data, error } = useQuery({ queryKey: ["workers", asked], queryFn: ({ signal }) => get<Page<Worker>>("/workers", asked, signal), refetchInterval: refreshMs || false, placeholderData: (before) => before });
   const stat = (worker: Worker, name: string) => { const value = worker.heartbeat_stats?.[name]; return typeof value === "number" ? `${Math.round(value)} %` : "–"; };
-  const time = (key: "last_heartbeat_time" | "last_busy_time" | "last_idle_time" | "last_dequeue_time", title: string): Column<Worker> =>
-    ({ key, title, width: "112px", sort: key, cell: (worker) => <span title={when(worker[key])}>{ago(worker[key], now)}</span> });
+  const time = (key: "last_heartbeat_time" | "last_busy_time" | "last_idle_time" | "last_dequeue_time", title: string, wide = true): Column<Worker> =>
+    ({ key, title, wide, width: "92px", sort: key, cell: (worker) => <span title={when(worker[key])}>{ago(worker[key], now)}</span> });
   const columns: Column<Worker>[] = [
-    { key: "worker", title: "Worker", width: "minmax(180px, 1.4fr)", sort: "worker_id", cell: (worker) => <Mono>{worker.worker_id}</Mono> },
+    { key: "worker", title: "Worker", width: "minmax(150px, 1.4fr)", sort: "worker_id", cell: (worker) => <Mono>{worker.worker_id}</Mono> },
     { key: "status", title: "Status", width: "86px", sort: "status", cell: (worker) => <Badge kind={worker.status} /> },
-    { key: "rollout", title: "Current rollout", width: "minmax(150px, 1fr)", cell: (worker) => worker.current_rollout_id ? <RolloutLink id={worker.current_rollout_id} /> : <span className="dim">–</span> },
-    { key: "attempt", title: "Current attempt", width: "minmax(120px, 1fr)", cell: (worker) => worker.current_attempt_id ? <Mono>{worker.current_attempt_id}</Mono> : <span className="dim">–</span> },
-    time("last_heartbeat_time", "Heartbeat"), time("last_busy_time", "Last busy"), time("last_idle_time", "Last idle"), time("last_dequeue_time", "Last claim"),
-    { key: "cpu", title: "CPU", width: "58px", right: true, cell: (worker) => stat(worker, "cpu_usage_pct") },
-    { key: "mem", title: "Mem", width: "58px", right: true, cell: (worker) => stat(worker, "mem_pct") },
+    { key: "rollout", title: "Current rollout", width: "minmax(150px, 1fr)", wide: true, cell: (worker) => worker.current_rollout_id ? <RolloutLink id={worker.current_rollout_id} /> : <span className="dim">–</span> },
+    { key: "attempt", title: "Current attempt", width: "minmax(120px, 1fr)", wide: true, cell: (worker) => worker.current_attempt_id ? <Mono>{worker.current_attempt_id}</Mono> : <span className="dim">–</span> },
+    time("last_heartbeat_time", "Heartbeat", false), time("last_busy_time", "Last busy"), time("last_idle_time", "Last idle"), time("last_dequeue_time", "Last claim"),
+    { key: "cpu", title: "CPU", width: "58px", right: true, wide: true, cell: (worker) => stat(worker, "cpu_usage_pct") },
+    { key: "mem", title: "Mem", width: "58px", right: true, wide: true, cell: (worker) => stat(worker, "mem_pct") },
   ];
   return (
     <>

@@ -31,6 +31,7 @@ export function Chart({ title, series, height = 220, xName = "step", zero }: { t
   const ys = all.flatMap((point) => [point.low ?? point.y, point.high ?? point.y]);
   const x0 = Math.min(...xs), x1 = Math.max(...xs);
   let y0 = zero ? 0 : Math.min(...ys), y1 = Math.max(...ys);
+  if (zero && y1 === 0) y1 = 1;
   const pad = (y1 - y0 || Math.abs(y1) || 1) * 0.06;
   y0 = zero ? 0 : y0 - pad;
   y1 += pad;
@@ -58,7 +59,7 @@ export function Chart({ title, series, height = 220, xName = "step", zero }: { t
         <div className="plot">
           <svg width={width} height={height} role="img" aria-label={`${title}: ${series.map((each) => `${each.name} last ${figure(each.points.at(-1)?.y)}`).join(", ")}`}
             onPointerMove={move} onPointerLeave={() => setAt(null)}>
-            <clipPath id={clip}><rect x={LEFT} y={0} width={width - LEFT - RIGHT} height={height - BOTTOM} /></clipPath>
+            <clipPath id={clip}><rect x={LEFT - 5} y={0} width={width - LEFT - RIGHT + 10} height={height - BOTTOM} /></clipPath>
             {ticks(y0, y1, 4).map((tick) => (
               <g key={tick}><line className="grid" x1={LEFT} x2={width - RIGHT} y1={y(tick)} y2={y(tick)} /><text x={LEFT - 7} y={y(tick) + 3.5} textAnchor="end">{Math.abs(tick) >= 10000 ? short(tick) : figure(tick)}</text></g>
             ))}

@@ -1,6 +1,6 @@
-import { useEffect, useRef, useState, type ReactNode } from "react";
+import { useEffect, useRef, useState, useSyncExternalStore, type ReactNode } from "react";
 import { Link } from "react-router";
-import { duration, oneLine, visible } from "../text";
+import { brief, duration, oneLine, visible } from "../text";
 
 export const STATUS_ORDER = ["succeeded", "running", "preparing", "requeuing", "queuing", "failed", "cancelled"] as const;
 
@@ -47,7 +47,7 @@ export function Bars({ parts, total, small }: { parts: readonly (readonly [strin
 export const Mono = ({ children, title }: { children: string; title?: string }) => <code title={title ?? children}>{visible(children)}</code>;
 
 export const RolloutLink = ({ id, children }: { id: string; children?: ReactNode }) => (
-  <Link to={`/rollouts/${encodeURIComponent(id)}`} className="mono" title={id}>{children ?? visible(id)}</Link>
+  <Link to={`/rollouts/${encodeURIComponent(id)}`} className="mono tail" title={id}><bdi>{children ?? visible(id)}</bdi></Link>
 );
 
 /** JSON as people read it: folded when long, never anything but text. */
@@ -56,7 +56,7 @@ export function Json({ value, height = 420 }: { value: unknown; height?: number 
   return <Text text={text} height={height} mono />;
 }
 
-export function Text({ text, height = 420, mono }: { text: string; height?: number; mono?: boolean }) {
+export function Text({ text, height, mono }: { text: string; height?: number; mono?: boolean }) {
   const [whole, setWhole] = useState(false);
   const limit = 6000;
   const cut = !whole && text.length > limit;
@@ -68,10 +68,14 @@ export function Text({ text, height = 420, mono }: { text: string; height?: numb
   );
 }
 
-export const Short = ({ value, width = 160 }: { value: unknown; width?: number }) => {
-  const line = oneLine(value, width);
-  return <span className="dim-value" title={oneLine(value, 1500)}>{line}</span>;
-};
+export const Short = ({ value, width = 300 }: { value: unknown; width?: number }) => <span className="dim-value" title={oneLine(value, 1500)}>{brief(value, width)}</span>;
+
+const small = window.matchMedia("(max-width: 760px)");
+/** Whether the window is as narrow as a phone. */
+export const useNarrow = (): boolean => useSyncExternalStore(
+  (tell) => { small.addEventListener("change", tell); return () => small.removeEventListener("change", tell); },
+  () => small.matches,
+);
 
 export function useNow(everyMs = 1000): number {
   const [now, setNow] = useState(() => Date.now() / 1000);

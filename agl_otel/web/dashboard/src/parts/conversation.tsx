@@ -47,7 +47,7 @@ function OneCall({ call, number: place, rolloutId }: { call: Call; number: numbe
       <header>
         <b>{place}</b>
         <span>{visible(call.model || call.name)}</span>
-        {call.agent && <span className="tag">{visible(call.agent)}</span>}
+        {call.agent && call.agent !== "*" && <span className="tag">{visible(call.agent)}</span>}
         <span className="dim">{duration(call.end_time - call.start_time)}</span>
         <span className="dim">{short(call.prompt_tokens)} + {short(call.response_tokens)} tokens</span>
         {call.tools.length > 0 && <span className="dim" title={call.tools.map((tool) => JSON.stringify(tool)).join("\n").slice(0, 3000)}>{call.tools.length} tools</span>}
@@ -69,7 +69,7 @@ function Said({ message, reply }: { message: Message; reply?: boolean }) {
     <div className={`said ${kind} ${reply ? "reply" : ""}`}>
       <span className="role">{visible(role)}{message?.name ? <small>{visible(String(message.name))}</small> : null}</span>
       <div className="body">
-        {parts(message?.content).map((part, place) => <Text key={place} text={part} height={520} />)}
+        {parts(message?.content).map((part, place) => <Text key={place} text={part} />)}
         {calls.map((call, place) => <ToolCall key={place} call={call} />)}
       </div>
     </div>
@@ -83,7 +83,7 @@ function ToolCall({ call }: { call: JsonValue }) {
   try {
     text = JSON.stringify(JSON.parse(text), null, 1);
   } catch { /* what a model wrote need not be JSON */ }
-  return <div className="toolcall"><b>{visible(String(asked?.name ?? "call"))}</b><Text text={text} mono height={300} /></div>;
+  return <div className="toolcall"><b>{visible(String(asked?.name ?? "call"))}</b><Text text={text} mono /></div>;
 }
 
 function parts(content: JsonValue | undefined): string[] {

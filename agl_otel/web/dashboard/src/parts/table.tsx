@@ -1,9 +1,11 @@
 // A table of any length: only the rows that are seen are drawn. Arrow keys move, Enter opens.
 // A row is drawn again where its data or the columns changed: a page whose columns stay the same answers a click before its rows are drawn.
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useCallback, useEffect, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
+import { memo, useCallback, useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
+import { useNarrow } from "./common";
 
-export type Column<T> = { key: string; title: string; width: string; right?: boolean; sort?: string; cell: (row: T, index: number) => ReactNode };
+// `wide`: left out in a narrow window.
+export type Column<T> = { key: string; title: ReactNode; width: string; right?: boolean; wide?: boolean; sort?: string; cell: (row: T, index: number) => ReactNode };
 export type Sort = { by: string; desc: boolean };
 
 type Props<T> = {
@@ -42,8 +44,10 @@ const Row = memo(function Row<T>({ columns, data, index, look, template, height,
   );
 }) as <T>(props: RowProps<T>) => ReactNode;
 
-export function Table<T>({ columns, count, row, onRange, onOpen, below, sort, onSort, rowHeight = 32, label, chosen, empty }: Props<T>) {
+export function Table<T>({ columns: given, count, row, onRange, onOpen, below, sort, onSort, rowHeight = 32, label, chosen, empty }: Props<T>) {
   const frame = useRef<HTMLDivElement>(null);
+  const narrow = useNarrow();
+  const columns = useMemo(() => given.filter((column) => !(narrow && column.wide)), [given, narrow]);
   const [at, setAt] = useState(-1);
   const list = useVirtualizer({ count, getScrollElement: () => frame.current, estimateSize: () => rowHeight, overscan: 12 });
   const shown = list.getVirtualItems();
