@@ -32,6 +32,7 @@ from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
 from agl_otel.stack.sharing import open_store
+from agl_otel.stack.supervisor import running_address
 from agl_otel.text import printable
 from agl_otel.types import (
     ADOPTED,
@@ -117,33 +118,42 @@ def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, a
     query: dict[str, Any] = {name: value or None for name, value in chosen.items()}
     query |= {"attempts_from": attempts, "sort_order": "desc", "limit": limit}
 
+    settings = settings_for(data_dir, store)
+
     async def main() -> None:
-        if as_json and not replied:
+        page: PaginatedResult[Rollout] | PaginatedResult[Rollout | AttemptedRollout]
+        figures: dict[str, AttemptFigures] = {}
+        problem = ""
+        if not replied and (as_json or running_address(settings)):  # the queue alone, unless there is more to read
             async with open_queue(data_dir, store) as queue:
                 page = await queue.query_rollouts(**query)
+                if not as_json and (ended := _ended(page)):
+                    from agl_otel.store import Store
+
+                    async with await Store.connect(queue.address, token=settings.token.get_secret_value()) as opened:
+                        figures, problem = await _figures_of(opened, ended)
         else:
-            settings = settings_for(data_dir, store)
             setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
             async with open_store(settings) as opened:
-                page = (
-                    await opened.rollouts(RolloutQuery(output_contains=replied, **query))
-                    if replied
-                    else await opened.queue.query_rollouts(**query)
-                )
-                if not as_json:
-                    _print_list(page, *await _figures_of(opened, page))
-                    return
+                page = await opened.rollouts(RolloutQuery(output_contains=replied, **query))
+                figures, problem = ({}, "") if as_json else await _figures_of(opened, _ended(page))
+        if not as_json:
+            _print_list(page, figures, problem)
+            return
         cut = {} if page.searched is None else {"searched": page.searched}
         print_json({"total": page.total, **cut, "items": [_dumped(item) for item in page]})
 
     run_async(main)
 
 
-async def _figures_of(opened: Store, page: Sequence[Rollout]) -> tuple[dict[str, AttemptFigures], str]:
-    """Return {rollout: figures of its latest attempt}, or why they cannot be read: the queue's part is shown all the same."""
-    attempts = [item.attempt for item in page if isinstance(item, AttemptedRollout)]
+def _ended(page: Sequence[Rollout]) -> list[Attempt]:
+    return [item.attempt for item in page if isinstance(item, AttemptedRollout) and item.end_time]
+
+
+async def _figures_of(opened: Store, attempts: Sequence[Attempt]) -> tuple[dict[str, AttemptFigures], str]:
+    """Return {rollout: figures of its attempt}, or why they cannot be read: the queue's part is shown all the same."""
     try:
-        return {each.rollout_id: each for each in await opened.reader.figures(attempts)}, ""
+        return {each.rollout_id: each for each in await opened.reader.figures(list(attempts))}, ""
     except AglError as error:
         return {}, str(error)
 

@@ -39,7 +39,7 @@ def test_help_and_version_import_click_alone(option: str) -> None:
 
 async def test_commands_on_the_queue_import_nothing_that_reads_spans(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path}/queue.db") as queue:
-        command = [sys.executable, "-c", PACKAGES, "rollouts", "ls", "--json", "--store", queue.client.address]
+        command = [sys.executable, "-c", PACKAGES, "rollouts", "ls", "--store", queue.client.address]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=True)
     assert set(done.stderr.split()) - OF_THE_ENVIRONMENT <= OF_THE_QUEUE
 
