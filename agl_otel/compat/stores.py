@@ -46,9 +46,8 @@ class InMemoryLightningStore(LightningStore):
     ) -> None:
         super().__init__(source=EmbeddedStack())
 
-    async def open(self) -> Self:
-        """Start the queue, if not done yet; the collector starts when a span or a read needs it. Raises UnavailableError."""
-        await self._queue()
+    async def __aenter__(self) -> Self:
+        await self._queue()  # the collector starts when a span or a read needs it
         return self
 
 

@@ -131,11 +131,11 @@ async def test_a_store_whose_stack_is_killed_says_so() -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("opened", [False, True])
-async def test_a_store_in_memory_opens_clickhouse_when_a_span_or_a_read_needs_it(opened: bool) -> None:
+@pytest.mark.parametrize("entered", [False, True])
+async def test_a_store_in_memory_opens_clickhouse_when_a_span_or_a_read_needs_it(entered: bool) -> None:
     store = InMemoryLightningStore()
-    if opened:
-        await store.open()  # as `async with` does
+    if entered:
+        await store.__aenter__()
     rollout = await store.enqueue_rollout("task")
     assert await store.get_rollout_by_id(rollout.rollout_id) == rollout and store.description.clickhouse is None
     source = store._source  # pyright: ignore[reportPrivateUsage]

@@ -81,7 +81,7 @@ async def send(store: LightningStore, trace: bytes, rollout_id: str = "") -> Non
     headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
     if rollout_id:
         headers[conventions.HEADER_ROLLOUT_ID] = rollout_id
-    (collector,) = (await store.queue.describe()).collectors
+    (collector,) = (await (await store.open()).queue.describe()).collectors
     async with (
         aiohttp.ClientSession(raise_for_status=True) as session,
         session.post(f"{collector}/v1/traces", data=request_of([span(trace=trace)]).SerializeToString(), headers=headers),
