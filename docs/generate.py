@@ -43,7 +43,8 @@ def cli_page() -> str:
         NOTE,
         "# The command line",
         "",
-        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted.",
+        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted (`up` and `store`: by Ctrl+C;",
+        "SIGTERM, which a service manager sends, ends them with 0).",
         "",
     ]
     for context in contexts(click.Context(cli, info_name="agl-otel", terminal_width=100, **cli.context_settings)):
@@ -293,6 +294,22 @@ def first_line(source: Path) -> str:
     return " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split("\n\n")[0].split())
 
 
+def llms_txt() -> str:
+    """The list of all pages for language models, in the form of https://llmstxt.org: each with its title and its first sentence."""
+    nav = re.search(r"^nav:\n(.*)", (HERE.parent / "mkdocs.yml").read_text(), re.MULTILINE | re.DOTALL)
+    assert nav is not None, "mkdocs.yml has a nav"
+    parts = ["# agl-otel", "", "> Train AI agents from the OpenTelemetry they already emit.", ""]
+    for room, pages in re.findall(r"^  - (\w+): \[([^\]]*)\]", nav[1], re.MULTILINE):
+        parts += [f"## {room}", ""]
+        for name in pages.split(", "):
+            title, _, text = re.sub(r"^<!--.*?-->\s*", "", (HERE / name).read_text()).removeprefix("# ").partition("\n")
+            first = next((part for part in text.split("\n\n") if re.match(r"\s*[A-Z*`\[]", part)), "")
+            sentence = re.sub(r"\[([^\]]*)\]\([^)]*\)|\*\*", r"\1", " ".join(first.split())).partition(". ")[0].rstrip(".:")
+            parts.append(f"- [{title}]({name}): {sentence}" if sentence else f"- [{title}]({name})")
+        parts.append("")
+    return "\n".join(parts)
+
+
 PAGES = {
     "architecture.md": architecture_page,
     "cli.md": cli_page,
@@ -304,6 +321,7 @@ PAGES = {
     "job-options.md": job_page,
     "grpo-options.md": grpo_options_page,
     "sft-options.md": sft_options_page,
+    "llms.txt": llms_txt,
 }
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ PAGES = [
 WRITTEN = sorted(path.name for path in (ROOT / "docs").glob("*.md") if "`make docs`; do not edit" in path.read_text())
 
 
-@pytest.mark.parametrize("page", ["architecture.md", *WRITTEN])
+@pytest.mark.parametrize("page", ["architecture.md", "llms.txt", *WRITTEN])
 def test_a_page_written_from_the_code_is_up_to_date(page: str) -> None:
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert (ROOT / "docs" / page).read_text() == generate["PAGES"][page](), "run `make docs`"
-    assert {"architecture.md", *WRITTEN} == {*generate["PAGES"]}
+    assert {"architecture.md", "llms.txt", *WRITTEN} == {*generate["PAGES"]}
 
 
 @pytest.mark.parametrize("page", ["job-options.md", "grpo-options.md", "sft-options.md"])
