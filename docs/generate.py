@@ -43,8 +43,8 @@ def cli_page() -> str:
         NOTE,
         "# The command line",
         "",
-        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted (`up` and `store`: by Ctrl+C;",
-        "SIGTERM, which a service manager sends, ends them with 0).",
+        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted.",
+        "SIGTERM, which a service manager sends, ends `up` and `store` with 0.",
         "",
     ]
     for context in contexts(click.Context(cli, info_name="agl-otel", terminal_width=100, **cli.context_settings)):
