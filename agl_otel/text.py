@@ -50,7 +50,7 @@ _PLACES: Final = frozenset({"env", "file", "path", "name", "header", "env_var"})
 """Last words of names that locate a secret without being one."""
 _ENDS: Final = "|".join(f"(?<={word})" for word in ("api-key", "token", "password", "secret"))  # at a flag's end: one check each
 _SHAPES: Final = (
-    (re.compile(r"(?<=://)[^/\s@\"']+(?=@)"), LEFT_OUT),  # user:password@host
+    (re.compile(r"(?<=://)[^/\s\"']+(?=@)"), LEFT_OUT),  # user:password@host, up to the last @
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {LEFT_OUT}"),
     (re.compile(r"(?i)([?&](?:api[-_]?key|key|token|access[-_]?token|password|secret|sig|signature)=)[^&\s\"']+"), rf"\1{LEFT_OUT}"),
     (re.compile(rf"(?i)(?<![a-z-])([a-z]*+-[a-z-]*+(?:{_ENDS})=)\S+"), rf"\1{LEFT_OUT}"),  # --db-password=…

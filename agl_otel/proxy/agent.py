@@ -111,6 +111,11 @@ class RequestAgent:
         if self._request.transport is not None:
             self._request.transport.abort()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the answer has begun."""
+        return self._sent is not None
+
     def answered(self) -> web.StreamResponse:
         """Return the answer, for aiohttp: it has begun."""
         assert self._sent is not None, "the answer has begun"
@@ -163,7 +168,7 @@ class FrontAgent:
     def abort(self) -> None:
         self._client.abort()
 
-    async def answered(self, refused: web.Response | None) -> str:
+    async def finish(self, refused: web.Response | None) -> str:
         """Answer with `refused`, if there is such an answer; return the status. An answer that was begun is broken off."""
         if refused is not None and not self._client.is_closing():
             if self._status:

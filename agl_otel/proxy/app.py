@@ -202,9 +202,19 @@ class Proxy:
             agent = RequestAgent(request)
             key, agent.own_key = self._allowed(request)
             try:
-                return await self._running().call(agent, key, dialect) or agent.answered()
+                refused = await self._running().call(agent, key, dialect)
+            except (AglError, RecursionError, ConnectionResetError):
+                raise
+            except Exception:
+                logger.exception("a call failed")
+                refused = _crashed()
             finally:
                 self._call_ended.set()
+            if refused is not None and not agent.begun:
+                return refused
+            if refused is not None:
+                agent.break_off()
+            return agent.answered()
 
         return handle
 
@@ -228,15 +238,15 @@ class Proxy:
             self._in_flight.reserve(agent.size)
             held = agent.size
             refused = await self._running().call(agent, called.key, called.dialect)
-            status = await agent.answered(refused)
+            status = await agent.finish(refused)
         except (asyncio.CancelledError, ConnectionResetError):
             status = DISCONNECTED
             agent.break_off()
         except (AglError, RecursionError) as error:
-            status = await agent.answered(_answer_to(error))
+            status = await agent.finish(_answer_to(error))
         except Exception:
             logger.exception("a call failed")
-            await agent.answered(error_response(500, "the proxy failed: its log has the error", "crashed"))
+            await agent.finish(_crashed())
         finally:
             self._in_flight.release(held)
             self._call_ended.set()
@@ -479,6 +489,10 @@ def _short_called(path: str) -> _Called | None:
     if found is None or not all(map(conventions.is_valid_id, found.group(1, 2))):
         return None
     return _Called((found[1], found[2]), DIALECTS[found[4]], f"{SCOPE}{found[3]}/{found[4]}")
+
+
+def _crashed() -> web.Response:
+    return error_response(500, "the proxy failed: its log has the error", "crashed")
 
 
 @web.middleware

@@ -170,7 +170,7 @@ class Forwarder:
                 raw, body = for_litellm(body, dialect.fields, served, agent.path)
                 pool = [await self._with_litellm_address(each) for each in pool]
             if key is not None:  # last: the attempt may be closed during any await
-                self._admit(key, (route.budget or self._limits.budget) if dialect.samples else Budget())
+                self._admit(key, (route.budget or Budget(None, None)).or_else(self._limits.budget) if dialect.samples else Budget())
             return await self._forward_recorded(agent, key, dialect, raw, body, pool, route.seed)
         finally:
             self._gate.leave()
@@ -181,6 +181,8 @@ class Forwarder:
         body = crowded.read(raw, agent.path) if raw else None
         model = body.get("model") if body is not None else None
         pool = (await self._route(agent, key, model)).pool
+        if key is not None:
+            self._check_open(key)
         if body is not None and (served := _by_litellm(pool)) is not None:
             known = DIALECTS.get(path.partition("/")[0])  # count_tokens takes a request of messages
             raw, body = for_litellm(body, known.fields if known is not None else (), served, agent.path)
@@ -223,10 +225,13 @@ class Forwarder:
         address = await self._litellm.address()
         return replace(upstream, base_url=address.url, api_key=address.key, provider_key=upstream.api_key)
 
-    def _admit(self, key: Key, budget: Budget) -> None:
-        """Raise RefusedError if the attempt is closed or has used up its budget."""
+    def _check_open(self, key: Key) -> None:
         if self._attempts.is_closed(key):
             raise RefusedError(f"attempt {key[1]} of rollout {key[0]} is over: its calls are no longer taken", status=410, code="over")
+
+    def _admit(self, key: Key, budget: Budget) -> None:
+        """Raise RefusedError if the attempt is closed or has used up its budget."""
+        self._check_open(key)
         attempt = self._attempts.get(key)
         if attempt is None:
             return

@@ -26,6 +26,7 @@ SECRET = "zQ81-hunter2-not-to-be-kept"
         {"hf_token": SECRET, "db_password": SECRET, "clientSecret": SECRET, "secret_access_key": SECRET},
         {"base_url": f"https://someone:{SECRET}@models.example/v1"},
         {"base_url": f"https://{SECRET}@models.example/v1?x=1"},
+        {"base_url": f"https://someone:p@{SECRET}@models.example/v1"},
         {"url": f"https://models.example/v1?api_key={SECRET}&model=m"},
         {"note": f"send Authorization: Bearer {SECRET} to it"},
         {"command": ["python", "agent.py", "--api-key", SECRET, "--seed", "1"]},

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from agl_otel.net.auth import attempt_key
 from agl_otel.proxy.app import Proxy
-from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel.proxy.upstream import FixedUpstreams, Route, Upstream
+from agl_otel_hook.context import Key
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
@@ -35,9 +36,14 @@ CALLS: dict[str, Any] = {
 }
 
 
+SENT: list[bool] = []
+"""For each request, whether it is to be taken ahead."""
+
+
 @pytest.fixture(autouse=True)
 def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make sure that both are taken."""
+    """Make sure that each request takes its way."""
+    SENT.clear()
     taken: list[bool] = []
     take = Proxy._take  # pyright: ignore[reportPrivateUsage]  # only it knows
 
@@ -47,11 +53,12 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Proxy, "_take", watched)
     yield
-    assert True in taken
+    assert len(taken) == SENT.count(True) > 0 and True in taken and False in SENT
 
 
 async def exchange(stand: Stand, body: bytes, *headers: str, path: str = PATH) -> tuple[str, dict[str, str], bytes]:
     """Send a request by hand; return the status line, the headers and the bytes of the body as they came."""
+    SENT.append(BEHIND not in headers)
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(stand.url).port)
     lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers, "", "")
     writer.write("\r\n".join(lines).encode() + body)
@@ -105,6 +112,25 @@ async def test_both_ways_pass_a_failure_on_alike(stand: Stand, model: ModelServe
     await model.stop()
     ahead = await exchange(stand, json.dumps(CALL).encode())
     assert ahead == await exchange(stand, json.dumps(CALL).encode(), BEHIND) and ahead[0].startswith("HTTP/1.1 502 ")
+
+
+async def test_both_ways_answer_a_crash_alike(receiver: OtlpReceiver) -> None:
+    class Broken(FixedUpstreams):
+        async def resolve(self, key: Key | None, asked: str | None) -> Route:
+            raise ValueError("a mistake")
+
+    async with proxy(receiver, Broken()) as stand:
+        ahead = await exchange(stand, json.dumps(CALL).encode())
+        assert ahead == await exchange(stand, json.dumps(CALL).encode(), BEHIND)
+        assert ahead[0].startswith("HTTP/1.1 500 ") and json.loads(ahead[2])["error"]["code"] == "crashed"
+
+
+async def test_a_closed_attempt_is_over_on_both_ways_and_for_its_token_counts(stand: Stand, model: ModelServer) -> None:
+    await stand.close()
+    for path in (PATH, f"{SCOPE}/v1/messages/count_tokens"):
+        ahead = await exchange(stand, json.dumps(CALL).encode(), *(() if path == PATH else (BEHIND,)), path=path)
+        assert ahead == await exchange(stand, json.dumps(CALL).encode(), BEHIND, path=path) and ahead[0].startswith("HTTP/1.1 410 ")
+    assert model.requests == []
 
 
 async def test_both_ways_are_counted_alike(stand: Stand) -> None:

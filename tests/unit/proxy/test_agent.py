@@ -57,7 +57,7 @@ async def test_an_answer_for_which_nobody_waits_is_not_given() -> None:
 @pytest.mark.parametrize("closing", [False, True])
 async def test_a_refusal_is_sent_if_somebody_waits_for_it(closing: bool) -> None:
     connection = Connection(closing=closing)
-    assert await agent_of(connection).answered(error_response(503, "later", "busy")) == ("0" if closing else "503")
+    assert await agent_of(connection).finish(error_response(503, "later", "busy")) == ("0" if closing else "503")
     assert connection.written.startswith(b"HTTP/1.1 503 ") is not closing
 
 
@@ -65,7 +65,7 @@ async def test_an_answer_that_was_begun_is_broken_off_by_a_refusal() -> None:
     connection = Connection()
     agent = agent_of(connection)
     await agent.begin(200, CIMultiDict())
-    assert await agent.answered(error_response(503, "later", "busy")) == "200" and connection.closing
+    assert await agent.finish(error_response(503, "later", "busy")) == "200" and connection.closing
 
 
 async def test_a_stream_is_sent_in_chunks_and_an_empty_part_does_not_end_it() -> None:

@@ -200,7 +200,7 @@ async def test_a_rollout_without_a_model_uses_the_proxys_current_one() -> None:
     models = ModelList()
     upstreams = QueueUpstreams(queue, models=models, fallback_url="http://here/v1", fallback_key="person")
     route = await upstreams.resolve(KEY, "x")
-    assert (route.pool, route.budget, route.seed) == ([Upstream("http://here/v1", None, "person", version="3")], Budget(5, 0), 7)
+    assert (route.pool, route.budget, route.seed) == ([Upstream("http://here/v1", None, "person", version="3")], Budget(5, None), 7)
     models.replace([{"model_name": "x", "litellm_params": {"model": "hosted_vllm/y", "api_base": "http://v/v1"}}])
     assert (await only(upstreams, "x")).model == "y"
 
@@ -235,9 +235,23 @@ async def test_a_closed_attempt_is_refused_and_a_running_one_is_not(status: Atte
 
 async def test_a_rollout_may_set_its_budget() -> None:
     queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
-    for metadata, budget in ((None, None), ({"budget": {"calls": 5}}, Budget(5, 0)), ({"budget": {"tokens": "many"}}, Budget(0, 0))):
+    for metadata, budget in ((None, None), ({"budget": {"calls": 5.0}}, Budget(5, None)), ({"budget": {"tokens": 0}}, Budget(None, 0))):
         queue.metadata = metadata
         assert (await QueueUpstreams(queue).resolve(KEY, None)).budget == budget
+
+
+@pytest.mark.parametrize(
+    "budget", [{"call": 2}, {"calls": "2"}, {"calls": True}, {"calls": -1}, {"calls": 2.5}, {"tokens": float("inf")}, {"calls": None}, 5]
+)
+async def test_a_budget_that_cannot_be_read_lets_no_call_through(budget: Any) -> None:
+    queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
+    queue.metadata = {"budget": budget}
+    with pytest.raises(UsageError, match="budget of rollout ro-1 must be"):
+        await QueueUpstreams(queue).resolve(KEY, None)
+
+
+def test_what_a_budget_does_not_limit_the_proxys_default_does() -> None:
+    assert Budget(5, None).or_else(Budget(1, 2)) == Budget(5, 2) and Budget(0, 7).or_else(Budget(1, 2)) == Budget(0, 7)
 
 
 async def test_a_rollout_may_set_its_seed() -> None:
