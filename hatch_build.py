@@ -1,7 +1,7 @@
 """Builds what is not Python: the dashboard into sdist and wheel, where npm is at hand, and the collector's compiled core into the wheel.
 
-Without npm a package is built whose pages say how to build them; without cargo one whose collector does its work in Python. As a script:
-build the compiled core in this checkout.
+Without npm a package is built whose pages say how to build them; without cargo, or with AGL_BUILD_CORE=off, one whose collector does its
+work in Python. As a script: build the compiled core in this checkout.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ else:
                 subprocess.run(command, cwd=sources, check=True)
 
         def _core(self, build_data: dict[str, Any]) -> None:
+            if os.environ.get("AGL_BUILD_CORE") == "off":
+                if (Path(self.root) / CORE).exists():
+                    self.app.abort(f"AGL_BUILD_CORE=off builds a wheel for every platform, but {CORE} is there: build it from the sdist")
+                return
             if shutil.which("cargo") is not None:
                 build_core(Path(self.root))
             elif not (Path(self.root) / CORE).exists():
