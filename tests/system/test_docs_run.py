@@ -29,6 +29,7 @@ pytestmark = pytest.mark.full
 MY_AGENT: Final = "import sys\nimport agl_otel as agl\n\nagl.emit_reward(1.0)\nprint('answer to', *sys.argv[1:])\n"
 NOT_RUN: Final = {
     r"agl-otel (up|store)\b": "it stays: the module's own stack is one",
+    r"agl-otel demo --stay": "it stays until Ctrl+C, and is the demo otherwise",
     r"agl-otel top$": "a live screen that stays: tests/contract/cli and tests/unit/cli draw it",
     r"agl-otel train\b": "it needs a model or a page's own files: test_examples.py, test_sft_job.py, test_verl.py …",
     r"agl-otel (runs|traces steps)\b": "it needs a run: tests/contract/store/test_runs_command.py and test_steps.py",
@@ -53,6 +54,8 @@ OTHERS_NOT_RUN: Final = {
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
     r"OTEL_EXPORTER_OTLP_ENDPOINT=\S+ python send\.py": "of docs/otlp.md: a test below runs it on this stack's ports",
+    r"curl -s -d .*/(pause|resume)$": "of a proxy at its usual port: tests/contract/proxy/test_pool.py",
+    r"export AGL_STORE=": "of docs/three-terminals.md, where the stack is at its usual port",
     r"export AGL_CLICKHOUSE_URL=": "of docs/clickhouse.md, where the server is the reader's: tests/contract/collector/test_server.py",
     r"curl -H \"Authorization: Bearer \$AGL_TOKEN\"": "of docs/traces.md: a test below runs it on this stack's port",
     r"python (optimise|runner|algorithm)\.py": "of an example: test_prompt_search.py and test_tutorial.py play it",
@@ -61,6 +64,7 @@ OTHERS_NOT_RUN: Final = {
 OTHER_LANGUAGES: Final = {
     "text": "what a command prints or says of itself",
     "sql": "docs/tables.md: written from the schema, which test_docs.py holds it against",
+    "json": "docs/model-servers.md: what a model server answers; tests/model_server.py answers so",
     "yaml": "docs/masking.md, docs/otlp.md: of a Collector with parts that our build has not",
     "go": "docs/otlp.md: of an agent with OpenTelemetry's Go SDK; the names are those of docs/semconv.md",
     "js": "docs/otlp.md: the same with the Node.js SDK",

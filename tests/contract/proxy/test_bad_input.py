@@ -321,3 +321,4 @@ async def test_a_client_of_http2_is_told_which_protocol_is_spoken(stand: Stand) 
     writer.write(HTTP2_PREFACE)
     assert b"HTTP/1.1" in (await reader.read()).partition(b"\r\n\r\n")[2]
     writer.close()
+    await writer.wait_closed()

@@ -75,6 +75,7 @@ async def exchange(stand: Stand, body: bytes, *headers: str, path: str = PATH) -
     else:
         answer = await reader.readexactly(int(found["Content-Length"]))
     writer.close()
+    await writer.wait_closed()
     return status, {name.lower(): value for name, value in found.items() if name not in OWN}, answer
 
 

@@ -31,10 +31,28 @@ class Server:
         self.late = b""
         """Sent some time after the answer."""
         self.hangs_up = False
+        self.serving: list[asyncio.Future[None]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        with contextlib.suppress(asyncio.IncompleteReadError):
+        self.serving.append(asyncio.ensure_future(self._serve(reader, writer)))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in self.serving:
+            task.cancel()
+        await asyncio.gather(*self.serving, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 self.requests.append(head + await reader.readexactly(4))
@@ -47,7 +65,6 @@ class Server:
                     writer.write(self.late)
                 if self.hangs_up:
                     break
-        writer.close()
 
 
 @pytest.fixture
@@ -56,6 +73,7 @@ async def server() -> AsyncGenerator[Server]:
     async with await asyncio.start_server(served.serve, "127.0.0.1", 0) as listening:
         served.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1/a?b=%2F"
         yield served
+        await served.close()
 
 
 @pytest.fixture
