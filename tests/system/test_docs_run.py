@@ -73,6 +73,7 @@ OTHER_LANGUAGES: Final = {
 """Languages of blocks that are not run; toml is parsed, python and commands are run or listed with a reason."""
 PYTHON_NOT_RUN: Final = {
     "self._informative_groups": "a method of GRPO, which a test holds to the code",
+    "reply = OpenAI()": "my_agent.py of docs/three-terminals.md: needs a model server",
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
     "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
     "algorithm=agl.APO(": "needs models: cut from optimise.py, which tests/system/test_prompt_search.py plays",
