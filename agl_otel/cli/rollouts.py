@@ -31,7 +31,7 @@ from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
-from agl_otel.stack.sharing import open_store
+from agl_otel.stack.sharing import must_have_data, open_store
 from agl_otel.stack.supervisor import running_address
 from agl_otel.text import printable
 from agl_otel.types import (
@@ -124,6 +124,7 @@ def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, a
         page: PaginatedResult[Rollout] | PaginatedResult[Rollout | AttemptedRollout]
         figures: dict[str, AttemptFigures] = {}
         problem = ""
+        must_have_data(settings)
         if not replied and (as_json or running_address(settings)):  # the queue alone, unless there is more to read
             async with open_queue(data_dir, store) as queue:
                 page = await queue.query_rollouts(**query)
