@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol, cast
 LARGEST_BYTES: Final = 64 << 10
 """The largest body taken here."""
 _HEAD_BYTES: Final = 8190  # aiohttp's limit for one header
-HEADERS: Final = re.compile(r"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e]*)+")
+_HEADERS: Final = re.compile(r"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e]*)+")
 """The headers of a message, each after a line break: names are tokens, values have printable ASCII characters and tabs."""
 _LENGTH: Final = re.compile(r"[0-9]{1,5}")
 AIOHTTPS: Final = frozenset(
@@ -121,32 +121,40 @@ def _date(seconds: int) -> str:
     return formatdate(seconds, usegmt=True)
 
 
-def read_request(data: bytes, has_path: Callable[[str], bool]) -> tuple[SmallRequest, int] | None:
-    """Read the request that `data` begins with: (request, its length), or None if more must come. Raises NotSimpleError."""
+def read_head(data: bytes, start: bytes) -> tuple[str, list[str], int] | None:
+    """Read the head of the message that `data` begins with, if it begins with `start`: (first line, lines of headers, start of the body).
+
+    Returns None if more must come. Raises NotSimpleError for a head that is too long, or not in plain characters.
+    """
     end = data.find(b"\r\n\r\n", 0, _HEAD_BYTES)
     if end < 0:
-        if len(data) >= _HEAD_BYTES or not data.startswith(b"POST /"[: len(data)]):
+        if len(data) >= _HEAD_BYTES or not data.startswith(start[: len(data)]):
             raise NotSimpleError
         return None
     head = data[:end].decode("latin-1")
     line_end = head.find("\r\n")
-    line = head[:line_end].split(" ")
-    if len(line) != 3 or line[0] != "POST" or not has_path(line[1]) or line[2] != "HTTP/1.1" or HEADERS.fullmatch(head, line_end) is None:
+    if _HEADERS.fullmatch(head, line_end) is None:
         raise NotSimpleError
     lines = head[line_end + 2 :].split("\r\n")
+    if len(lines) > _MOST_HEADERS:
+        raise NotSimpleError
+    return head[:line_end], lines, end + 4
+
+
+def read_request(data: bytes, has_path: Callable[[str], bool]) -> tuple[SmallRequest, int] | None:
+    """Read the request that `data` begins with: (request, its length), or None if more must come. Raises NotSimpleError."""
+    if (found := read_head(data, b"POST /")) is None:
+        return None
+    first, lines, begin = found
+    line = first.split(" ")
+    if len(line) != 3 or line[0] != "POST" or not has_path(line[1]) or line[2] != "HTTP/1.1":
+        raise NotSimpleError
     headers = {name.lower(): value.strip(" \t") for name, _, value in (each.partition(":") for each in lines)}
     length = headers.get("content-length", "")
-    if (
-        len(headers) != len(lines)
-        or len(lines) > _MOST_HEADERS
-        or "host" not in headers
-        or not AIOHTTPS.isdisjoint(headers)
-        or _LENGTH.fullmatch(length) is None
-    ):
+    if len(headers) != len(lines) or "host" not in headers or not AIOHTTPS.isdisjoint(headers) or _LENGTH.fullmatch(length) is None:
         raise NotSimpleError
     if int(length) > LARGEST_BYTES or headers.get("connection", "keep-alive").lower() != "keep-alive":
         raise NotSimpleError
-    begin = end + 4
     if len(data) < begin + int(length):
         return None
     return SmallRequest(line[1], headers, data[begin : begin + int(length)]), begin + int(length)

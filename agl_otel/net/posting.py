@@ -22,7 +22,7 @@ from aiohttp.streams import StreamReader
 from multidict import CIMultiDict
 from yarl import URL
 
-from agl_otel.net.front import HEADERS, NotSimpleError
+from agl_otel.net.front import NotSimpleError, read_head
 
 LARGEST_BYTES: Final = 1 << 20
 """The largest body sent here: it is written at once, whether the server reads it or not."""
@@ -35,12 +35,10 @@ _STATUS: Final = re.compile(r"HTTP/1\.1 ([2-5][0-9][0-9])(?: [\t\x20-\x7e]*)?")
 _LENGTH: Final = re.compile(r"[0-9]{1,6}")
 _WHOLE_BYTES: Final = 256 << 10
 """Larger responses are aiohttp's."""
-_HEAD_BYTES: Final = 8190
 _PART_SECONDS: Final = 0.2
 """After this time a response of which only a part has come is aiohttp's, too: its reader sees that it began."""
 _CONNECTIONS: Final = 100
 """How many connections are given up for one request because something came on them that nobody had asked for."""
-_MOST_HEADERS: Final = 100
 _OF_CONNECTIONS: Final = ("transfer-encoding", "connection", "proxy-connection", "keep-alive", "upgrade")
 """Headers of responses that are not read here; HTTP/1.1 keeps connections without them."""
 _WITHOUT_BODY: Final = frozenset({204, 205, 304})
@@ -135,27 +133,21 @@ async def _exchange(connection: aiohttp.connector.Connection, target: _Target, r
 
 def read_response(data: bytes) -> Answer | None:
     """Read a small response with its whole body; None if more must come. Raises NotSimpleError for any other bytes."""
-    end = data.find(b"\r\n\r\n", 0, _HEAD_BYTES)
-    if end < 0:
-        if len(data) >= _HEAD_BYTES or not data.startswith(b"HTTP/1.1 "[: len(data)]):
-            raise NotSimpleError
+    if (found := read_head(data, b"HTTP/1.1 ")) is None:
         return None
-    head = data[:end].decode("latin-1")
-    line_end = head.find("\r\n")
-    status = _STATUS.fullmatch(head, 0, max(line_end, 0))
-    if status is None or HEADERS.fullmatch(head, line_end) is None:
+    first, lines, begin = found
+    if (status := _STATUS.fullmatch(first)) is None:
         raise NotSimpleError
-    lines = head[line_end + 2 :].split("\r\n")
     headers = CIMultiDict((name, value.strip(" \t")) for name, _, value in (line.partition(":") for line in lines))
     lengths, code = headers.getall("content-length", ()), int(status[1])
     if len(lengths) != 1 or _LENGTH.fullmatch(lengths[0]) is None or code in _WITHOUT_BODY:
         raise NotSimpleError
-    if len(lines) > _MOST_HEADERS or any(name in headers for name in _OF_CONNECTIONS):
+    if any(name in headers for name in _OF_CONNECTIONS):
         raise NotSimpleError
-    length = end + 4 + int(lengths[0])
+    length = begin + int(lengths[0])
     if length > _WHOLE_BYTES or len(data) > length or "event-stream" in headers.get("content-type", "").lower():
         raise NotSimpleError
-    return Answer(code, headers, None, data[end + 4 :]) if len(data) == length else None
+    return Answer(code, headers, None, data[begin:]) if len(data) == length else None
 
 
 class _Reading(asyncio.Protocol):

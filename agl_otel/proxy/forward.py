@@ -170,7 +170,9 @@ class Forwarder:
                 raw, body = for_litellm(body, dialect.fields, served, agent.path)
                 pool = [await self._with_litellm_address(each) for each in pool]
             if key is not None:  # last: the attempt may be closed during any await
-                self._admit(key, (route.budget or Budget(None, None)).or_else(self._limits.budget) if dialect.samples else Budget())
+                default = self._limits.budget
+                budget = default if route.budget is None else route.budget.or_else(default)
+                self._admit(key, budget if dialect.samples else Budget())
             return await self._forward_recorded(agent, key, dialect, raw, body, pool, route.seed)
         finally:
             self._gate.leave()
