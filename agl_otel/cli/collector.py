@@ -23,6 +23,7 @@ from agl_otel.traces.collector_client import open_session
 
 STATUS_SECONDS: Final = 5.0
 PREFIX: Final = "agl.collector."
+OTHER_COLLECTOR: Final = "an OpenTelemetry Collector: it serves its metrics at the address in its configuration (:8888/metrics)"
 
 
 @click.group()
@@ -46,9 +47,7 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
 
     async def main() -> list[dict[str, Any]]:
         async with await Store.connect(running_stack(settings), token=token) as opened:
-            addresses = (await opened.queue.describe()).collectors
-        async with status_session(token) as session:
-            return await asyncio.gather(*(read_status(session, address) for address in addresses))
+            return await statuses_of(opened, token)
 
     found = run_async(main)
     if not found:
@@ -68,6 +67,13 @@ def running_stack(settings: Settings) -> str:
     if not address:
         raise UnavailableError(f"no stack runs on {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`")
     return address
+
+
+async def statuses_of(store: Store, token: str) -> list[dict[str, Any]]:
+    """Read the status of every running collector (see `read_status`)."""
+    addresses = (await store.queue.describe()).collectors
+    async with status_session(token) as session:
+        return await asyncio.gather(*(read_status(session, address) for address in addresses))
 
 
 def status_session(token: str) -> aiohttp.ClientSession:
@@ -90,7 +96,7 @@ async def _status(session: aiohttp.ClientSession, address: str) -> dict[str, Any
     try:
         async with session.get(f"{address}/status") as answer:
             if answer.status == 404:
-                return {"error": "an OpenTelemetry Collector: it serves its metrics at the address in its configuration (:8888/metrics)"}
+                return {"error": OTHER_COLLECTOR}
             if answer.status != 200:
                 return {"error": f"HTTP {answer.status}: {(await answer.text())[:200]}"}
             return await answer.json()

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from agl_otel.cli.attempt_checks import examine
-from agl_otel.cli.collector import read_status, status_session
+from agl_otel.cli.collector import statuses_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.environment_checks import check_environment, inspect_environment
 from agl_otel.cli.findings import Finding, advice, good, wrong
@@ -23,7 +23,6 @@ from agl_otel.cli.run import load_grader, parse_task
 from agl_otel.errors import AglError, UsageError
 from agl_otel.runner.job import Grader
 from agl_otel.settings import Settings
-from agl_otel.store import Store
 from agl_otel.types.options import Finite
 
 MISSING_EXIT_CODE: Final = 3
@@ -87,7 +86,7 @@ async def _findings(settings: Settings, command: Sequence[str], task: Any, grade
         if server.state == "wrong":
             return [*around, Finding("the command ended well", "skipped", f"not started (first: {server.what})")]
         async with run_once(settings, command, by="doctor", task=task, timeout_seconds=timeout_seconds, grader=grader) as (opened, once):
-            statuses = await _statuses(opened, settings)
+            statuses = await statuses_of(opened, settings.token.get_secret_value())
             once = replace(once, packages=seen.packages or {})
             return [*around, *examine(once, around), tables_are_whole(statuses), core_is_compiled(statuses)]
     except UsageError:
@@ -95,12 +94,6 @@ async def _findings(settings: Settings, command: Sequence[str], task: Any, grade
     except AglError as error:
         remedy = "is it up (`agl-otel up`), is AGL_STORE right, and AGL_TOKEN?"
         return [*check_environment(await looking), wrong("the stack answers", str(error), remedy)]
-
-
-async def _statuses(opened: Store, settings: Settings) -> list[dict[str, Any]]:
-    addresses = (await opened.queue.describe()).collectors
-    async with status_session(settings.token.get_secret_value()) as session:
-        return await asyncio.gather(*(read_status(session, address) for address in addresses))
 
 
 def tables_are_whole(statuses: Sequence[Mapping[str, Any]]) -> Finding:

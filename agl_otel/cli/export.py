@@ -230,7 +230,8 @@ async def _write(
         with writing(str(pin_file)):
             pin_file.write_text(exported.pin(ids).dumps())
     where = {"file": "standard output" if pin_file is None else str(target), "pin": pin_file and str(pin_file), "form": reading.form}
-    return {**where, **exported.figures()}
+    figures = exported.figures()
+    return {**where, **figures, "remedies": {why: REFUSED[why] for why in figures["refused"] if why in REFUSED}}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
+from agl_otel.cli.collector import OTHER_COLLECTOR, statuses_of, trouble_of
 from agl_otel.errors import AglError
 from agl_otel.proxy.upstream import OWN
 from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
@@ -24,7 +25,7 @@ from agl_otel.settings import PRIVATE, Settings
 from agl_otel.stack.sharing import store_for
 from agl_otel.stack.supervisor import running_address
 from agl_otel.store import Store
-from agl_otel.types import LLM, TRIAL, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
+from agl_otel.types import LLM, TRIAL, TRIALS, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 from agl_otel.types.columns import Traces
 from agl_otel.types.rollouts import UNRESPONSIVE_SECONDS
 
@@ -70,14 +71,24 @@ async def run_once(
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
     settings = _private(settings)
     async with store_for(settings.model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
+        await warn_of_degraded_collectors(store, settings)
         model = LLM(endpoint=given or OWN, model=os.environ.get("OPENAI_MODEL", ""))
         resources = await store.queue.put_resources({"main_llm": model}, aside=True)
         config = RolloutConfig(timeout_seconds=timeout_seconds, unresponsive_seconds=UNRESPONSIVE_SECONDS)
-        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, metadata={TRIAL: by})
+        metadata = {TRIAL: by, "run": TRIALS}
+        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, metadata=metadata)
         rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
         spans, printed = await asyncio.gather(store.spans(rollout.rollout_id), store.reader.printed(rollout.rollout_id))
         yield store, FinishedAttempt(rollout, traces, spans, "\n".join(printed.values()), graded=grader is not None)
+
+
+async def warn_of_degraded_collectors(store: Store, settings: Settings) -> None:
+    """Warn of collectors that may take nothing in: the attempt would wait for its spans without a word."""
+    for status in await statuses_of(store, settings.token.get_secret_value()):
+        trouble = status["error"] if "error" in status else trouble_of(status)
+        if trouble and trouble != OTHER_COLLECTOR:
+            _log.warning("the collector at %s is degraded, so spans may come late or not at all: %s", status["address"], trouble)
 
 
 async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest, settings: Settings) -> AttemptedRollout:

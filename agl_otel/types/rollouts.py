@@ -38,6 +38,8 @@ RUN_LABEL: Final = "agl.run"
 """The label with the id of the training run that enqueued a rollout. A claim with this label also takes rollouts without it."""
 TRIAL: Final = "agl.trial"
 """The key in the metadata of a trial: the command that made it (`run`, `doctor`)."""
+TRIALS: Final = "trials"
+"""The run that all trials are of."""
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:

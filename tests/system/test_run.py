@@ -85,6 +85,8 @@ def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer
     shown: dict[str, Any] = json.loads(done.stdout)
     assert shown["rollout"]["input"] == {"q": "42"}
     assert any("42" in str(span["attributes"].get("gen_ai.input.messages")) for span in shown["spans"])
+    runs = json.loads(run("runs", "ls", "--json", *store, cwd=tmp_path).stdout)
+    assert [each["run_id"] for each in runs["items"]] == ["trials"], "however often an agent is tried, the list of runs has one line for it"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
+from agl_otel.cli.once import warn_of_degraded_collectors
 from agl_otel.collector.grpc_port import METHODS
 from agl_otel.errors import UnavailableError
+from agl_otel.store import Store
 from tests.small_disk import fill, on_small_disk
 
 from .otlp import post_spans, span_request
@@ -48,7 +50,9 @@ async def page(stack: Stack, path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reserve", [0, 4 << 20])
-async def test_a_full_disk_of_the_log_is_reported_to_clients_and_in_health(own_stack: Stack, reserve: int) -> None:
+async def test_a_full_disk_of_the_log_is_reported_to_clients_and_in_health(
+    own_stack: Stack, reserve: int, caplog: pytest.LogCaptureFixture
+) -> None:
     wal = own_stack.settings.wal_dir
     own_stack.settings = own_stack.settings.model_copy(update={"disk_reserve_bytes": reserve})
     own_stack.before = on_small_disk(wal, "24m")
@@ -70,6 +74,9 @@ async def test_a_full_disk_of_the_log_is_reported_to_clients_and_in_health(own_s
     health, status_page = await page(own_stack, "/health"), await page(own_stack, "/status")
     assert health["status"] == "degraded" and str(wal) in health["reason"] and "make room" in health["reason"]
     assert status_page["disk"]["level"] == "full" and "make room" in status_page["disk"]["message"]
+    async with await Store.connect(own_stack.queue) as store:
+        await warn_of_degraded_collectors(store, own_stack.settings)
+    assert f"the collector at {own_stack.http} is degraded" in caplog.text and "make room" in caplog.text
     ballast.unlink()
     await until(lambda: page(own_stack, "/health"), lambda health: health["status"] == "ok")  # no request is needed
     assert (await over_http(own_stack, body))[0] == 200

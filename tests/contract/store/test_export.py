@@ -269,6 +269,7 @@ def test_tasks_that_score_a_training_are_not_trained_on_unless_they_are_asked_fo
 
     assert taken() == {train, free}
     report = json.loads(cli.run(str(target), "--json", "--force"))
+    assert set(report["remedies"]) == set(report["refused"])
     assert report["left_out"]["val"] >= 1 and report["left_out"]["test"] >= 1
     assert f"left out: {report['left_out']['val']} rollouts of mode val" in cli.run(str(target), "--force")
     assert taken("--mode", "val") == {val}
