@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from agl_otel.cli.output import clock, lasted, open_console, plain, table_of
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
-from agl_otel.types import Rollout, Worker
+from agl_otel.types import UNRESPONSIVE_SECONDS, Rollout, Worker
 from agl_otel.types.options import Finite
 
 WORKERS: Final = 20  # workers on the screen: those with the latest heartbeats
@@ -159,7 +160,7 @@ def _worker(worker: Worker) -> tuple[object, ...]:
     places = f"{stats['running']} of {stats['concurrency']}" if {"running", "concurrency"} <= stats.keys() else None
     return (
         worker.worker_id,
-        worker.status,
+        "gone" if time.time() - (worker.last_heartbeat_time or math.inf) > UNRESPONSIVE_SECONDS else worker.status,
         places,
         stats.get("cpu_usage_pct"),
         stats.get("mem_pct"),

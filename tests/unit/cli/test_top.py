@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 from rich.console import Console
@@ -53,6 +54,12 @@ def test_agents_and_workers_cannot_control_the_terminal() -> None:
     ended = Rollout(rollout_id="ro-1", input="\x1b[31mred[bold]", start_time=0.0, end_time=1.0, status="failed")
     text = shown(reading(1.0, workers=[worker], ended=[ended]), None)
     assert "\x1b" not in text and "1 of 8" in text and "red[bold]" in text
+
+
+def test_a_worker_that_is_not_heard_of_any_more_is_gone() -> None:
+    ended, beats = (Worker(worker_id=name, status="idle", last_heartbeat_time=time.time() - age) for name, age in (("w-1", 90), ("w-2", 5)))
+    words = shown(reading(1.0, workers=[ended, beats]), None).replace("│", " ").split()
+    assert {name: words[words.index(name) + 1] for name in ("w-1", "w-2")} == {"w-1": "gone", "w-2": "idle"}
 
 
 def test_an_unresponsive_collector_is_named() -> None:

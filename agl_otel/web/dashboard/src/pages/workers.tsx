@@ -7,6 +7,7 @@ import { useSettings } from "../settings";
 import { ago, number, when } from "../text";
 
 const LIMIT = 2000;
+const GONE_SECONDS = 60; // twelve heartbeats of a runner
 
 export function Workers() {
   const { refreshMs } = useSettings();
@@ -21,9 +22,10 @@ export function Workers() {
   const stat = (worker: Worker, name: string) => { const value = worker.heartbeat_stats?.[name]; return typeof value === "number" ? `${Math.round(value)} %` : "–"; };
   const time = (key: "last_heartbeat_time" | "last_busy_time" | "last_idle_time" | "last_dequeue_time", title: string, wide = true): Column<Worker> =>
     ({ key, title, wide, width: "92px", sort: key, cell: (worker) => <span title={when(worker[key])}>{ago(worker[key], now)}</span> });
+  const gone = (worker: Worker) => worker.last_heartbeat_time != null && now - worker.last_heartbeat_time > GONE_SECONDS;
   const columns: Column<Worker>[] = [
     { key: "worker", title: "Worker", width: "minmax(150px, 1.4fr)", sort: "worker_id", cell: (worker) => <Mono>{worker.worker_id}</Mono> },
-    { key: "status", title: "Status", width: "86px", sort: "status", cell: (worker) => <Badge kind={worker.status} /> },
+    { key: "status", title: "Status", width: "86px", sort: "status", cell: (worker) => <Badge kind={gone(worker) ? "gone" : worker.status} title={gone(worker) ? `not heard of any more; last ${worker.status}` : undefined} /> },
     { key: "rollout", title: "Current rollout", width: "minmax(150px, 1fr)", wide: true, cell: (worker) => worker.current_rollout_id ? <RolloutLink id={worker.current_rollout_id} /> : <span className="dim">–</span> },
     { key: "attempt", title: "Current attempt", width: "minmax(120px, 1fr)", wide: true, cell: (worker) => worker.current_attempt_id ? <Mono>{worker.current_attempt_id}</Mono> : <span className="dim">–</span> },
     time("last_heartbeat_time", "Heartbeat", false), time("last_busy_time", "Last busy"), time("last_idle_time", "Last idle"), time("last_dequeue_time", "Last claim"),
