@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -224,13 +225,25 @@ def check_rollouts(prompts_per_step: int, group_size: int) -> None:
         )
 
 
+def has_torch() -> bool:
+    """Return whether torch is installed. A job is checked without it, too, except for what only torch and transformers know."""
+    return find_spec("torch") is not None
+
+
+_NO_DEVICE: Final = 'it is no device of torch, such as "cpu", "cuda" or "cuda:1"'
+
+
 def _device(given: str) -> str:
+    if not re.fullmatch(r"[a-z]+(:\d+)?", given):
+        raise ValueError(_NO_DEVICE)
+    if not has_torch():
+        return given
     import torch
 
     try:
         device = torch.device(given)
     except RuntimeError:
-        raise ValueError('it is no device of torch, such as "cpu", "cuda" or "cuda:1"') from None
+        raise ValueError(_NO_DEVICE) from None
     if device.type == "cpu":
         if device.index:
             raise ValueError('a machine has one device of type cpu; give "cpu"')

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import importlib
+import inspect
 import itertools
 import re
 import sys
 import tomllib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import click
 
 from agl_otel.algorithms import options
+from agl_otel.algorithms.grpo import options as grpo
+from agl_otel.algorithms.sft import options as sft
 from agl_otel.cli import cli
+from agl_otel.jobs import job
 from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.routes import PREFIX
@@ -161,66 +163,42 @@ def grpc_page() -> str:
 
 
 def grpo_options_page() -> str:
-    """GRPO's options by group, with their defaults, bounds and docstrings. The annotations are evaluated here, because the module imports
-    torch."""
+    """GRPO's options by group, with their defaults, bounds and docstrings."""
     parts = [
         NOTE,
         "# GRPO's options",
         "",
         "In Python in their groups (`GRPO(updates=Updates(learning_rate=1e-4))`), in a job file without them.",
     ]
-    for module in ("options", "objective"):
-        tree = ast.parse((ROOM / "algorithms" / "grpo" / f"{module}.py").read_text())
-        for group in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
-            parts += ["", f"## {group.name}", "", _cell(ast.get_docstring(group) or ""), "", *option_rows(tree, group)]
+    for name, group in classes_of(grpo).items():
+        if vars(grpo)[name] in grpo.OPTION_GROUPS.values():
+            parts += ["", f"## {name}", "", _cell(ast.get_docstring(group) or ""), "", *option_rows(grpo, group)]
     return "\n".join(parts) + "\n"
 
 
-class NamesOf(dict[str, Any]):
-    """The names of a module, for its annotations: looked up where it imports them, or read in its own text, since it imports torch."""
-
-    def __init__(self, module: ast.Module) -> None:
-        super().__init__(__builtins__=builtins)
-        self._module = module
-
-    def __missing__(self, name: str) -> Any:
-        """Look the name up once. Raises KeyError for one that is not of the module, ModuleNotFoundError where an extra is missing."""
-        for node in self._module.body:
-            if isinstance(node, ast.ImportFrom):
-                for each in node.names:
-                    if (each.asname or each.name) == name:
-                        self[name] = getattr(importlib.import_module(node.module or ""), each.name)
-            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-                self[name] = eval(ast.unparse(node.value), {}, self)
-            elif isinstance(node, ast.FunctionDef) and node.name == name:
-                self[name] = lambda given: given  # a check, which has no bounds to be shown
-        return dict(self)[name]
-
-    def rule(self, annotation: ast.expr) -> str:
-        """The bounds of an annotation, in words."""
-        try:
-            return options.rule_of(eval(ast.unparse(annotation), {}, self))[0]
-        except ModuleNotFoundError:  # of torch, without which the pages are the same: what needs it has no bounds
-            return ""
-
-    def default(self, value: ast.expr) -> str:
-        """A default as its source, of a name its value; of a pydantic field with a factory what that makes, which is empty."""
-        if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
-            return "[]" if "list" in ast.unparse(value) else "{}"
-        return repr(self[value.id]) if isinstance(value, ast.Name) else ast.unparse(value)
+def classes_of(module: ModuleType) -> dict[str, ast.ClassDef]:
+    """The source of a module's classes, which has the docstrings of their fields."""
+    return {node.name: node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)}
 
 
-def option_rows(module: ast.Module, group: ast.ClassDef, *, hidden: Collection[str] = (), required: bool = False) -> list[str]:
+def option_rows(module: ModuleType, group: ast.ClassDef, *, hidden: Collection[str] = (), required: bool = False) -> list[str]:
     """A table of the fields of a class: name, default, bounds and docstring. With `required` those without a default, too."""
-    names = NamesOf(module)
     rows = ["| option | default | must be | meaning |", "|---|---|---|---|"]
     for node, after in itertools.pairwise([*group.body, ast.Pass()]):
         if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) in hidden or (node.value is None and not required):
             continue
         about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-        default = "required" if node.value is None else f"`{names.default(node.value)}`"
-        rows.append(f"| `{ast.unparse(node.target)}` | {default} | {names.rule(node.annotation)} | {_cell(str(about))} |")
+        default = "required" if node.value is None else f"`{_default(module, node.value)}`"
+        rule, _ = options.rule_of(eval(ast.unparse(node.annotation), vars(module)))
+        rows.append(f"| `{ast.unparse(node.target)}` | {default} | {rule} | {_cell(str(about))} |")
     return rows
+
+
+def _default(module: ModuleType, value: ast.expr) -> str:
+    """A default as its source, of a name its value; of a pydantic field with a factory what that makes, which is empty."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+        return "[]" if "list" in ast.unparse(value) else "{}"
+    return repr(vars(module)[value.id]) if isinstance(value, ast.Name) else ast.unparse(value)
 
 
 JOB_TABLES = (("AgentSpec", "agent"), ("DataSpec", "data"), ("PolicySpec", "policy"), ("EditorSpec", "editor"))
@@ -228,8 +206,7 @@ JOB_TABLES = (("AgentSpec", "agent"), ("DataSpec", "data"), ("PolicySpec", "poli
 
 def job_page() -> str:
     """The keys of a job file but for those of [algorithm], with their defaults, bounds and docstrings."""
-    tree = ast.parse((ROOM / "jobs" / "job.py").read_text())
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    classes = classes_of(job)
     parts = [
         NOTE,
         "# The keys of a job file",
@@ -239,15 +216,13 @@ def job_page() -> str:
     ]
     for name, table in JOB_TABLES:
         about = " ".join((ast.get_docstring(classes[name]) or "").split()).removeprefix(f"[{table}]: ")
-        fields = option_rows(tree, classes[name], hidden=("model_config",), required=True)
+        fields = option_rows(job, classes[name], hidden=("model_config",), required=True)
         parts += ["", f"## `[{table}]`", "", about[:1].upper() + about[1:], "", *fields]
     return "\n".join(parts) + "\n"
 
 
 def sft_options_page() -> str:
     """SFT's options, with their defaults, bounds and docstrings."""
-    tree = ast.parse((ROOM / "algorithms" / "sft" / "algorithm.py").read_text())
-    (group,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "SFT")
     parts = [
         NOTE,
         "# SFT's options",
@@ -258,7 +233,7 @@ def sft_options_page() -> str:
         "SFT trains all weights, in float32: it has no `dtype`, no LoRA and no `gradient_checkpointing`. Those are GRPO's",
         "([grpo-options.md](grpo-options.md)), or your trainer's on exported rows ([training-files.md](training-files.md)).",
         "",
-        *option_rows(tree, group, hidden=("reports",)),
+        *option_rows(sft, classes_of(sft)["SFTOptions"]),
     ]
     return "\n".join(parts) + "\n"
 

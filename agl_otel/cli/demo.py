@@ -90,7 +90,7 @@ async def _demo(
 ) -> None:
     started = time.monotonic()
     try:
-        import_module("agl_otel.jobs.grpo")  # with torch: looked for before anything is started
+        import_module("agl_otel.algorithms.grpo.algorithm")  # with torch: looked for before anything is started
         from agl_otel.jobs.job import Job
     except ModuleNotFoundError as error:
         raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error

@@ -94,13 +94,7 @@ def check_run_folder(job: Job, folder: Path, *, force: bool) -> None:
 def _check(job: Job, found: CheckReport) -> list[Any]:
     """Check everything that needs no store, and return the tasks."""
     found.algorithm = job.algorithm.get("name", "grpo")
-    try:
-        module = import_module(job.run_by)
-    except ModuleNotFoundError as error:
-        found.problems.append(str(missing_extra(error)))
-        found.notes.append("not checked without it: the options of [algorithm], and the model of [policy]")
-    else:
-        _check_needs(module, job, found)
+    _check_needs(import_module(job.run_by), job, found)
     train, val = list[Any](), list[Any]()
     scores = job.run_by != own.__name__
     with _collecting(found):
@@ -125,6 +119,7 @@ def _check_needs(module: ModuleType, job: Job, found: CheckReport) -> None:
             if isinstance(outcome := need(), Findings):
                 found.problems += outcome.problems
                 found.warnings += outcome.warnings
+                found.notes += outcome.notes
                 found.memory = outcome.memory or found.memory
     with _collecting(found):
         found.notes += module.notes(job) if hasattr(module, "notes") else []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
-from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
-from agl_otel.algorithms.grpo.lora import require_lora
-from agl_otel.algorithms.grpo.options import Rollouts, Schedule, Updates
+from agl_otel.algorithms.grpo.options import OPTION_GROUPS, GRPOOptions, Rollouts, Schedule, Updates, require_lora
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.jobs.algorithm_table import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
@@ -20,6 +19,9 @@ from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.served import ServedRun, adapter_rank, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 from agl_otel.jobs.vllm_options import samples_otherwise
 
+if TYPE_CHECKING:
+    from agl_otel.algorithms.grpo.algorithm import GRPO
+
 notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset(
     {"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "validator", "rollout_config", *OPTION_GROUPS}
@@ -28,12 +30,13 @@ _SET_BY_JOB: Final = frozenset(
 
 def options_model(name: str) -> type[BaseModel]:
     """Return the model of [algorithm] of a GRPO job: its name, and the options of GRPO and its groups, flat."""
-    return options_of(name, GRPO, *OPTION_GROUPS.values(), hidden=_SET_BY_JOB)
+    return options_of(name, GRPOOptions, *OPTION_GROUPS.values(), hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:
     """Return the checks of what a GRPO job needs: packages, consistent options, its policy, and the policy's server."""
     return [
+        lambda: import_module("agl_otel.algorithms.grpo.algorithm"),
         lambda: check_sinks(job.options.get("metrics")),
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
         lambda: _check_options(job),
@@ -68,7 +71,7 @@ def _rollouts_warnings(options: Mapping[str, Any]) -> list[str]:
 def _check_options(job: Job) -> None:
     adapter = ("lora_rank", "lora_alpha", "lora_targets") if job.options.get("lora_rank") is not None else ()  # checked by themselves
     with of_table("algorithm"):
-        GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", *adapter))
+        GRPOOptions.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", *adapter))
 
 
 def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
@@ -79,6 +82,8 @@ def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
 
 
 def _made(job: Job, model_dir: Path, server_url: str, **more: Any) -> GRPO:
+    from agl_otel.algorithms.grpo.algorithm import GRPO
+
     return GRPO.from_options(
         model_dir=model_dir,
         model_server_url=server_url,

@@ -205,11 +205,7 @@ class Job(_Strict):
         if _is_custom(options.get("name")):
             return options  # checked against its arguments when it is loaded
         name = _Named.model_validate(options).name
-        try:
-            known = _model_of_options(name)
-        except ModuleNotFoundError:  # of torch: all else in the file can be checked; check.py names what to install
-            return {"name": name, **options}
-        return {"name": name, **known.model_validate(options).model_dump(exclude={"name"}, exclude_unset=True)}
+        return {"name": name, **_model_of_options(name).model_validate(options).model_dump(exclude={"name"}, exclude_unset=True)}
 
     @field_validator("resources", mode="before")
     @classmethod

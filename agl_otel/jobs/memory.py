@@ -115,6 +115,7 @@ class Findings:
 
     problems: list[str] = field(default_factory=list[str])
     warnings: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
     memory: Memory | None = None
 
 

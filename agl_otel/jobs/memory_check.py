@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import torch
-
-from agl_otel.algorithms.grpo.logprobs import CHUNK_LOGITS
-from agl_otel.algorithms.grpo.objective import Objective
-from agl_otel.algorithms.grpo.options import Updates
+from agl_otel.algorithms.grpo.options import Objective, Updates
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import (
     BFLOAT16,
@@ -28,9 +24,11 @@ from agl_otel.jobs.memory import (
     our_server,
     trainer,
 )
-from agl_otel.jobs.model_check import ModelFacts
 from agl_otel.jobs.served import SMALL_PARAMETERS, gpu_share, is_shared
 from agl_otel.jobs.vllm_options import max_model_len
+
+if TYPE_CHECKING:
+    from agl_otel.jobs.model_check import ModelFacts
 
 USUAL_LEARNING_RATE: Final = 1e-4
 """Greater ones, with LoRA greater than ten times this, are far beyond the published ones of real models (docs/real-models.md)."""
@@ -55,7 +53,7 @@ def look_at(job: Job, facts: ModelFacts) -> Findings:
             f"[algorithm] device = {device!r}: weights, gradients and optimizer of {job.policy.model} take {gigabytes(held)}, and it has "
             f"{gigabytes(total)}; give lora_rank (8 to 64 are usual), or take a smaller model or a larger device"
         )
-        return Findings([problem], warnings, memory)
+        return Findings([problem], warnings, memory=memory)
     help_ = "; ".join(remedies(facts, plan, server)) or "a smaller model, or a larger device"
     warning = (
         f"memory: {gigabytes(memory.peak_bytes)} may be needed on {device}, which has {gigabytes(free or 0)}. What helps most: {help_}"
@@ -77,6 +75,8 @@ def learning_rate_warnings(job: Job, facts: ModelFacts) -> list[str]:
 
 def plan_of(job: Job, facts: ModelFacts) -> Plan:
     """Return what the memory of the job depends on."""
+    from agl_otel.algorithms.grpo.logprobs import CHUNK_LOGITS
+
     given, device = job.options, job.options.get("device", Updates.device)
     return Plan(
         pass_tokens=given.get("micro_batch_tokens", Updates.micro_batch_tokens),
@@ -144,6 +144,8 @@ def device_bytes(device: str) -> tuple[int | None, int | None]:
     limits of the process's control groups.
     """
     if device.startswith("cuda"):
+        import torch
+
         total = torch.cuda.mem_get_info(device)[1]
         return total, total
     return machine_bytes() if device.startswith("cpu") else (None, None)

@@ -8,28 +8,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
 import aiohttp
-import torch
-from transformers.utils import logging as transformers_logging
 
 from agl_otel.algorithms.grpo.groups import cancel_all
-from agl_otel.algorithms.grpo.lora import ALL_LINEAR, check_targets
-from agl_otel.algorithms.grpo.options import Sampling
-from agl_otel.algorithms.grpo.policy import NOT_CHECKPOINTED, WEIGHTS_FILE
+from agl_otel.algorithms.grpo.options import ALL_LINEAR, Sampling
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
-from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
-from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY
+from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY, WEIGHTS_FILE
+from agl_otel.algorithms.options import has_torch
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.jobs.algorithm_table import Need, of_table
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
-from agl_otel.jobs.model_check import ModelFacts, model_facts, tiny_facts
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
 from agl_otel.jobs.vllm_options import max_model_len
 from agl_otel.net.http_server import is_healthy
@@ -38,6 +33,9 @@ from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import Settings, free_port
 from agl_otel.store import Store
 from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutQuery, RolloutStatus
+
+if TYPE_CHECKING:
+    from agl_otel.jobs.model_check import ModelFacts
 
 OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
 VLLM: Final = "agl_otel.algorithms.grpo.vllm"
@@ -76,32 +74,36 @@ def policy_of(job: Job, *, run: Path | None = None) -> Path | None:
     return folder
 
 
-def _facts_of_policy(job: Job, attention: str | None) -> ModelFacts:
-    """Return the facts of the job's model; of one of the hub without its weights, of which only the headers are read."""
+def _find_policy(job: Job) -> HubModel | Path | None:
+    """Return the job's model: its folder, or one of the hub that is not in the cache; None for `tiny`. Raises what `policy_of` raises."""
     model = job.policy.model
-    if model == "tiny":
-        return tiny_facts(attention=attention)
     with of_table("policy"):
         found = find_model(model) if is_hub_id(model, job.folder) else None
-    if not isinstance(found, HubModel) or found.is_cached:
-        folder = policy_of(job)
-        assert folder is not None
-        return model_facts(folder, attention=attention)
-    return model_facts(found.fetch(weights=False), attention=attention, stored=found.tensors())
+    return found if isinstance(found, HubModel) and not found.is_cached else policy_of(job)
+
+
+def _facts_of(model: HubModel | Path | None, attention: str | None) -> ModelFacts:
+    """Return the facts of the model of `_find_policy`; of one of the hub without its weights, of which only the headers are read."""
+    from agl_otel.jobs.model_check import model_facts, tiny_facts
+
+    if model is None:
+        return tiny_facts(attention=attention)
+    if isinstance(model, Path):
+        return model_facts(model, attention=attention)
+    return model_facts(model.fetch(weights=False), attention=attention, stored=model.tensors())
 
 
 def needs_of_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> list[Need]:
     """Return the checks for the job's model, with what `look_at` finds about it, and for the program that serves it."""
 
-    def looked_at() -> Findings:
-        facts = check_policy(job)
+    def looked_at(facts: ModelFacts) -> Findings:
         check_room(job, facts)
-        found = look_at(facts)
-        return replace(found, warnings=[*facts.warnings, *found.warnings])
+        return look_at(facts)
 
     return [
-        looked_at,
+        lambda: check_policy(job, looked_at),
         lambda: check_devices(job),
+        lambda: check_sleep(job),
         lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None,
     ]
 
@@ -138,10 +140,10 @@ def _gpus(numbers: Sequence[int]) -> str:
 
 def is_shared(job: Job) -> bool:
     """Whether the model server and the trainer are on one GPU."""
-    trainer = torch.device(job.options.get("device", "cpu"))
-    if trainer.type == "cpu" or (job.policy.server == "ours" and job.policy.devices is None):
+    kind, _, number = job.options.get("device", "cpu").partition(":")
+    if kind == "cpu" or (job.policy.server == "ours" and job.policy.devices is None):
         return False
-    return (trainer.index or 0) in (job.policy.devices or [0])
+    return int(number or 0) in (job.policy.devices or [0])
 
 
 def gpu_share(job: Job) -> float | None:
@@ -164,26 +166,52 @@ def vllm_arguments(job: Job) -> list[str]:
     return [*arguments, *spec.vllm_options]
 
 
-def check_devices(job: Job) -> None:
-    """Raise SettingsError for GPUs that this machine lacks, and for `sleep` where nothing is won by it."""
-    spec = job.policy
+def check_devices(job: Job) -> Findings:
+    """Raise SettingsError for GPUs of [policy] that this machine lacks; algorithms/options.py checks the `device` of [algorithm]."""
+    devices, trainer = job.policy.devices or [], job.options.get("device", "cpu")
+    if not has_torch():
+        named = [*(["`devices` of [policy]"] if devices else []), *(["`device` of [algorithm]"] if trainer != "cpu" else [])]
+        return Findings(notes=[f"not checked without torch: whether this machine has the {' and the '.join(named)}"] if named else [])
+    import torch
+
     count = torch.cuda.device_count()
-    if lacking := [number for number in spec.devices or () if number >= count]:
+    if lacking := [number for number in devices if number >= count]:
         raise SettingsError(
-            f"[policy] devices = {spec.devices}: this machine has {count or 'no'} GPU{'s' if count > 1 else ''}, so there is none with the "
+            f"[policy] devices = {devices}: this machine has {count or 'no'} GPU{'s' if count > 1 else ''}, so there is none with the "
             f"number {lacking[0]}; name others, or leave it out"
         )
-    if spec.sleep and job.options.get("groups_in_flight") is not None:
+    return Findings()
+
+
+def check_sleep(job: Job) -> None:
+    """Raise SettingsError for `sleep` where nothing is won by it."""
+    if job.policy.sleep and job.options.get("groups_in_flight") is not None:
         raise SettingsError(
             "[policy] sleep = true: rollouts in flight would wait while vLLM sleeps, and groups_in_flight is there to keep them running; "
             "leave out one of both"
         )
 
 
-def check_policy(job: Job) -> ModelFacts:
-    """Return the facts of the job's model. Raises SettingsError if it cannot be trained, or not with the job's options."""
+def check_policy(job: Job, look_at: Callable[[ModelFacts], Findings]) -> Findings:
+    """Check the job's model: that it is there and, with torch, that it can be trained with the job's options; add what `look_at` finds.
+
+    Raises SettingsError if one of this fails, and what `policy_of` raises.
+    """
+    model = _find_policy(job)
+    if not has_torch():
+        return Findings(notes=["not checked without torch: whether the model of [policy] can be trained, and with these options"])
+    facts = _facts_of(model, job.options.get("attention"))
+    _check_fit(job, facts)
+    found = look_at(facts)
+    return replace(found, warnings=[*facts.warnings, *found.warnings])
+
+
+def _check_fit(job: Job, facts: ModelFacts) -> None:
+    """Raise SettingsError if the job's model cannot be trained with the job's options."""
+    from agl_otel.algorithms.grpo.lora import check_targets
+    from agl_otel.algorithms.grpo.policy import NOT_CHECKPOINTED
+
     given, name = job.options, job.policy.model
-    facts = _facts_of_policy(job, given.get("attention"))
     served = max_model_len(job.policy.vllm_options) or facts.context
     if served > facts.context:
         raise SettingsError(
@@ -200,7 +228,6 @@ def check_policy(job: Job) -> ModelFacts:
     if rank:
         with of_table("algorithm"):
             check_targets(given.get("lora_targets", ALL_LINEAR), facts.linear, name)
-    return facts
 
 
 def check_room(job: Job, facts: ModelFacts) -> None:
@@ -425,7 +452,9 @@ def visible(devices: Sequence[int]) -> dict[str, str]:
 
 async def prepare_policy(job: Job, folder: Path) -> Path:
     """Return the folder of the job's policy; the tiny one is created in the run's `folder`, once. Raises SettingsError."""
-    transformers_logging.disable_progress_bar()
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     place = await asyncio.to_thread(_policy_place, job, folder)
     if job.policy.model == "tiny" and not (place / WEIGHTS_FILE).exists():  # its weights are written last
         await asyncio.to_thread(_make_tiny, place, job.policy.seed)
@@ -433,5 +462,9 @@ async def prepare_policy(job: Job, folder: Path) -> Path:
 
 
 def _make_tiny(folder: Path, seed: int) -> None:
+    import torch
+
+    from agl_otel.algorithms.grpo.tiny import make_policy
+
     torch.set_num_threads(1)  # for so small a model a second thread costs ten times its use
     make_policy(folder, seed=seed)

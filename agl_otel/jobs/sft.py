@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
-from agl_otel.algorithms.sft.algorithm import SFT
+from agl_otel.algorithms.sft.options import SFTOptions
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.jobs.algorithm_table import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
 from agl_otel.jobs.job import Job
@@ -17,29 +18,33 @@ from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import learning_rate_warnings
 from agl_otel.jobs.served import ServedRun, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 
+if TYPE_CHECKING:
+    from agl_otel.algorithms.sft.algorithm import SFT
+
 notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "validator", "run_dir", "rollout_config"})
 
 
 def options_model(name: str) -> type[BaseModel]:
     """Return the model of [algorithm] of an SFT job: its name, and the algorithm's keyword arguments as options."""
-    return options_of(name, SFT, hidden=_SET_BY_JOB)
+    return options_of(name, SFTOptions, hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:
     """Return the checks of what an SFT job needs: packages, consistent options, its policy, and the policy's server."""
     return [
+        lambda: import_module("agl_otel.algorithms.sft.algorithm"),
         lambda: check_sinks(job.options.get("metrics")),
         lambda: _check_options(job),
-        lambda: check_timeouts(job, job.options.get("step_timeout_seconds", SFT.step_timeout_seconds)),
-        lambda: Findings(warnings=steps_warnings(job.options, max_steps=SFT.max_steps)),
+        lambda: check_timeouts(job, job.options.get("step_timeout_seconds", SFTOptions.step_timeout_seconds)),
+        lambda: Findings(warnings=steps_warnings(job.options, max_steps=SFTOptions.max_steps)),
         *needs_of_policy(job, lambda facts: Findings(warnings=learning_rate_warnings(job, facts))),
     ]
 
 
 def _check_options(job: Job) -> None:
     with of_table("algorithm"):
-        SFT(model_dir="", model_server_url="", **without(job.options, "metrics"))
+        SFTOptions(model_dir="", model_server_url="", **without(job.options, "metrics"))
 
 
 def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
@@ -50,6 +55,8 @@ def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
 
 
 def _made(job: Job, model_dir: Path, server_url: str, **more: Any) -> SFT:
+    from agl_otel.algorithms.sft.algorithm import SFT
+
     return SFT(
         model_dir=model_dir,
         model_server_url=server_url,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
@@ -20,6 +20,9 @@ from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.jobs.served import check_policy, policy_made, prepare_policy
 from agl_otel.service.lock import FileLock
+
+if TYPE_CHECKING:
+    from agl_otel.jobs.model_check import ModelFacts
 
 MODEL: Final = "actor_rollout_ref.model.path"
 _SET_BY_JOB: Final = frozenset({"trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
@@ -51,18 +54,19 @@ def _check_model(job: Job) -> Findings:
     lengths."""
     with of_table("algorithm"):
         config = translate(job.options["config"]).config
-    if not has(config, MODEL):
-        facts = check_policy(job)
+    if has(config, MODEL) and job.policy.model != "tiny":
+        raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
+
+    def check_lengths(facts: ModelFacts) -> Findings:
         context, asked = facts.context, [get(config, path) for path in ("data.max_prompt_length", "data.max_response_length")]
         if all(isinstance(each, int) for each in asked) and sum(asked) > context:
             raise SettingsError(
                 f"[algorithm] config.data.max_response_length = {asked[1]}: with max_prompt_length ({asked[0]}) it must be at most "
                 f"{context}, because that is the context of {job.policy.model}; give smaller ones"
             )
-        return Findings(warnings=list(facts.warnings))
-    if job.policy.model != "tiny":
-        raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
-    return Findings()
+        return Findings()
+
+    return Findings() if has(config, MODEL) else check_policy(job, check_lengths)
 
 
 def fingerprint(job: Job, folder: Path) -> Fingerprint | None:

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -30,15 +30,14 @@ from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
 from agl_otel.algorithms.grpo.groups import Group, InFlight, Take, TaskOrder, as_take, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
-from agl_otel.algorithms.grpo.objective import Objective, group_advantages
-from agl_otel.algorithms.grpo.options import Rollouts, Sampling, Schedule, Updates
+from agl_otel.algorithms.grpo.objective import group_advantages
+from agl_otel.algorithms.grpo.options import GRPOOptions
 from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory
 from agl_otel.algorithms.grpo.progress import Progress
 from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, place_for_weights, weights_to_serve
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
-from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
 from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, only_writer, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
@@ -63,70 +62,17 @@ _NOT_COMPARED: Final = frozenset(
 )
 """Options that may change when a run is resumed: where it computes, and when it ends."""
 _logger = logging.getLogger(__name__)
-OPTION_GROUPS: Final[dict[str, type[Any]]] = {
-    "objective": Objective,
-    "rollouts": Rollouts,
-    "sampling": Sampling,
-    "updates": Updates,
-    "schedule": Schedule,
-}
 
 
-@dataclass(kw_only=True, eq=False)
-class GRPO(Algorithm):
+class GRPO(GRPOOptions, Algorithm):
     """Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300) of the model in `model_dir`, from traces."""
 
-    model_dir: str | Path
-    """Model and tokenizer in transformers' format, or a model of the hub (hub.py); the model server must be started with the same."""
-    model_server_url: str
-    """http://host:port of a server with POST /weights (server.py, vllm.py); it must have access to this machine's files."""
-    objective: Objective = field(default_factory=Objective)
-    """The loss."""
-    rollouts: Rollouts = field(default_factory=Rollouts)
-    sampling: Sampling = field(default_factory=Sampling)
-    updates: Updates = field(default_factory=Updates)
-    schedule: Schedule = field(default_factory=Schedule)
-    on_step: Callable[[StepReport], object] | None = None
-    validator: Callable[[int, Path], Awaitable[object]] | None = None
-    """Called with the number and checkpoint of the last step, and of each that `val_every` names, before the next step; again when the run
-    is resumed. The metric sinks get what it adds to the run's validation.json."""
-    weights_dir: str | Path | None = None
-    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`. One run at a
-    time writes there."""
-    run_dir: str | Path | RunFolder | None = None
-    """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
-    metrics: Sequence[Any] | None = None
-    """Metric sinks: "tensorboard", "wandb", "plots", or MetricSink objects. None: TensorBoard files and a picture in the run's folder, if
-    there is one and their packages are installed."""
-    reports: list[StepReport] = field(default_factory=list[StepReport], init=False)
-
     def __post_init__(self) -> None:
-        check_metrics(self.metrics)
-        if self.updates.warmup_steps > self.schedule.max_steps:
-            raise UsageError(
-                f"warmup_steps = {self.updates.warmup_steps}: it must be at most max_steps ({self.schedule.max_steps}), because the run "
-                "would end before the learning rate has its value; give such a value, or leave it out"
-            )
+        super().__post_init__()
+        self.reports: list[StepReport] = []
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None
         self._offline: list[Group] = []
-
-    @classmethod
-    def from_options(cls, *, model_dir: str | Path, model_server_url: str, **options: Any) -> GRPO:
-        """Create from flat options, as in a job file: each goes to the group with a field of its name. Raises UsageError."""
-        groups = {
-            group: kind(**{each.name: options.pop(each.name) for each in fields(kind) if each.name in options})
-            for group, kind in OPTION_GROUPS.items()
-        }
-        own = {each.name for each in fields(cls) if each.init} - set(groups)
-        if unknown := sorted(set(options) - own):
-            raise UsageError(f"GRPO has no option {unknown[0]}: its options are those of {', '.join(groups)} and {', '.join(sorted(own))}")
-        return cls(model_dir=model_dir, model_server_url=model_server_url, **groups, **options)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of all groups in one dict."""
-        return {each.name: getattr(getattr(self, group), each.name) for group, kind in OPTION_GROUPS.items() for each in fields(kind)}
 
     @property
     def sampling_parameters(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,19 +19,13 @@ from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
 from agl_otel.algorithms.grpo.optimizers import load_bitsandbytes
+from agl_otel.algorithms.grpo.options import ALL_LINEAR, require_lora
 from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, as_os_errors, replacing_files
-from agl_otel.errors import SettingsError, UsageError
+from agl_otel.errors import UsageError
 
 ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter
-ALL_LINEAR: Final = "all-linear"
 _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
-
-
-def require_lora(what: str = "lora_rank") -> None:
-    """Raise SettingsError where peft is missing, which names the extra that is needed for `what`."""
-    if find_spec("peft") is None:
-        raise SettingsError(f"{what} needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
 
 
 def linear_layers(model: Any) -> Iterator[tuple[str, int, int]]:

@@ -1,97 +1,24 @@
 """The GRPO objective as pure functions on tensors: no model, no I/O, no state.
 
 Group-relative advantages of DeepSeekMath (arXiv:2402.03300, §4.1.2, outcome supervision) in the clipped surrogate of PPO
-(arXiv:1707.06347, eq. 7). `Objective` holds the options with their sources; the defaults are these two, with equal weight for every
-token that the model wrote, no KL term (a verifiable reward cannot be hacked by drifting, and the term costs a second model and forward
-pass) and no entropy bonus (groups sampled at temperature 1 explore enough).
+(arXiv:1707.06347, eq. 7). `options.Objective` holds the options with their sources; the defaults are these two, with equal weight for
+every token that the model wrote, no KL term (a verifiable reward cannot be hacked by drifting, and the term costs a second model and
+forward pass) and no entropy bonus (groups sampled at temperature 1 explore enough).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from agl_otel.algorithms.options import Clip, KlCoefficient, checked
+from agl_otel.algorithms.grpo.options import Objective
 from agl_otel.errors import UsageError
 
-Average = Literal["token", "sequence", "rollout", "constant"]
 WORST_TOKENS: Final = 8
-_OF_SURROGATE: Final = frozenset({"clip", "clip_high", "dual_clip", "sequence_ratio"})
 STD_EPSILON = 1e-6  # keeps the division finite; a group that differs at all has a std of at least 0.1 with rewards in [0, 1]
-
-
-@checked
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """The options of the loss. Raises UsageError for values out of their bounds and for invalid combinations."""
-
-    clip: Clip = 0.2
-    """Ratios are clipped at 1 - clip (PPO's epsilon)."""
-    clip_high: Annotated[
-        float | None, Field(ge=1e-5, le=100, description="ratios above 1 + clip_high are clipped, and none is a hundredfold")
-    ] = None
-    """Ratios are clipped at 1 + clip_high; None: `clip`. A greater value is DAPO's clip-higher (arXiv:2503.14476, §3.1), 0.28 there."""
-    dual_clip: Annotated[
-        float | None,
-        Field(ge=1.01, le=1000, description="at 1 it would bound the loss of unchanged weights, and a huge one bounds nothing"),
-    ] = None
-    """Bounds the loss of a token with a negative advantage at this many times its advantage (arXiv:1912.09729, §3), 3.0 there."""
-    weight_cap: Annotated[
-        float | None, Field(ge=1.01, le=1000, description="it bounds ratios that have grown from 1, and a huge one bounds nothing")
-    ] = None
-    """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5) in place of the clipped surrogate: each token's term is its log-prob times its
-    advantage, weighted by min(ratio, weight_cap), through which no gradient flows. So every token has a gradient, also the rare ones that
-    change most within a step, as with many `updates_per_step`; as there, the weight has no lower bound. Excludes `clip`, `clip_high`,
-    `dual_clip` and `sequence_ratio`. None: the clipped surrogate."""
-    sequence_ratio: bool = False
-    """One ratio per sequence, the geometric mean over its tokens: GSPO (arXiv:2507.18071, eq. 7), usually with clips of 3e-4."""
-    average: Average = "token"
-    """What has equal weight: "token" (DAPO §3.3); "sequence", each trajectory (DeepSeekMath, eq. 3); "rollout", each rollout whatever its
-    number of trajectories; "constant", where each trajectory's sum is divided by `constant_tokens`, so that length has no influence (Dr.
-    GRPO, arXiv:2503.20783, §3.2)."""
-    constant_tokens: Annotated[int, Field(ge=0, le=100_000_000, description="it is the token budget of a trajectory")] = 0
-    """For average="constant": the divisor, which is the token budget of a trajectory."""
-    importance_cap: Annotated[
-        float | None,
-        Field(
-            ge=0.1, le=1000, description="each token's term is multiplied by at most this: 0 trains nothing, and a huge one bounds nothing"
-        ),
-    ] = None
-    """Truncated importance sampling of stale tokens (arXiv:2505.24298, eq. 5): the ratio is against the weights before the step's first
-    update, and each token's term is multiplied by min(those weights' probability / the sampler's, cap); 2.0 is usual. None: the
-    ratio is against the sampler itself."""
-    kl: KlCoefficient = 0.0
-    """Coefficient of the KL term to the run's initial weights (DeepSeekMath, eq. 4); 0 needs no second model."""
-    scale_advantages: bool = True
-    """Divide advantages by their group's standard deviation; False: as in Dr. GRPO (`group_advantages`)."""
-
-    def __post_init__(self) -> None:
-        if self.average == "constant" and self.constant_tokens < 1:
-            raise UsageError(
-                f'constant_tokens = {self.constant_tokens}: it must be at least 1, because average = "constant" divides by it; '
-                "give the token budget of a trajectory"
-            )
-        if self.average != "constant" and self.constant_tokens:
-            raise UsageError(
-                f'constant_tokens = {self.constant_tokens} has no effect with average = "{self.average}": give average = "constant", '
-                "or leave it out"
-            )
-        others = [each.name for each in fields(self) if each.name in _OF_SURROGATE and getattr(self, each.name) != each.default]
-        if self.weight_cap is not None and others:
-            raise UsageError(
-                f"weight_cap = {self.weight_cap:g} and {others[0]} = {getattr(self, others[0])}: {others[0]} is of the clipped surrogate, "
-                "in whose place weight_cap puts CISPO; leave out one of both"
-            )
-
-    @property
-    def needs_no_advantages(self) -> bool:
-        """Whether the loss has a gradient also where all advantages are 0; a term that is not multiplied by them belongs here."""
-        return self.kl > 0
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, epsilon: float = STD_EPSILON, scaled: bool = True) -> Tensor:

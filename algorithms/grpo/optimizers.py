@@ -11,11 +11,12 @@ import logging
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Final, Literal
-
-import torch
+from typing import TYPE_CHECKING, Final, Literal
 
 from agl_otel.errors import SettingsError, UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 OptimizerName = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 PLAIN: Final = "adamw"
@@ -56,6 +57,8 @@ def require_optimizer(name: OptimizerName, device: str) -> None:
 def make_optimizer(name: OptimizerName, weights: Iterable[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
     """Create the optimizer of these weights. Raises SettingsError where bitsandbytes is missing."""
     if name == PLAIN:
+        import torch
+
         return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     require_optimizer(name, "cuda")
     load_bitsandbytes()

@@ -1,25 +1,30 @@
-"""GRPO's options, in groups: rollouts of a step, sampling, weight updates, length of the run.
+"""GRPO's options, in groups: rollouts of a step, sampling, weight updates, length of the run, loss.
 
-The options of the loss are in objective.Objective. Names are unique over all groups, because job files give an option without its group.
-A run that was begun without an option of today cannot be resumed: run.json has no value for it (run_folder.py).
-Each group raises UsageError for values out of their bounds (algorithms/options.py) and for combinations that exclude each other.
+Names are unique over all groups, because job files give an option without its group. A run that was begun without an option of today
+cannot be resumed: run.json has no value for it (run_folder.py). Each group raises UsageError for values out of their bounds
+(algorithms/options.py) and for combinations that exclude each other. Torch is not imported, so that jobs are checked without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field
 
-from agl_otel.algorithms.grpo.lora import ALL_LINEAR, require_lora
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
+from agl_otel.algorithms.grpo.report import StepReport
+from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.options import (
     AgentMatch,
+    Clip,
     Device,
     FillReward,
+    KlCoefficient,
     LearningRate,
     MaxGradNorm,
     MaxSteps,
@@ -37,8 +42,15 @@ from agl_otel.algorithms.options import (
     check_rollouts,
     checked,
 )
-from agl_otel.errors import UsageError
+from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import RolloutConfig, RolloutMode
+
+
+def require_lora(what: str = "lora_rank") -> None:
+    """Raise SettingsError where peft is missing, which names the extra that is needed for `what`."""
+    if find_spec("peft") is None:
+        raise SettingsError(f"{what} needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
 
 
 def _needs_gpu(attention: str) -> bool:
@@ -53,10 +65,13 @@ def _ends(targets: Sequence[str] | str) -> Sequence[str] | str:
     return targets
 
 
+ALL_LINEAR: Final = "all-linear"
 ON_CPU: Final = ("eager", "sdpa")
 """Implementations of attention that compute gradients on the CPU; flex_attention samples there, and fails at the first update."""
 Dtype = Literal["auto", "float32", "bfloat16"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
+Average = Literal["token", "sequence", "rollout", "constant"]
+_OF_SURROGATE: Final = frozenset({"clip", "clip_high", "dual_clip", "sequence_ratio"})
 
 
 @checked
@@ -249,3 +264,134 @@ class Schedule:
                 f"checkpoint_every_minutes = {self.checkpoint_every_minutes:g} has no effect with checkpoint_every_steps, which counts "
                 "steps instead: leave out one of both"
             )
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The options of the loss. Raises UsageError for values out of their bounds and for invalid combinations."""
+
+    clip: Clip = 0.2
+    """Ratios are clipped at 1 - clip (PPO's epsilon)."""
+    clip_high: Annotated[
+        float | None, Field(ge=1e-5, le=100, description="ratios above 1 + clip_high are clipped, and none is a hundredfold")
+    ] = None
+    """Ratios are clipped at 1 + clip_high; None: `clip`. A greater value is DAPO's clip-higher (arXiv:2503.14476, §3.1), 0.28 there."""
+    dual_clip: Annotated[
+        float | None,
+        Field(ge=1.01, le=1000, description="at 1 it would bound the loss of unchanged weights, and a huge one bounds nothing"),
+    ] = None
+    """Bounds the loss of a token with a negative advantage at this many times its advantage (arXiv:1912.09729, §3), 3.0 there."""
+    weight_cap: Annotated[
+        float | None, Field(ge=1.01, le=1000, description="it bounds ratios that have grown from 1, and a huge one bounds nothing")
+    ] = None
+    """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5) in place of the clipped surrogate: each token's term is its log-prob times its
+    advantage, weighted by min(ratio, weight_cap), through which no gradient flows. So every token has a gradient, also the rare ones that
+    change most within a step, as with many `updates_per_step`; as there, the weight has no lower bound. Excludes `clip`, `clip_high`,
+    `dual_clip` and `sequence_ratio`. None: the clipped surrogate."""
+    sequence_ratio: bool = False
+    """One ratio per sequence, the geometric mean over its tokens: GSPO (arXiv:2507.18071, eq. 7), usually with clips of 3e-4."""
+    average: Average = "token"
+    """What has equal weight: "token" (DAPO §3.3); "sequence", each trajectory (DeepSeekMath, eq. 3); "rollout", each rollout whatever its
+    number of trajectories; "constant", where each trajectory's sum is divided by `constant_tokens`, so that length has no influence (Dr.
+    GRPO, arXiv:2503.20783, §3.2)."""
+    constant_tokens: Annotated[int, Field(ge=0, le=100_000_000, description="it is the token budget of a trajectory")] = 0
+    """For average="constant": the divisor, which is the token budget of a trajectory."""
+    importance_cap: Annotated[
+        float | None,
+        Field(
+            ge=0.1, le=1000, description="each token's term is multiplied by at most this: 0 trains nothing, and a huge one bounds nothing"
+        ),
+    ] = None
+    """Truncated importance sampling of stale tokens (arXiv:2505.24298, eq. 5): the ratio is against the weights before the step's first
+    update, and each token's term is multiplied by min(those weights' probability / the sampler's, cap); 2.0 is usual. None: the
+    ratio is against the sampler itself."""
+    kl: KlCoefficient = 0.0
+    """Coefficient of the KL term to the run's initial weights (DeepSeekMath, eq. 4); 0 needs no second model."""
+    scale_advantages: bool = True
+    """Divide advantages by their group's standard deviation; False: as in Dr. GRPO (`group_advantages`)."""
+
+    def __post_init__(self) -> None:
+        if self.average == "constant" and self.constant_tokens < 1:
+            raise UsageError(
+                f'constant_tokens = {self.constant_tokens}: it must be at least 1, because average = "constant" divides by it; '
+                "give the token budget of a trajectory"
+            )
+        if self.average != "constant" and self.constant_tokens:
+            raise UsageError(
+                f'constant_tokens = {self.constant_tokens} has no effect with average = "{self.average}": give average = "constant", '
+                "or leave it out"
+            )
+        others = [each.name for each in fields(self) if each.name in _OF_SURROGATE and getattr(self, each.name) != each.default]
+        if self.weight_cap is not None and others:
+            raise UsageError(
+                f"weight_cap = {self.weight_cap:g} and {others[0]} = {getattr(self, others[0])}: {others[0]} is of the clipped surrogate, "
+                "in whose place weight_cap puts CISPO; leave out one of both"
+            )
+
+    @property
+    def needs_no_advantages(self) -> bool:
+        """Whether the loss has a gradient also where all advantages are 0; a term that is not multiplied by them belongs here."""
+        return self.kl > 0
+
+
+OPTION_GROUPS: Final[dict[str, type[Any]]] = {
+    "objective": Objective,
+    "rollouts": Rollouts,
+    "sampling": Sampling,
+    "updates": Updates,
+    "schedule": Schedule,
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class GRPOOptions:
+    """The arguments of `GRPO` (algorithm.py). Raises UsageError for options of two groups that exclude each other."""
+
+    model_dir: str | Path
+    """Model and tokenizer in transformers' format, or a model of the hub (hub.py); the model server must be started with the same."""
+    model_server_url: str
+    """http://host:port of a server with POST /weights (server.py, vllm.py); it must have access to this machine's files."""
+    objective: Objective = field(default_factory=Objective)
+    """The loss."""
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    sampling: Sampling = field(default_factory=Sampling)
+    updates: Updates = field(default_factory=Updates)
+    schedule: Schedule = field(default_factory=Schedule)
+    on_step: Callable[[StepReport], object] | None = None
+    validator: Callable[[int, Path], Awaitable[object]] | None = None
+    """Called with the number and checkpoint of the last step, and of each that `val_every` names, before the next step; again when the run
+    is resumed. The metric sinks get what it adds to the run's validation.json."""
+    weights_dir: str | Path | None = None
+    """Where weights are written for the server; default: `weights` in the run's folder, without one in `model_dir`. One run at a
+    time writes there."""
+    run_dir: str | Path | RunFolder | None = None
+    """Folder of the run; an existing run is resumed from its last checkpoint, and no rollout is run twice. None: in memory."""
+    metrics: Sequence[Any] | None = None
+    """Metric sinks: "tensorboard", "wandb", "plots", or MetricSink objects. None: TensorBoard files and a picture in the run's folder, if
+    there is one and their packages are installed."""
+
+    def __post_init__(self) -> None:
+        check_metrics(self.metrics)
+        if self.updates.warmup_steps > self.schedule.max_steps:
+            raise UsageError(
+                f"warmup_steps = {self.updates.warmup_steps}: it must be at most max_steps ({self.schedule.max_steps}), because the run "
+                "would end before the learning rate has its value; give such a value, or leave it out"
+            )
+
+    @classmethod
+    def from_options(cls, *, model_dir: str | Path, model_server_url: str, **options: Any) -> Self:
+        """Create from flat options, as in a job file: each goes to the group with a field of its name. Raises UsageError."""
+        groups = {
+            group: kind(**{each.name: options.pop(each.name) for each in fields(kind) if each.name in options})
+            for group, kind in OPTION_GROUPS.items()
+        }
+        own = {each.name for each in fields(cls)} - set(groups)
+        if unknown := sorted(set(options) - own):
+            raise UsageError(f"GRPO has no option {unknown[0]}: its options are those of {', '.join(groups)} and {', '.join(sorted(own))}")
+        return cls(model_dir=model_dir, model_server_url=model_server_url, **groups, **options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of all groups in one dict."""
+        return {each.name: getattr(getattr(self, group), each.name) for group, kind in OPTION_GROUPS.items() for each in fields(kind)}

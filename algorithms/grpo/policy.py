@@ -1,7 +1,6 @@
-"""Load a model and its tokenizer from a folder, and push weights from the trainer to a model server.
+"""Load a model and its tokenizer from a folder, and save its weights.
 
-Folders have transformers' layout: `model.safetensors` beside config and tokenizer. A push writes only the safetensors file and sends its
-path to the server, which must share the file system.
+Folders have transformers' layout: `model.safetensors` beside config and tokenizer.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -26,12 +24,10 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from agl_otel.algorithms.grpo.lora import has_lora, merged, with_saved_adapter
 from agl_otel.algorithms.hub import model_folder
 from agl_otel.algorithms.model_files import DTYPES, WEIGHTS_FILE, replacing_files
-from agl_otel.errors import DataError, ModelServerError, UsageError
-from agl_otel.text import error_text
+from agl_otel.errors import DataError, UsageError
 
 _NAMES: Final[dict[torch.dtype, str]] = {getattr(torch, name): short for short, name in DTYPES.items()}
 NOT_CHECKPOINTED: Final = "gradient_checkpointing = true: {} has no layers that transformers computes again; leave it out"
-PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 
 
 @dataclass(frozen=True)
@@ -250,20 +246,3 @@ def copy_weights(model: Any, new: Mapping[str, torch.Tensor], source: str) -> No
     with torch.no_grad():
         for name, tensor in current.items():
             tensor.copy_(new[name])
-
-
-async def push_weights(session: aiohttp.ClientSession, server_url: str, folder: Path, version: str) -> None:
-    """Load the weights in `folder` (an absolute path) into the model server as `version`; return when they are active.
-
-    Raises ModelServerError where the server is unreachable or refuses them.
-    """
-    url = f"{server_url.rstrip('/')}/weights"
-    body = {"path": str(folder), "version": version}
-    try:
-        async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=PUSH_TIMEOUT_SECONDS)) as answer:
-            if answer.status != 200:
-                raise ModelServerError(f"{url} refused weights version {version}: HTTP {answer.status} {(await answer.text())[:500]}")
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise ModelServerError(
-            f"cannot push weights version {version} to {url}: {error_text(error)}. Is the model server running?"
-        ) from error

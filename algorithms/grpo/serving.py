@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from agl_otel.algorithms.grpo.groups import GroupStore
-from agl_otel.algorithms.grpo.policy import push_weights
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.errors import ModelServerError, UsageError
@@ -26,6 +25,7 @@ from agl_otel.types.columns import Traces
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
+PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls in flight, and the server reads large weights from disk
 PROBE_TOKENS: Final = 32
 PROBE_SECONDS: Final = 60.0
 SLEEP_SECONDS: Final = 600.0  # it waits for the calls in flight, and copies the weights
@@ -188,8 +188,20 @@ class Serving:
         return version
 
     async def push(self, folder: Path) -> None:
-        """Load the weights in `folder` into the model server as the current version. Raises ModelServerError."""
-        await push_weights(self._session, self._url, folder, str(self.published.version))
+        """Load the weights in `folder` (an absolute path) into the model server as the current version; return when they are active.
+
+        The server gets the path, so it must share the file system. Raises ModelServerError where it is unreachable or refuses them.
+        """
+        url, version = f"{self._url.rstrip('/')}/weights", str(self.published.version)
+        body = {"path": str(folder), "version": version}
+        try:
+            async with self._session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=PUSH_TIMEOUT_SECONDS)) as answer:
+                if answer.status != 200:
+                    raise ModelServerError(f"{url} refused weights version {version}: HTTP {answer.status} {(await answer.text())[:500]}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ModelServerError(
+                f"cannot push weights version {version} to {url}: {error_text(error)}. Is the model server running?"
+            ) from error
         self._pushed = await asyncio.to_thread(folder.resolve)
 
     async def check_server(self) -> None:

@@ -12,18 +12,17 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, cast
+from typing import Any, Final, cast
 
 import aiohttp
 import numpy as np
 import torch
-from pydantic import Field
 
 from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.records import IGNORED
@@ -32,31 +31,10 @@ from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
-from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
-from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.model_files import keep_small_files
-from agl_otel.algorithms.options import (
-    AgentMatch,
-    Device,
-    FillReward,
-    LearningRate,
-    MaxGradNorm,
-    MaxSteps,
-    MaxTokens,
-    ProbeTolerance,
-    PromptsPerStep,
-    Seed,
-    StepTimeout,
-    TargetScore,
-    Temperature,
-    Threads,
-    ValEvery,
-    check_rollouts,
-    checked,
-)
 from agl_otel.algorithms.report import Clock, mean_reward
 from agl_otel.algorithms.run_folder import (
     WEIGHTS,
@@ -70,6 +48,7 @@ from agl_otel.algorithms.run_folder import (
 )
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft import train
+from agl_otel.algorithms.sft.options import SFTOptions
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import agent_match_of, check_disk, failure_summary, items, retry_lost_runner, sampling_seed
@@ -81,18 +60,16 @@ from agl_otel.types import (
     Dataset,
     EnqueueRolloutRequest,
     Rollout,
-    RolloutConfig,
     RolloutMode,
     TrainingStep,
 )
 from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel.types.sampling import all_parameters
-from agl_otel.types.scores import MAX_REWARD
 
 _NOT_COMPARED: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "device", "threads", "on_step", "seed"),
-        *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports", "val_every", "validator"),
+        *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "val_every", "validator"),
     }
 )
 """Fields that may change when a run is resumed: where things are, and when it ends."""
@@ -102,105 +79,12 @@ STOP_SECONDS: Final = 5.0
 _logger = logging.getLogger(__name__)
 
 
-@checked
-@dataclass(kw_only=True, eq=False)
-class SFT(Algorithm):
+class SFT(SFTOptions, Algorithm):
     """Supervised fine-tuning of the model in `model_dir` on its own best rollouts."""
 
-    model_dir: str | Path
-    """Model and tokenizer in transformers' format, or a model of the hub (hub.py); the model server must be started with the same."""
-    model_server_url: str
-    """http://host:port of a server with POST /weights (grpo/server.py); it must have access to this machine's files."""
-    prompts_per_step: PromptsPerStep = 32
-    """Tasks of a round."""
-    group_size: Annotated[int, Field(ge=1, le=10_000, description="each task is tried at least once")] = 8
-    """Rollouts of each task in a round."""
-    top_fraction: Annotated[float | None, Field(ge=1e-4, le=1, description="it is a share of the attempts, and almost 0 leaves none")] = (
-        0.25
-    )
-    """Train on this share of the attempts that `min_reward` and `best_of_group` leave, those with the highest rewards. None: on all."""
-    min_reward: Annotated[float | None, Field(ge=-MAX_REWARD, le=MAX_REWARD, description="rewards are compared with it")] = None
-    """Leave out attempts with a lower reward."""
-    best_of_group: Annotated[int | None, Field(ge=1, le=10_000, description="it counts attempts of a task")] = None
-    """Train on this many attempts of each task, those with the highest rewards. One of these three must be given."""
-    by_call: bool = False
-    """Train on each call separately, with its whole prompt, instead of on conversations."""
-    epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
-    """Passes over the selected attempts."""
-    batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16
-    """Rows of an optimizer step."""
-    optimizer: OptimizerName = "adamw"
-    """`adamw`; `adamw_8bit`, whose states take 2 bytes instead of 8 for each weight; or, on a GPU, `paged_adamw_8bit` (extra
-    [bitsandbytes])."""
-    learning_rate: LearningRate = 1e-3
-    """For the tiny model; a real one needs 1e-6 to 1e-5. 0 learns nothing, as a control."""
-    max_grad_norm: MaxGradNorm = 1.0
-    """Gradients of a greater norm are scaled down to it."""
-    from_start: bool = False
-    """Each round starts from the initial weights instead of the last ones (as in STaR), which reduces drift."""
-    temperature: Temperature = 1.0
-    """Sampling temperature for agents; 0 (greedy) only with group_size = 1."""
-    max_tokens: MaxTokens = 64
-    """Longest reply for agents, in tokens."""
-    max_steps: MaxSteps = 5
-    """Rounds."""
-    target_score: TargetScore | None = None
-    """Stop when the mean reward of a round has reached this."""
-    seed: Seed = 0
-    """Of the order of tasks and rows, and of the sampling."""
-    device: Device = "cpu"
-    """Where the trainer computes, as torch names it: "cpu", "cuda", "cuda:1"."""
-    threads: Threads = 1
-    """Of torch on the CPU."""
-    on_step: Callable[[RoundReport], object] | None = None
-    """Called with the report of each round."""
-    val_every: ValEvery | None = None
-    """In a job: validate after every so many rounds, and keep the weights with the best score. None or 0: only before and after it."""
-    validator: Callable[[int, Path], Awaitable[object]] | None = None
-    """Called with the number and weights of the last round, and of each that `val_every` names, before the next one; again when the run is
-    resumed. The metric sinks get what it adds to the run's validation.json."""
-    shuffle_rewards: bool = False
-    """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
-    fill_reward: FillReward | None = None
-    """The reward of attempts without one; None refuses such attempts."""
-    agent_match: AgentMatch | None = None
-    """Train only on the calls of agents whose name matches this regular expression."""
-    rollout_config: RolloutConfig | None = None
-    """Retries and time limits of rollouts. None: retry_lost_runner() with a `run_dir`."""
-    step_timeout_seconds: StepTimeout = 600.0
-    """Rollouts that have not finished by then are cancelled and left out of their round, and counted (`not_finished`)."""
-    probe_tolerance: ProbeTolerance | None = None
-    """After each push the server samples a few tokens, and their log-probs are compared with those of the pushed weights, which are loaded
-    on the CPU for this: probability ratios that differ from 1 by more than this on average end the run. 1e-3 suits float32, 0.1 a server in
-    bfloat16. None: no check."""
-    offline_mode: RolloutMode | None = None
-    """Train on offline rollouts, which this run did not enqueue: all of this mode that have succeeded, each once. `production` are those
-    adopted from a product's traces. A round takes those that ended since the last one; the run ends when there are no new ones. Tasks are
-    not used, and nothing is enqueued."""
-    run_dir: str | Path | RunFolder | None = None
-    """Folder of the run: rounds (rows, specs, logs), weights, a line for each round. An existing run is resumed after its last complete
-    round, and no rollout is run twice. None: `sft` in `model_dir`, and the run cannot be resumed."""
-    metrics: Sequence[Any] | None = None
-    """Metric sinks: "tensorboard", "wandb", "plots", or MetricSink objects. None: TensorBoard files and a picture in the run's folder, if
-    there is one and their packages are installed."""
-    reports: list[RoundReport] = field(default_factory=list[RoundReport], init=False)
-
     def __post_init__(self) -> None:
-        require_optimizer(self.optimizer, self.device)
-        check_rollouts(self.prompts_per_step, self.group_size)
-        if (self.top_fraction, self.min_reward, self.best_of_group) == (None, None, None):
-            raise UsageError("SFT would train on all that its own model wrote: give top_fraction, min_reward or best_of_group")
-        if self.offline_mode is None and self.best_of_group is not None and self.best_of_group > self.group_size:
-            raise UsageError(
-                f"best_of_group = {self.best_of_group}: it must be at most group_size ({self.group_size}), the attempts of a task; "
-                "give such a value, or leave it out"
-            )
-        if self.offline_mode is None and self.temperature == 0 and self.group_size > 1:
-            raise UsageError(
-                f"temperature = 0: it must be greater than 0, because the {self.group_size} replies to a task would be equal (greedy); "
-                "give such a value, or group_size = 1"
-            )
-        check_metrics(self.metrics)
+        super().__post_init__()
+        self.reports: list[RoundReport] = []
         self._run: RunFolder | None = None
 
     @property

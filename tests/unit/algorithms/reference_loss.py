@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agl_otel.algorithms.grpo.objective import Objective
+from agl_otel.algorithms.grpo.options import Objective
 
 
 class Row(NamedTuple):

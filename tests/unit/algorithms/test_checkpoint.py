@@ -25,7 +25,7 @@ from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.lora import with_lora
-from agl_otel.algorithms.grpo.objective import Objective
+from agl_otel.algorithms.grpo.options import Objective
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, Policy, save_weights
 from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, model_fingerprint, with_checksum
 from agl_otel.algorithms.run_result import kept_weights

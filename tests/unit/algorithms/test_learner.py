@@ -21,8 +21,8 @@ from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner, SampledOtherwiseError
-from agl_otel.algorithms.grpo.objective import Average, Objective, policy_loss, token_logprobs, worst_ratio_error
-from agl_otel.algorithms.grpo.options import Updates
+from agl_otel.algorithms.grpo.objective import policy_loss, token_logprobs, worst_ratio_error
+from agl_otel.algorithms.grpo.options import Average, Objective, Updates
 from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations, load_weights, save_weights
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types.columns import Ragged

@@ -20,7 +20,7 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints
 from agl_otel.algorithms.grpo.learner import Learner
-from agl_otel.algorithms.grpo.objective import Objective
+from agl_otel.algorithms.grpo.options import Objective
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
 from agl_otel.algorithms.run_folder import open_run
 from agl_otel.errors import SettingsError, UsageError

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl_otel.algorithms.grpo.objective import (
-    Objective,
     group_advantages,
     max_ratio_error,
     policy_loss,
     token_logprobs,
     token_weights,
 )
+from agl_otel.algorithms.grpo.options import Objective
 from agl_otel.errors import UsageError
 
 from .reference_loss import Row, reference_loss

@@ -17,7 +17,7 @@ from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.lora import adapter, with_lora
-from agl_otel.algorithms.grpo.objective import Objective
+from agl_otel.algorithms.grpo.options import Objective
 from agl_otel.algorithms.grpo.policy import Policy, checkpoint_activations
 from agl_otel.types.columns import Ragged
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -38,17 +39,80 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", ["grpo", "sft", "verl"])
-def test_a_check_without_torch_also_lists_all_else_that_is_wrong(name: str, tmp_path: Path) -> None:
+def check(job: str, folder: Path, *, without: str) -> tuple[int, list[str], list[str]]:
+    """Return the exit code of a check without some packages, the problems, and the notes."""
+    (folder / "job.toml").write_text(job)
+    command = [sys.executable, "-c", WITHOUT, without, "train", "job.toml", "--check", "--json", "--data-dir", "data"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    told = json.loads(done.stdout or "{}")
+    return done.returncode, told["problems"], told["notes"]
+
+
+TRAIN = "torch,transformers,safetensors,tokenizers,peft"
+FAULTS = {
+    "grpo": (
+        'learing_rate = 1\ngroup_size = "8"\nlora_rank = 4\nconstant_tokens = 9\ndevice = "cuda:x"\n',
+        [
+            "[algorithm] unknown key learing_rate: did you mean learning_rate?",
+            '[algorithm] group_size = "8": it must be an integer, at least 2',
+            '[algorithm] device = "cuda:x": it is no device of torch',
+            "training needs the [train] extra (torch is missing): pip install 'agl-otel[train]'",
+            "lora_rank needs the [lora] extra (peft is missing)",
+            '[algorithm] constant_tokens = 9 has no effect with average = "token"',
+        ],
+    ),
+    "sft": (
+        'epoch = 2\nbatch_rows = "8"\nbest_of_group = 9\n',
+        [
+            "[algorithm] unknown key epoch: did you mean epochs?",
+            '[algorithm] batch_rows = "8": it must be an integer, at least 1',
+            "training needs the [train] extra (torch is missing): pip install 'agl-otel[train]'",
+            "[algorithm] best_of_group = 9: it must be at most group_size (8)",
+        ],
+    ),
+    "verl": (
+        'sead = 2\nfill_reward = "0"\nconfig = { "algorithm.adv_estimator" = "grpo" }\n',
+        [
+            "[algorithm] unknown key sead: did you mean seed?",
+            '[algorithm] fill_reward = "0": it must be a number',
+            "verl needs the [verl] extra (verl, ray, transfer_queue, torch is missing): pip install 'agl-otel[verl]'",
+            "[algorithm] actor_rollout_ref.rollout.n is 1, and algorithm.adv_estimator = 'grpo' compares",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_check_without_torch_lists_all_that_is_wrong(name: str, tmp_path: Path) -> None:
+    options, of_algorithm = FAULTS[name]
     job = '[agent]\nfunction = "none.py:f"\ngrader = "none2.py:f"\nrunners = 0\n[data]\ntrain = "none.jsonl"\n'
-    (tmp_path / "job.toml").write_text(f'{job}[policy]\nseed = -1\n[algorithm]\nname = "{name}"\n')
-    command = [sys.executable, "-c", WITHOUT, "torch,transformers,verl", "train", "job.toml", "--check", "--data-dir", "data"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 2, done.stderr
-    told = " ".join(done.stdout.split())
-    for words in ("extra (torch is missing): pip install", "runners = 0", "seed = -1", "none.jsonl", "none.py", "none2.py"):
-        assert words in told, told
-    assert "not checked without it" in told
+    job += f'[policy]\nseed = -1\nsever = "vllm"\nmodel = "not/a/model"\n[algorithm]\nname = "{name}"\n{options}'
+    code, problems, notes = check(job, tmp_path, without=f"{TRAIN},verl,ray,transfer_queue")
+    wanted = [
+        "[agent] runners = 0",
+        "[policy] seed = -1",
+        "[policy] unknown key sever: did you mean server?",
+        "[policy] model = 'not/a/model': ",
+        "[data] train = 'none.jsonl' cannot be read",
+        "[data] val is missing",
+        "[agent] function: ",
+        "[agent] grader: ",
+        *of_algorithm,
+    ]
+    assert code == 2 and not [words for words in wanted if not any(each.startswith(words) for each in problems)], problems
+    assert len(problems) == len(wanted), problems
+    assert not [note for note in notes if "not checked" in note], "there is no model that torch would have looked at"
+
+
+def test_a_check_without_torch_names_what_it_could_not_check(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def agent(task): return 1.0\ndef tasks(): return [1]\n")
+    job = '[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n'
+    code, problems, notes = check(f'{job}[policy]\ndevices = [0]\n[algorithm]\ndevice = "cuda"\n', tmp_path, without=TRAIN)
+    assert (code, problems) == (2, ["training needs the [train] extra (torch is missing): pip install 'agl-otel[train]'"])
+    assert [note for note in notes if "not checked" in note] == [
+        "not checked without torch: whether the model of [policy] can be trained, and with these options",
+        "not checked without torch: whether this machine has the `devices` of [policy] and the `device` of [algorithm]",
+    ]
 
 
 def test_the_demo_names_a_missing_extra(tmp_path: Path) -> None:

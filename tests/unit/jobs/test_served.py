@@ -14,13 +14,14 @@ from agl_otel.errors import InUseError, SettingsError
 from agl_otel.jobs.check import check_job
 from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import tiny_facts
 from agl_otel.jobs.served import (
     SHARED_UTILIZATION,
     adapter_rank,
-    check_devices,
     check_policy,
     check_room,
+    check_sleep,
     notes_of_policy,
     visible,
     vllm_arguments,
@@ -64,7 +65,7 @@ def test_adapters_are_pushed_alone_to_vllm_unless_the_job_says_otherwise() -> No
 
 def test_a_server_that_sleeps_excludes_rollouts_in_flight() -> None:
     with pytest.raises(SettingsError, match=r"\[policy\] sleep = true: rollouts in flight would wait .*leave out one of both"):
-        check_devices(job(server="vllm", sleep=True, options={"groups_in_flight": 32}))
+        check_sleep(job(server="vllm", sleep=True, options={"groups_in_flight": 32}))
 
 
 def test_max_tokens_are_held_against_the_context_that_vllm_is_given() -> None:
@@ -74,7 +75,7 @@ def test_max_tokens_are_held_against_the_context_that_vllm_is_given() -> None:
     for given in (["--max-model-len", "auto"], ["--max-model-len", "65"], []):
         check_room(job(server="vllm", vllm_options=given), tiny_facts())
     with pytest.raises(SettingsError, match=r"--max-model-len 4096: it must be at most 1024, the context of tiny"):
-        check_policy(job(server="vllm", vllm_options=["--max-model-len", "4096"], options={"max_tokens": 1024}))
+        check_policy(job(server="vllm", vllm_options=["--max-model-len", "4096"], options={"max_tokens": 1024}), lambda _: Findings())
 
 
 async def test_a_check_says_where_the_policy_is_sampled_and_trained(tmp_path: Path) -> None:
