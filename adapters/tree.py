@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 VIRTUAL_ROOT = "virtual-root"
 CALLER = "gen_ai.agent.name"
 """The attribute with the agent of a model call. Every other mark of an agent applies to the spans below it."""
+OLD_CALL_MATCH = r"openai\.chat\.completion"
+"""0.3's default pattern of model calls: today's instrumentations name their spans otherwise (openai.chat), so it means any call."""
 EVERY_AGENT = "*"
 """The agent of a call without a named agent around it, if none was requested."""
 
@@ -144,10 +146,12 @@ class TraceTree:
         """Return the model calls, each once, depth first; of a call that an SDK repeated, the last try.
 
         Args:
-            llm_call_match: a regular expression for the names of spans to treat as calls; None: calls in any dialect.
+            llm_call_match: a regular expression for the names of spans to treat as calls; None, or 0.3's default: calls in any dialect.
             agent_match: a regular expression that the nearest named agent around a call must match; None takes every call.
             exclude_llm_call_in_reward: leave out a judge's calls, those below a span that holds or computes a reward.
         """
+        if llm_call_match == OLD_CALL_MATCH:
+            llm_call_match = None
         joiner = Joiner()
         unused = repeated(node.span for node in self.traverse())
         selected = EVERY_AGENT if agent_match is None else None

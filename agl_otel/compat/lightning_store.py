@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, final
@@ -251,8 +252,11 @@ class LightningStore(Store):
         return next(iter(await self.add_many_spans([span])), None)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
-        """Store spans; return the new ones, in order. Raises what `add_spans` raises."""
-        return await self.add_spans(spans)
+        """Store spans; return the new ones, in order. Raises what `add_spans` raises.
+
+        A span with an id of zeros, which OpenTelemetry cannot carry, gets random ids.
+        """
+        return await self.add_spans([_with_ids(span) for span in spans])
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
@@ -413,6 +417,12 @@ def _request(
     task: TaskInput, mode: RolloutMode | None, resources_id: str | None, config: RolloutConfig | None, metadata: dict[str, Any] | None
 ) -> EnqueueRolloutRequest:
     return EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, config=config, metadata=metadata)
+
+
+def _with_ids(span: Span) -> Span:
+    if span.trace_id.strip("0") and span.span_id.strip("0"):
+        return span
+    return span.model_copy(update={"trace_id": os.urandom(16).hex(), "span_id": os.urandom(8).hex(), "context": None})
 
 
 def _given(fields: Mapping[str, object]) -> dict[str, Any]:

@@ -24,7 +24,9 @@ def build_component(
     optional_defaults: Mapping[str, Callable[[], Any]] | None = None,
     dict_requires_type: bool = True,
     dict_default_cls: type[T] | None = None,
-    registry: Mapping[str, str] | None = None,
+    type_error_fmt: str | None = None,
+    invalid_spec_error_fmt: str | None = None,
+    registry: Mapping[str, Any] | None = None,
 ) -> T | None:
     """Build the component that `spec` describes.
 
@@ -38,7 +40,9 @@ def build_component(
         optional_defaults: {parameter: factory of its value}, for parameters that a class has and the spec does not set.
         dict_requires_type: wording of the error for a dict without `type`.
         dict_default_cls: class for a dict without `type`.
-        registry: {short name: import path}.
+        type_error_fmt: template of the error for a component of another type, with {type_name} and {expected_type}.
+        invalid_spec_error_fmt: template of the error for a spec that is none of these, with {actual_type} and {expected_type}.
+        registry: {short name: what it stands for}, an import path or any other spec but a dict.
 
     Raises UsageError (a ValueError) that names the component and the error, TypeError for a component of another type.
     """
@@ -56,16 +60,23 @@ def build_component(
             hint = "a dict needs a key `type`" if dict_requires_type else "a dict without `type` needs a default class"
             raise UsageError(f"{spec_name}: {hint}, for example {{'type': 'package.module.Name', …}}")
     if isinstance(spec, str):
-        spec = load_named((registry or {}).get(spec, spec), spec_name)
+        spec = (registry or {}).get(spec, spec)
+    if isinstance(spec, str):
+        spec = load_named(spec, spec_name)
     if isinstance(spec, expected_type):
         if arguments:
             raise UsageError(f"{spec_name}: {spec!r} is an object already and takes no arguments {', '.join(arguments)}")
         return spec
     if not callable(spec):
-        raise TypeError(f"{spec_name} is {spec!r}: give a {expected_type.__name__}, a class or factory of one, its import path, or a dict")
+        told = (
+            invalid_spec_error_fmt
+            or f"{spec_name} is {{}}: give a {{expected_type}}, a class or factory of one, its import path, or a dict"
+        )
+        raise UsageError(told.format(repr(spec), actual_type=type(spec), expected_type=expected_type.__name__))
     made = spec(**_with_defaults(spec, arguments, optional_defaults or {}))
     if not isinstance(made, expected_type):
-        raise TypeError(f"{spec_name} is a {type(made).__name__}, not a {expected_type.__name__}")
+        told = type_error_fmt or f"{spec_name} is a {{.__name__}}, not a {{expected_type}}"
+        raise TypeError(told.format(type(made), type_name=type(made), expected_type=expected_type.__name__))
     return made
 
 

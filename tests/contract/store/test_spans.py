@@ -98,6 +98,15 @@ async def test_a_span_that_is_there_already_is_left_out(store: LightningStore, b
     assert await store.add_many_spans([]) == []
 
 
+async def test_spans_with_ids_of_zero_are_stored_under_ids_of_their_own(store: LightningStore, begun: AttemptedRollout) -> None:
+    zeros = [span_of(begun, name, trace_id="0" * 32, span_id="0" * 16) for name in ("first", "second")]
+    added = await store.add_many_spans(zeros)
+    assert [(span.name, span.trace_id, span.span_id) for span in await store.query_spans(begun.rollout_id)] == [
+        (span.name, span.trace_id, span.span_id) for span in added
+    ]
+    assert all(span.trace_id.strip("0") and span.span_id.strip("0") for span in added)
+
+
 async def test_a_span_of_no_attempt_is_a_value_error_and_nothing_is_stored(store: LightningStore, begun: AttemptedRollout) -> None:
     good, lost = span_of(begun), span_of(begun)
     lost.attempt_id = "at-none"

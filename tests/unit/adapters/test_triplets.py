@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.adapters import LlmProxyTraceToTriplet, RewardMatchPolicy, TracerTraceToTriplet, TraceTree
+from agl_otel.adapters import LlmProxyTraceToTriplet, RewardMatchPolicy, TracerTraceToTriplet, TraceToMessages, TraceTree
 from agl_otel.types import Span
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import call, proxy_call, reward, span
@@ -187,6 +187,13 @@ def test_a_pattern_is_taken_literally() -> None:
     assert len(TracerTraceToTriplet()(spans)) == 1
     assert [t.response["token_ids"] for t in TracerTraceToTriplet(llm_call_match=r"^my\.call$")(spans)] == [[2]]
     assert TracerTraceToTriplet(llm_call_match="nothing")(spans) == []
+
+
+def test_the_default_pattern_of_0_3_finds_calls_under_the_names_of_today() -> None:
+    today = call("a", 1, 2, "root").model_copy(update={"name": "openai.chat"})
+    spans = [span("root", 0, 9), today, call("b", 3, 4, "root")]
+    assert len(TracerTraceToTriplet(llm_call_match=r"openai\.chat\.completion")(spans)) == 2
+    assert len(TraceToMessages(llm_call_match=r"openai\.chat\.completion")(spans)) == 2
 
 
 def test_calls_without_tokens_are_skipped_on_request() -> None:

@@ -50,7 +50,7 @@ def test_a_class_or_its_path_is_made_without_arguments(spec: Any) -> None:
         ("nothing", UsageError, "algorithm 'nothing' is neither a known name nor an import path"),
         ("no_such_package.Thing", UsageError, "algorithm 'no_such_package.Thing' cannot be found"),
         ("agentlightning.algorithm.NoSuch", UsageError, "algorithm 'agentlightning.algorithm.NoSuch' cannot be found"),
-        (7, TypeError, "algorithm is 7: give a Algorithm"),
+        (7, UsageError, "algorithm is 7: give a Algorithm"),
         (OtelTracer, TypeError, "algorithm is a OtelTracer, not a Algorithm"),
     ],
 )
@@ -58,6 +58,23 @@ def test_an_invalid_component_is_named(spec: Any, error: type[Exception], words:
     with pytest.raises(error) as caught:
         build_component(spec, expected_type=Algorithm, spec_name="algorithm")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "known", [Baseline, "agl_otel.algorithms.Baseline", "agentlightning.Baseline", Baseline(n_epochs=1), lambda: Baseline()]
+)
+def test_a_registry_has_paths_or_components(known: Any) -> None:
+    made = build_component("quick", expected_type=Algorithm, spec_name="algorithm", registry={"quick": known})
+    assert isinstance(made, Baseline) and made.n_epochs == 1
+
+
+def test_errors_follow_the_templates_of_0_3() -> None:
+    given: dict[str, Any] = {"expected_type": Algorithm, "spec_name": "algorithm"}
+    templates = {"type_error_fmt": "{type_name} is no {expected_type}", "invalid_spec_error_fmt": "no {actual_type} for {expected_type}"}
+    with pytest.raises(TypeError, match=r"^<class '.*OtelTracer'> is no Algorithm$"):
+        build_component(OtelTracer, **given, **templates)
+    with pytest.raises(ValueError, match=r"^no <class 'int'> for Algorithm$"):
+        build_component(7, **given, **templates)
 
 
 def test_a_trainer_without_arguments_has_the_defaults_of_0_3() -> None:

@@ -114,3 +114,12 @@ def test_warnings_go_to_the_log_and_files_by_logger(tmp_path: Path) -> None:
 def test_the_deprecated_name_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="setup_logging"):
         assert import_module("agl_otel.logging").configure_logger(logging.DEBUG).level == logging.DEBUG
+
+
+async def test_a_metrics_backend_of_0_3_counts_nothing_and_names_the_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = import_module("agl_otel.utils.metrics")
+    console = metrics.ConsoleMetricsBackend(window_seconds=60.0)
+    both = metrics.MultiMetricsBackend([console, metrics.PrometheusMetricsBackend()])
+    both.register_counter("calls", ["model"])
+    await both.inc_counter("calls", labels={"model": "m"})
+    assert not both.has_prometheus() and "ConsoleMetricsBackend counts nothing" in caplog.text and "/metrics" in caplog.text
