@@ -20,8 +20,10 @@ from typing import Any, Final
 
 import pytest
 
+import agl_otel as agl
 from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.jobs.job import Job
+from agl_otel_hook import conventions
 from tests.system.stack_process import ENVIRONMENT, Command, run, until
 from tests.unit.test_docs import PAGES, ROOT, commands_in
 
@@ -54,6 +56,7 @@ OTHERS_NOT_RUN: Final = {
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
     r"OTEL_EXPORTER_OTLP_ENDPOINT=\S+ python send\.py": "of docs/otlp.md: a test below runs it on this stack's ports",
+    r"python reward_later\.py": "of docs/late-rewards.md: a test below runs it on this stack",
     r"curl -s -d .*/(pause|resume)$": "of a proxy at its usual port: tests/contract/proxy/test_pool.py",
     r"export AGL_STORE=": "of docs/three-terminals.md, where the stack is at its usual port",
     r"export AGL_CLICKHOUSE_URL=": "of docs/clickhouse.md, where the server is the reader's: tests/contract/collector/test_server.py",
@@ -77,6 +80,7 @@ PYTHON_NOT_RUN: Final = {
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
     "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
     "algorithm=agl.APO(": "needs models: cut from optimise.py, which tests/system/test_prompt_search.py plays",
+    "asyncio.run(main(sys.argv": "reward_later.py of docs/late-rewards.md: a test below runs it on a stack",
     "OTLPSpanExporter()": "send.py of docs/otlp.md: a test below runs it on a stack",
     "Trainer(algorithm=grpo": "needs a model server and torch: tests/system/test_sft_trainer.py",
 }
@@ -226,3 +230,31 @@ def test_the_docs_ways_to_read_by_sql_work_on_a_stack(folder: Path) -> None:
     assert done.returncode == 0 and "Exception" not in done.stdout, done.stdout + done.stderr
     for sql in re.findall(r"`(SELECT [^`]*FROM otel_traces[^`]*)`", page):
         names["rows"](sql, described["clickhouse"])
+
+
+def test_the_docs_script_that_rewards_later_is_read_as_the_page_says(folder: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "late-rewards.md").read_text()
+    (script,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "reward_later.py").write_text(script)
+    address = json.loads((folder / ".agl" / "stack.json").read_text())["queue"]["address"]
+
+    async def play() -> list[float | None]:
+        async with agl.LightningStoreClient(address) as store:
+            begun = await store.start_rollout(input="how many?")
+            ids = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
+
+            def add(value: float, number: int, **attributes: bool) -> Any:
+                made = agl.emit_reward(value, propagate=False, attributes=attributes)
+                return store.add_span(agl.Span.from_core_fields(made, **ids, sequence_id=number))
+
+            await add(1.0, await store.get_next_span_sequence_id(**ids))
+            await store.update_attempt(**ids, status="succeeded")
+            found: list[float | None] = []
+            for value in ("0.25", "0.75"):
+                command = [sys.executable, "reward_later.py", begun.rollout_id, value]
+                await asyncio.to_thread(subprocess.run, command, cwd=tmp_path, env={**ENVIRONMENT, "AGL_STORE": address}, check=True)
+                found.append(agl.find_final_reward(await store.query_spans(begun.rollout_id)))
+            await add(0.5, 1, **{conventions.REWARD_GIVEN: True})
+            return [*found, agl.find_final_reward(await store.query_spans(begun.rollout_id))]
+
+    assert asyncio.run(play()) == [0.25, 0.75, 0.5]
