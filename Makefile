@@ -143,6 +143,9 @@ bench: setup ## benchmarks: a baseline and ours, interleaved; one JSON object a 
 docs: setup ## write the pages of reference in docs/ from the code
 	$(RUN) python docs/generate.py
 
+pictures: setup web ## make the pictures of README and docs, docs/pictures/, from a real demo (needs Chromium)
+	$(RUN) python -m docs.pictures.make
+
 build/docs/.made: docs/site.txt | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) build/docs
 	$(UV) pip install --quiet --python build/docs/bin/python -r docs/site.txt
@@ -151,6 +154,6 @@ build/docs/.made: docs/site.txt | $(UV)
 site: build/docs/.made ## build the pages of docs/ as a site into build/site
 	build/docs/bin/python -m mkdocs build --strict --quiet
 
-.PHONY: demo demo-matrix bench docs site
+.PHONY: demo demo-matrix bench docs pictures site
 
 include collector/otelcol/otelcol.mk deploy/jaeger/jaeger.mk deploy/deploy.mk
