@@ -134,6 +134,9 @@ wheel: setup web ## build sdists and wheels into dist/, and try the wheels in an
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)
 
+notebook: setup ## open the demo as a notebook, in JupyterLab
+	$(RUN) --with jupyterlab jupyter lab examples/first_light/demo.ipynb
+
 demo-matrix: setup ## the demo with every target, ten seeds and the control: half an hour
 	$(RUN) python bench/demo_matrix.py $(ARGS)
 
@@ -154,6 +157,6 @@ build/docs/.made: docs/site.txt | $(UV)
 site: build/docs/.made ## build the pages of docs/ as a site into build/site
 	build/docs/bin/python -m mkdocs build --strict --quiet
 
-.PHONY: demo demo-matrix bench docs pictures site
+.PHONY: demo notebook demo-matrix bench docs pictures site
 
 include collector/otelcol/otelcol.mk deploy/jaeger/jaeger.mk deploy/deploy.mk

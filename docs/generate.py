@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import json
 import re
 import sys
 import tomllib
@@ -23,6 +24,7 @@ from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.routes import PREFIX
 from agl_otel.web.views import VIEWS
+from tests.matrix.frameworks import BY_NAME, Framework
 
 HERE = Path(__file__).parent
 ROOM = HERE.parent / "agl_otel"
@@ -264,6 +266,78 @@ def architecture_page() -> str:
     return before + ROOMS_MARK + "\n".join(rows) + "\n" + ROOMS_END + rest.split(ROOMS_END)[1]
 
 
+FRAMEWORKS_MARK = "<!-- frameworks: written by make docs -->\n"
+FRAMEWORKS_END = "<!-- end of frameworks -->"
+RECIPES = {
+    "langgraph": ("invoke", ("SYSTEM", "agent", "asked", "invoke")),
+    "openai_agents": ("chat", ("SYSTEM", "chat_model", "agent", "chat")),
+    "crewai": ("run", ("run",)),
+    "autogen": ("run", ("main",)),
+    "pydantic_ai": ("sync", ("Agent.instrument_all()", "agent", "sync")),
+}
+"""{framework of the matrix: (the mode of its recipe, the names of its agent that are shown)}."""
+
+
+def recipes_page() -> str:
+    """docs/recipes.md with its frameworks written anew: the agents of tests/matrix, and what was recorded of them."""
+    results = json.loads((HERE.parent / "tests" / "matrix" / "results.json").read_text())
+    rows = [
+        "| framework | version | besides, install | spans of the agent | calls with exact tokens | trajectories |",
+        "|---|---|---|---|---|---|",
+    ]
+    sections: list[str] = []
+    for name, (mode, shown) in RECIPES.items():
+        framework, kept = BY_NAME[name], results[name]
+        play = kept["plays"][mode]
+        packages = " ".join(f"`{each}`" for each in asked_by(framework))
+        attempts = play["rollouts"]
+        figures = [play["own_spans"] // attempts, f"{play['exact']} of {play['calls']}", play["trajectories"][0]]
+        rows.append(
+            f"| [{framework.title}](#{anchor(framework.title)}) | {kept['version']} | {packages} | {' | '.join(map(str, figures))} |"
+        )
+        path = f"tests/matrix/agents/{name}/{framework.program}"
+        where = f"Mode `{mode}` of [{path}](../{path}), which takes the mode before the question:"
+        sections += ["", f"### {framework.title}", "", where, "", "```py", excerpt(framework, shown), "```"]
+    before, rest = (HERE / "recipes.md").read_text().split(FRAMEWORKS_MARK)
+    return before + FRAMEWORKS_MARK + "\n".join(rows + sections) + "\n\n" + FRAMEWORKS_END + rest.split(FRAMEWORKS_END)[1]
+
+
+def anchor(title: str) -> str:
+    """The fragment of a heading, as GitHub and mkdocs make it."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def asked_by(framework: Framework) -> list[str]:
+    """The packages of an agent: what its requirements name before their first comment, and instrumentations that the page has not named."""
+    lines = (framework.folder / "requirements.txt").read_text().split("#")[0].split()
+    named = [line.split("==")[0] for line in lines if "mcp" not in line]
+    wanted = [each.removeprefix("itself, ") for each in framework.instrumented_by.split(", ") if each.startswith("opentelemetry-")]
+    return [*dict.fromkeys(each for each in (*named, *wanted) if each != "opentelemetry-instrumentation-openai")]
+
+
+def excerpt(framework: Framework, names: Collection[str]) -> str:
+    """What an agent's program defines under these names, after the imports that this uses."""
+    source = (framework.folder / framework.program).read_text()
+    body = ast.parse(source).body
+    chosen = [node for node in body if named_by(node) in names]
+    text = "\n\n\n".join(ast.get_source_segment(source, node) or "" for node in chosen)
+    used = {node.id for each in chosen for node in ast.walk(each) if isinstance(node, ast.Name)}
+    imports = [
+        f"from {node.module} import {', '.join(kept)}"
+        for node in body
+        if isinstance(node, ast.ImportFrom) and (kept := [each.name for each in node.names if each.name in used])
+    ]
+    function_first = isinstance(chosen[0], ast.FunctionDef | ast.AsyncFunctionDef)
+    return "\n".join([*imports, *[""] * (1 + function_first), text])
+
+
+def named_by(node: ast.stmt) -> str:
+    """The name that a statement at the top of a module defines; of one that defines none the statement."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return node.name
+    return ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node)
+
+
 def first_line(source: Path) -> str:
     """The first paragraph of a module's docstring."""
     return " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split("\n\n")[0].split())
@@ -296,6 +370,7 @@ PAGES = {
     "job-options.md": job_page,
     "grpo-options.md": grpo_options_page,
     "sft-options.md": sft_options_page,
+    "recipes.md": recipes_page,
     "llms.txt": llms_txt,
 }
 

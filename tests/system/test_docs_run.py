@@ -66,6 +66,7 @@ OTHERS_NOT_RUN: Final = {
 """The same for commands that are not ours."""
 OTHER_LANGUAGES: Final = {
     "text": "what a command prints or says of itself",
+    "py": "docs/recipes.md: of agents that `make matrix` plays in environments of their own",
     "sql": "docs/tables.md: written from the schema, which test_docs.py holds it against",
     "json": "docs/model-servers.md: what a model server answers; tests/model_server.py answers so",
     "yaml": "docs/masking.md, docs/otlp.md: of a Collector with parts that our build has not",

@@ -24,14 +24,15 @@ PAGES = [
 ]
 
 
+MOST_OF_A_PICTURE = 300_000  # bytes
 WRITTEN = sorted(path.name for path in (ROOT / "docs").glob("*.md") if "`make docs`; do not edit" in path.read_text())
 
 
-@pytest.mark.parametrize("page", ["architecture.md", "llms.txt", *WRITTEN])
+@pytest.mark.parametrize("page", ["architecture.md", "recipes.md", "llms.txt", *WRITTEN])
 def test_a_page_written_from_the_code_is_up_to_date(page: str) -> None:
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert (ROOT / "docs" / page).read_text() == generate["PAGES"][page](), "run `make docs`"
-    assert {"architecture.md", "llms.txt", *WRITTEN} == {*generate["PAGES"]}
+    assert {"architecture.md", "recipes.md", "llms.txt", *WRITTEN} == {*generate["PAGES"]}
 
 
 @pytest.mark.parametrize("page", ["job-options.md", "grpo-options.md", "sft-options.md"])
@@ -53,6 +54,25 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pictures_are_there_light_and_dark_and_small(page: Path) -> None:
+    text = page.read_text()
+    shown = [*re.findall(r'<img[^>]*?\bsrc="([^"]+)"', text), *re.findall(r'srcset="([^"]+)"', text)]
+    for picture in shown:
+        other = picture.replace("-light.", "-dark.") if "-light." in picture else picture.replace("-dark.", "-light.")
+        assert other in shown and (page.parent / picture).stat().st_size <= MOST_OF_A_PICTURE, f"{page.name}: {picture}"
+    assert len(re.findall(r"<img", text)) == len(re.findall(r'<img[^>]*?\balt="[^"]+"', text))
+
+
+def test_every_picture_that_make_pictures_makes_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert {path.name for path in (ROOT / "docs" / "pictures").iterdir() if path.suffix in (".svg", ".png")} == {
+        *re.findall(r"docs/pictures/([\w.-]+)", readme)
+    }
+    for path in (ROOT / "docs" / "pictures").glob("*.svg"):
+        assert "url(http" not in path.read_text(), "a picture loads nothing from elsewhere"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
