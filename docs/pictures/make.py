@@ -1,4 +1,4 @@
-"""Make the pictures of README and docs from a real demo: `make pictures`. Each is made light and dark.
+"""Make the pictures of README and docs from a real demo: `make pictures`, or `python -m docs.pictures.make FOLDER`. Each is light and dark.
 
 The demo runs in a temporary folder and stays up. Its terminal's output becomes demo-*.svg, the rewards that it stored reward-*.svg, and
 headless Chromium (look.py, in an environment of its own) takes conversation-*.png from its dashboard.
@@ -6,6 +6,7 @@ headless Chromium (look.py, in an environment of its own) takes conversation-*.p
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -55,39 +56,39 @@ def played(folder: Path) -> tuple[str, str, subprocess.Popen[str]]:
     raise SystemExit(f"the demo ended with exit code {demo.wait()}: no pictures")
 
 
-def terminal(output: str, theme: str) -> None:
+def terminal(output: str, theme: str, into: Path) -> None:
     """Draw the terminal, without the font that rich's template loads from elsewhere."""
     shown = re.search(SHOWN, re.sub(r"\x1b\[\?25[lh]|\r", "", output))
     assert shown is not None, "the demo's output has the part that is drawn"
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), legacy_windows=False)  # noqa: SIM115, PTH123
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi("$ make demo\n…\n" + shown[0].rstrip()), soft_wrap=True)
     svg = console.export_svg(title="make demo", theme=THEMES[theme], unique_id="demo")
     svg = svg.replace("rgba(255,255,255,0.35)", GREYS[theme])  # the frame
-    (HERE / f"demo-{theme}.svg").write_text(re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL))
+    (into / f"demo-{theme}.svg").write_text(re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL))
 
 
-def curve(rewards: list[float], theme: str) -> None:
+def curve(rewards: list[float], theme: str, into: Path) -> None:
     """Draw the reward of each step."""
     grey = GREYS[theme]
     colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor"), grey)
     with mpl.rc_context({**colours, "savefig.transparent": True, "svg.fonttype": "none", "svg.hashsalt": "agl-otel"}):
-        plot_rewards(rewards, HERE / f"reward-{theme}.svg", title="make demo: mean reward by step")
+        plot_rewards(rewards, into / f"reward-{theme}.svg", title="make demo: mean reward by step")
 
 
-def conversation(address: str) -> None:
+def conversation(address: str, into: Path) -> None:
     """Take the screenshots of a rollout's conversation with its tokens."""
     chromium = shutil.which("chromium")
     if chromium is None:
         raise SystemExit("chromium is missing: apt-get install chromium")
     python = installed("playwright", PLAYWRIGHT) / "bin" / "python"
-    given = {"url": address, "chromium": chromium, "folder": str(HERE)}
+    given = {"url": address, "chromium": chromium, "folder": str(into)}
     subprocess.run([str(python), str(HERE / "look.py"), json.dumps(given)], check=True, timeout=300)
     for theme in THEMES:
-        path = HERE / f"conversation-{theme}.png"
+        path = into / f"conversation-{theme}.png"
         Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
 
 
-def main() -> None:
+def main(into: Path = HERE) -> None:
     """Play the demo, and make all pictures from it."""
     with tempfile.TemporaryDirectory(prefix="agl-pictures-") as made:
         output, address, demo = played(Path(made))
@@ -95,13 +96,13 @@ def main() -> None:
             (metrics,) = Path(made).glob(".agl/*/run/metrics.jsonl")
             rewards = [json.loads(line)["reward_mean"] for line in metrics.read_text().splitlines()]
             for theme in THEMES:
-                terminal(output, theme)
-                curve(rewards, theme)
-            conversation(address)
+                terminal(output, theme, into)
+                curve(rewards, theme, into)
+            conversation(address, into)
         finally:
             demo.terminate()
             demo.wait()
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

@@ -249,7 +249,7 @@ def test_the_docs_script_that_rewards_later_is_read_as_the_page_says(folder: Pat
                 return store.add_span(agl.Span.from_core_fields(made, **ids, sequence_id=number))
 
             await add(1.0, await store.get_next_span_sequence_id(**ids))
-            await store.update_attempt(**ids, status="succeeded")
+            await store.update_attempt(*ids.values(), status="succeeded")
             found: list[float | None] = []
             for value in ("0.25", "0.75"):
                 command = [sys.executable, "reward_later.py", begun.rollout_id, value]

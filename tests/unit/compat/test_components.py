@@ -70,7 +70,10 @@ def test_a_registry_has_paths_or_components(known: Any) -> None:
 
 def test_errors_follow_the_templates_of_0_3() -> None:
     given: dict[str, Any] = {"expected_type": Algorithm, "spec_name": "algorithm"}
-    templates = {"type_error_fmt": "{type_name} is no {expected_type}", "invalid_spec_error_fmt": "no {actual_type} for {expected_type}"}
+    templates: dict[str, Any] = {
+        "type_error_fmt": "{type_name} is no {expected_type}",
+        "invalid_spec_error_fmt": "no {actual_type} for {expected_type}",
+    }
     with pytest.raises(TypeError, match=r"^<class '.*OtelTracer'> is no Algorithm$"):
         build_component(OtelTracer, **given, **templates)
     with pytest.raises(ValueError, match=r"^no <class 'int'> for Algorithm$"):
