@@ -53,7 +53,7 @@ export function Rollout() {
             <Stat name="Model calls" sub={found ? found.calls ? `${short(found.prompt_tokens)} + ${short(found.response_tokens)} tokens` : "none by the proxy" : undefined}>{number(found?.calls)}</Stat>
             <Stat name="Spans" sub={found?.errors ? <span className="bad">{number(found.errors)} with errors</span> : "no errors"}>{number(found?.spans)}</Stat>
             <Stat name="Mode" sub={data.resources_id ? <Link className="mono" to={`/resources/${id(data.resources_id)}${data.resources_version ? `?version=${data.resources_version}` : ""}`}>{visible(data.resources_id)} v{data.resources_version}</Link> : "no resources"}>{data.mode ?? "–"}</Stat>
-            <div className="stat wide"><span className="name">Input</span><Text text={brief(data.input, 3000)} height={66} /></div>
+            <div className="stat wide"><span className="name">Input</span><Text text={brief(data.input, 3000)} height={150} /></div>
           </div>
           {(data.reason || attempt?.error) && <p className="problem">{visible(data.reason ?? attempt?.error ?? "")}</p>}
           {found && found.verdict.kind !== "complete" && data.end_time && found.verdict.reasons.length > 0 && <p className="note">Verdict {found.verdict.kind}: {found.verdict.reasons.map(visible).join("; ")}</p>}
