@@ -34,7 +34,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agl_otel_hook import autoload, conventions, declared, exporters, forks, otlp, versions
+from agl_otel_hook import autoload, conventions, declared, exporters, forks, joining, otlp, versions
 from agl_otel_hook.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel_hook.export import ExportProcessor
 from agl_otel_hook.guard import never_raises, note_failure, while_running
@@ -448,6 +448,7 @@ def pre_instrument() -> None:
     set_global_response_propagator(ProcessHeader(_hook.ledger, get_global_response_propagator()))
     if attempt is not None:
         otel_context.attach(with_ids(attempt.key, carried_context(os.environ)))
+        joining.begin(os.environ)
 
 
 @never_raises
