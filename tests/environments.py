@@ -23,13 +23,13 @@ class AbsentError(Exception):
     """Something that cannot run here, and why."""
 
 
-def installed(name: str, packages: Sequence[str]) -> Path:
+def installed(name: str, packages: Sequence[str], python: str = sys.executable) -> Path:
     """The environment `name` with these packages, made where it is missing. Raises AbsentError where it cannot be.
 
     uv makes it in a few seconds of a processor, where venv and pip take half a minute.
     """
     place = _peers() / name
-    _make(place, ["--python", _python_of(place), *packages], packages[0])
+    _make(place, ["--python", _python_of(place), *packages], packages[0], python=python)
     return place
 
 

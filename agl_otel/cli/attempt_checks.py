@@ -129,13 +129,16 @@ def _hook(once: FinishedAttempt) -> Finding | None:
         )
         return wrong(what, f"it was loaded in no process of {command}", remedy, spoils=("calls", "stored", *AFTER_CALLS))
     if Path(ledger.command.split(" ")[0]).name.startswith("python"):
-        remedy = "pip install agl-otel-hook into its environment: it has no opentelemetry-instrument beside its Python"
+        remedy = (
+            "it is loaded when OpenTelemetry, a model's SDK or a framework is imported, in Python 3.10 to 3.13 with OpenTelemetry's SDK: "
+            "--inject brings that, or pip install agl-otel-hook into its environment"
+        )
     else:
         remedy = (
-            "its model calls are recorded all the same. To count its own spans, start Python itself (.venv/bin/python agent.py, not "
-            "uv run, poetry run or sh), or put opentelemetry-instrument before its program"
+            "its model calls are recorded all the same. Its own spans are, too, if they come from Python 3.10 to 3.13 with "
+            "OpenTelemetry's SDK, which --inject brings, and with the environment of its command (not python -I, -E or -S)"
         )
-    return advice(what, f"no: {command} is not started under it", remedy)
+    return advice(what, f"no: it was loaded in no process of {command}", remedy)
 
 
 def _calls(once: FinishedAttempt) -> Finding:

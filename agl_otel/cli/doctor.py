@@ -21,6 +21,7 @@ from agl_otel.cli.once import run_once
 from agl_otel.cli.output import open_console, print_findings
 from agl_otel.cli.run import load_grader, parse_task
 from agl_otel.errors import AglError, UsageError
+from agl_otel.runner.injection import inject_option
 from agl_otel.runner.job import Grader
 from agl_otel.settings import Settings
 from agl_otel.types.options import Finite
@@ -40,6 +41,7 @@ MISSING_EXIT_CODE: Final = 3
     show_default=True,
     help="Seconds the command may take.",
 )
+@inject_option
 @data_dir_option
 @store_option
 @json_option
@@ -48,6 +50,7 @@ def doctor(
     task: str,
     grader: str | None,
     timeout_seconds: float,
+    inject: bool,
     data_dir: Path | None,
     store: str | None,
     as_json: bool,
@@ -68,7 +71,7 @@ def doctor(
     """
     setup_logging()
     settings, given_task, given_grader = settings_for(data_dir, store), parse_task(task), load_grader(grader)
-    found = run_async(lambda: _findings(settings, command, given_task, given_grader, timeout_seconds))
+    found = run_async(lambda: _findings(settings, command, given_task, given_grader, timeout_seconds, inject))
     is_good = all(finding.state != "wrong" for finding in found)
     if as_json:
         print_json({"good": is_good, "findings": [finding.as_json() for finding in found]})
@@ -77,15 +80,18 @@ def doctor(
     return 0 if is_good else MISSING_EXIT_CODE
 
 
-async def _findings(settings: Settings, command: Sequence[str], task: Any, grader: Grader | None, timeout_seconds: float) -> list[Finding]:
-    looking = asyncio.create_task(asyncio.to_thread(inspect_environment, command, os.environ, settings))
+async def _findings(
+    settings: Settings, command: Sequence[str], task: Any, grader: Grader | None, timeout_seconds: float, inject: bool
+) -> list[Finding]:
+    looking = asyncio.create_task(asyncio.to_thread(inspect_environment, command, os.environ, settings, inject=inject))
     try:
         server = await check_model_server(settings)
         seen = await looking
         around = [*check_environment(seen), server]
         if server.state == "wrong":
             return [*around, Finding("the command ended well", "skipped", f"not started (first: {server.what})")]
-        async with run_once(settings, command, by="doctor", task=task, timeout_seconds=timeout_seconds, grader=grader) as (opened, once):
+        running = run_once(settings, command, by="doctor", task=task, timeout_seconds=timeout_seconds, grader=grader, inject=inject)
+        async with running as (opened, once):
             statuses = await statuses_of(opened, settings.token.get_secret_value())
             once = replace(once, packages=seen.packages or {})
             return [*around, *examine(once, around), tables_are_whole(statuses), core_is_compiled(statuses)]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from agl_otel.cli.findings import Finding, advice, good, wrong
+from agl_otel.runner.injection import FITTING, PYTHONS, is_fitting, to_bring, version_of, versions_in
 from agl_otel.service.ports import is_free
 from agl_otel.service.private import exposure_problem
 from agl_otel.settings import PORTS, Settings
@@ -27,7 +28,8 @@ from agl_otel.text import without_secrets
 
 LIST_SECONDS: Final = 60.0
 _LIST: Final = (
-    "import json, importlib.metadata as m; print(json.dumps({d.name.lower().replace('_', '-'): d.version for d in m.distributions()}))"
+    "import json, platform, importlib.metadata as m; found = {d.metadata['Name'].lower().replace('_', '-'): d.version "
+    "for d in m.distributions()}; print(json.dumps({**found, 'python': platform.python_version()}))"
 )
 LOCAL: Final = ("127.0.0.1", "localhost", "*")  # entries of NO_PROXY that cover the stack
 HOOK: Final = "agl-otel-hook"
@@ -40,7 +42,7 @@ class Environment:
 
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     packages: Mapping[str, str] | None = None
-    """{name: version} in the agent's interpreter; None if the command is not a Python program."""
+    """{name: version} in the agent's interpreter, with its own as `python`; None if the command is not a Python program."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
     """{name: version} in this interpreter."""
     taken: tuple[tuple[str, int], ...] = ()
@@ -50,6 +52,8 @@ class Environment:
     other_stack: str = ""
     """The data directory of a stack of ours that has the ports of the settings; empty: none is known."""
     token: bool = False
+    inject: bool = False
+    """Whether OpenTelemetry is brought into an interpreter without it."""
     open_folder: str = ""
     """Message about a data directory that other users may read (private.py); empty if they may not."""
 
@@ -257,7 +261,7 @@ FRAMEWORKS: Final = (
 
 
 def inspect_environment(
-    command: Sequence[str], environment: Mapping[str, str], settings: Settings, *, with_packages: bool = True
+    command: Sequence[str], environment: Mapping[str, str], settings: Settings, *, with_packages: bool = True, inject: bool = False
 ) -> Environment:
     """Read the packages of the agent's interpreter, the ports in use and the settings. Blocks for up to LIST_SECONDS."""
     taken = () if settings.store or (settings.data_dir / "stack.json").exists() else _taken(settings)
@@ -265,7 +269,7 @@ def inspect_environment(
     token = bool(settings.token.get_secret_value())
     packages = packages_of(command, environment) if with_packages else None
     other = _folder_of_stack(settings) if any(name == "queue_port" for name, _ in taken) else ""
-    return Environment(environment, packages, own, taken, settings.store, other, token, exposure_problem(settings.data_dir))
+    return Environment(environment, packages, own, taken, settings.store, other, token, inject, exposure_problem(settings.data_dir))
 
 
 def _folder_of_stack(settings: Settings) -> str:
@@ -295,7 +299,7 @@ def _taken(settings: Settings) -> tuple[tuple[str, int], ...]:
 
 
 def packages_of(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
-    """List {name: version} of the packages in the interpreter that runs `command`; None if it is not a Python program."""
+    """List {name: version} of the interpreter that runs `command`, as `python`, and its packages; None if it is not a Python program."""
     python = _interpreter(command[0], environment)
     if python is None:
         return None
@@ -357,23 +361,47 @@ def _versions(seen: Environment) -> list[Finding]:
     if seen.packages is None:
         return [good("versions", "the command is not a Python program: its own SDK must send OTLP")]
     packages = seen.packages
-    what = "agl-otel-hook and OpenTelemetry are installed for the agent"
-    if missing := [name for name in (HOOK, "opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]:
-        remedy = f"pip install {HOOK} into the agent's own environment"
-        return [wrong(what, f"missing: {', '.join(missing)}", remedy, spoils=("hook", "spans", "stored"))]
-    sdk, instrumentation = packages["opentelemetry-sdk"], packages["opentelemetry-instrumentation"]
-    detail = f"opentelemetry-sdk {sdk}, opentelemetry-instrumentation {instrumentation}"
-    found = [good(what, detail)]
+    what = "the agent's Python has OpenTelemetry for the hook"
+    brought = to_bring(versions_in(packages), versions_in(seen.own), seen.inject)
+    if brought is None or (HOOK not in packages and not _is_supported(packages)):
+        return [_without_hook(what, packages, seen)]
+    if "opentelemetry-sdk" in brought:
+        return [good(what, f"brought: opentelemetry-sdk {seen.own.get('opentelemetry-sdk')} and what agl-otel's environment has beside it")]
+    sdk, instrumentation = packages["opentelemetry-sdk"], packages.get("opentelemetry-instrumentation")
+    detail = f"opentelemetry-sdk {sdk}, opentelemetry-instrumentation {instrumentation or 'brought'}"
+    found = [good(what, detail if HOOK in packages else f"{detail}; {HOOK} is brought")]
+    if instrumentation is None:
+        return found
     if (pair := _minor(sdk) + INSTRUMENTATION_MINOR) != _minor(instrumentation):
         remedy = (
             f"pip install 'opentelemetry-sdk=={sdk}' 'opentelemetry-instrumentation==0.{pair}b0', and other instrumentations of 0.{pair}b0"
         )
         found.append(wrong("their versions go together", detail, remedy, spoils=("command", "hook", "spans", "stored")))
-    hook, wanted = packages[HOOK], seen.own.get(HOOK, packages[HOOK])
-    if hook != wanted:
+    hook, wanted = packages.get(HOOK), seen.own.get(HOOK)
+    if hook and wanted and hook != wanted:
         remedy = f"pip install '{HOOK}=={wanted}' into the agent's own environment"
         found.append(wrong("the hook has the version of this package", f"{hook}, not {wanted}", remedy, spoils=("hook", "spans", "stored")))
     return found
+
+
+def _without_hook(what: str, packages: Mapping[str, str], seen: Environment) -> Finding:
+    """Tell why the hook is not loaded in this Python."""
+    missing = [name for name in ("opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]
+    misfits = [f"{name} {packages[name]}" for name in FITTING if name in packages and not is_fitting(name, version_of(packages[name]))]
+    detail = f"missing: {', '.join(missing)}"
+    remedy = f"pip install {HOOK} into the agent's own environment, with instrumentations of its libraries"
+    if not _is_supported(packages):
+        detail = f"the hook is not loaded in Python {packages['python']}"
+        remedy = f"use one of {' to '.join('.'.join(map(str, each)) for each in PYTHONS)}: the model calls are recorded all the same"
+    elif misfits:
+        detail, remedy = f"too old or too new: {', '.join(misfits)}", f"pip install --upgrade {HOOK} into the agent's own environment"
+    elif "opentelemetry-sdk" in missing and not seen.inject:
+        remedy = f"--inject brings them, or {remedy}"
+    return wrong(what, detail, remedy, spoils=("hook", "spans", "stored"))
+
+
+def _is_supported(packages: Mapping[str, str]) -> bool:
+    return "python" not in packages or PYTHONS[0] <= version_of(packages["python"]) <= PYTHONS[1]
 
 
 def _minor(version: str) -> int:

@@ -51,7 +51,14 @@ class FinishedAttempt:
 
 @asynccontextmanager
 async def run_once(
-    settings: Settings, command: Sequence[str], *, by: str, task: Any, timeout_seconds: float | None, grader: Grader | None = None
+    settings: Settings,
+    command: Sequence[str],
+    *,
+    by: str,
+    task: Any,
+    timeout_seconds: float | None,
+    grader: Grader | None = None,
+    inject: bool = False,
 ) -> AsyncGenerator[tuple[Store, FinishedAttempt]]:
     """Run `command` as one attempt of a new rollout, a trial `by` this command, and read back its spans.
 
@@ -66,7 +73,7 @@ async def run_once(
     """
     given = os.environ.get("OPENAI_BASE_URL", "")
     upstream = given or settings.upstream_url or DEFAULT_UPSTREAM
-    agent = CommandAgent(command, grader=grader)
+    agent = CommandAgent(command, grader=grader, inject=inject)
     agent.check(task)
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
     settings = _private(settings)

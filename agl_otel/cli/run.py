@@ -15,6 +15,7 @@ from agl_otel.cli.once import run_once
 from agl_otel.cli.output import open_console, print_findings
 from agl_otel.cli.traces import show_rollout
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.runner.injection import inject_option
 from agl_otel.runner.job import Grader, check_grader
 from agl_otel.runner.loading import load_function
 from agl_otel.types.options import Finite
@@ -25,28 +26,37 @@ from agl_otel.types.strict import strict_json, why_no_json
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--task", default="{}", help="The task as JSON; its fields fill {placeholders} in COMMAND.")
 @click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="End the command after so many seconds.")
+@inject_option
 @data_dir_option
 @store_option
 @json_option
 def run(
-    command: tuple[str, ...], task: str, timeout_seconds: float | None, data_dir: Path | None, store: str | None, as_json: bool
+    command: tuple[str, ...],
+    task: str,
+    timeout_seconds: float | None,
+    inject: bool,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
 ) -> None:
     """Run COMMAND once as an attempt of its own, then show its trace as a tree.
 
     \b
       agl-otel run -- python my_agent.py "What is 2 + 2?"
 
-    A Python command runs under opentelemetry-instrument, unmodified. Its model calls go through the proxy to OPENAI_BASE_URL, else
-    to the models of the running stack, else to OpenAI, with OPENAI_API_KEY. No other runner claims it, and no other rollout uses its
-    model. Everything is stored in --data-dir. Exits with 1 if the command failed. Ctrl-C ends the command and cancels its rollout; if
-    `run` itself is killed, the rollout fails after 60 seconds of silence, or when the data directory is next opened after that.
+    COMMAND runs unmodified; its Python processes load the hook where they have OpenTelemetry's SDK. Its model calls go through the
+    proxy to OPENAI_BASE_URL, else to the models of the running stack, else to OpenAI, with OPENAI_API_KEY. No other runner claims it,
+    and no other rollout uses its model. Everything is stored in --data-dir. Exits with 1 if the command failed. Ctrl-C ends the command
+    and cancels its rollout; if `run` itself is killed, the rollout fails after 60 seconds of silence, or when the data directory is
+    next opened after that.
     """
     setup_logging()
     settings = settings_for(data_dir, store)
 
     async def main() -> None:
         seen = important(inspect_environment(command, os.environ, settings, with_packages=False))
-        async with run_once(settings, command, by="run", task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
+        running = run_once(settings, command, by="run", task=parse_task(task), timeout_seconds=timeout_seconds, inject=inject)
+        async with running as (opened, once):
             await show_rollout(opened, once.rollout.rollout_id, as_json=as_json, console=open_console(highlight=False))
             if not as_json and await opened.reader.printed(once.rollout.rollout_id):
                 where = ["--data-dir", str(data_dir)] if data_dir is not None else ["--store", store] if store else []

@@ -20,6 +20,7 @@ from agl_otel.runner import forks_without_grpc  # noqa: F401  # pyright: ignore[
 from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
 from agl_otel.runner.agents.kubernetes import check_pod
 from agl_otel.runner.agents.kubernetes_api import Cluster
+from agl_otel.runner.injection import inject_option
 from agl_otel.runner.job import Agent, Grader
 from agl_otel.runner.limits import parse_size
 from agl_otel.runner.process import run_runner
@@ -47,6 +48,7 @@ class AgentOptions:
     pod: str = "{}"
     grader: str | None = None
     instrument: bool | None = None
+    inject: bool = False
     warm: bool = False
     preload: tuple[str, ...] = ()
     hooked: bool = False
@@ -73,7 +75,7 @@ class AgentOptions:
             return ContainerAgent(self.image, self.command, grader=grader, limits=limits, hooked=self.hooked or None)
         return CommandAgent(
             self.command, grader=grader, instrument="auto" if self.instrument is None else self.instrument,
-            warm=self.warm, preload=self.preload, limits=limits, hooked=self.hooked or None,
+            inject=self.inject, warm=self.warm, preload=self.preload, limits=limits, hooked=self.hooked or None,
         )  # fmt: skip
 
     def _kubernetes_agent(self, grader: Grader | None) -> Agent:
@@ -138,8 +140,12 @@ def event_line(event: RunnerEvent) -> str:
 @click.option("--store", default="", help="Address of the stack (host:port); default AGL_STORE, else the local queue.")
 @click.option("--worker-id", help="Name of this runner; default: host name, process id and a random suffix.")
 @click.option(
-    "--instrument/--no-instrument", default=None, help="Run a Python command under opentelemetry-instrument (default: where installed)."
+    "--instrument/--no-instrument",
+    default=None,
+    help="Load the hook in a COMMAND's Python processes, and start a Python program under opentelemetry-instrument, with which it must be "
+    "installed (default: where it is).",
 )
+@inject_option
 @click.option(
     "--warm/--fresh",
     default=False,

@@ -137,6 +137,7 @@ class WarmStarter:
                 learn_all = not programs.touches_environment(source)
                 shared = {name: value for name, value in env.items() if name not in _ATTEMPT_VARIABLES}
                 shared |= {name: DUMMY_API_KEY for name in _MODEL_KEYS if is_ours(shared.get(name, ""))}
+                shared[conventions.ENV_HOOK] = conventions.HOOK_OFF  # its forks load it
                 self._zygote = await Zygote.start(
                     python, shared, imports=programs.imports_at_the_top(source), preload=self._preload, learn_all=learn_all, cwd=folder
                 )

@@ -10,13 +10,18 @@ and nothing else; heavier modules are imported by the calls that need them.
 
 from __future__ import annotations
 
+import os
+
+from agl_otel_hook import conventions
 from agl_otel_hook.context import AttemptContext, attempt_scope
 
 __all__ = ["AttemptContext", "attempt_scope", "post_instrument", "pre_instrument"]
 
 
 def pre_instrument() -> None:
-    """Entry point: set up ids, seals and, unless it is configured already, the SDK. Never raises."""
+    """Entry point: set up ids, seals and, unless it is configured already, the SDK; nothing where AGL_HOOK is off. Never raises."""
+    if os.environ.get(conventions.ENV_HOOK) == conventions.HOOK_OFF:
+        return
     from agl_otel_hook import hook
 
     hook.pre_instrument()
@@ -24,6 +29,8 @@ def pre_instrument() -> None:
 
 def post_instrument() -> None:
     """Entry point: adopt a tracer provider that an instrumentation has installed since `pre_instrument`. Never raises."""
+    if os.environ.get(conventions.ENV_HOOK) == conventions.HOOK_OFF:
+        return
     from agl_otel_hook import hook
 
     hook.post_instrument()

@@ -52,6 +52,17 @@ ENV_TASK_FILE: Final = "AGL_TASK_FILE"
 """Replaces AGL_TASK if that is too long for an environment (100,000 bytes): the path of a file with it."""
 ENV_RESOURCES_FILE: Final = "AGL_RESOURCES_FILE"
 """The same for AGL_RESOURCES."""
+ENV_HOOK: Final = "AGL_HOOK"
+"""`off`: no hook is loaded. `inject`: OpenTelemetry is brought with it into interpreters that have none, as by `--inject`."""
+ENV_HOOK_SKIP: Final = "AGL_HOOK_SKIP"
+"""Programs (scripts and modules of Python, by name) in which the hook is not loaded unless the agent's command itself names them, nor in
+what they start: names separated by commas, which may end in `*`. Default: runners of tests."""
+ENV_HOOK_PACKAGES: Final = "AGL_HOOK_PACKAGES"
+"""The runner's own folder of packages, for what the hook needs and an interpreter lacks."""
+HOOK_OFF: Final = "off"
+HOOK_INJECT: Final = "inject"
+HOOK_SKIP: Final = "pytest*,py.test,coverage*,tox*,nox*,unittest*"
+"""The default of AGL_HOOK_SKIP: agents run other people's tests."""
 
 # --- spans ------------------------------------------------------------------------------------------------------
 SPAN_ATTEMPT: Final = "agentlightning.attempt"

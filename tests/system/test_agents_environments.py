@@ -1,25 +1,28 @@
-"""Agents in environments of their own, where of ours only agl-otel-hook is installed: with old and new versions of OpenTelemetry."""
+"""Agents in environments of their own, where of ours only agl-otel-hook is installed, or nothing: with old and new OpenTelemetry."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from agl_otel.runner.injection import injection
 from agl_otel_hook import conventions
-from tests.environments import AbsentError, hooked, other_python
+from tests.environments import AbsentError, hooked, installed, other_python
 from tests.matrix.environments import Environment
 from tests.matrix.frameworks import BY_NAME
 from tests.matrix.play import ground, played
 from tests.matrix.script import Message, Request, riddle
 from tests.otlp_receiver import OtlpReceiver
-from tests.system.hooked_agent import IDS, KEY, Agent, sealed_completely
+from tests.system.hooked_agent import IDS, KEY, SPAN_ID, TRACE_ID, Agent, sealed_completely
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 OLDEST, MIDDLE, NEWEST = "1.28.0", "1.38.0", "1.45.2"
@@ -80,3 +83,127 @@ async def test_calls_are_trained_on_as_sampled_although_the_collector_is_killed(
         (found,) = await played(on, framework, [play], Environment((str(agent), str(framework.folder / framework.program)), ""))
     assert found.problems == [] and killed
     assert found.verdicts == {"complete": 2} and found.exact == 6 and found.own_spans >= 6
+
+
+WITHOUT_HOOK = {
+    "sdk and instrumentation": ("", "openai==3.52.0", "opentelemetry-sdk==1.45.2", "opentelemetry-instrumentation-openai==0.62.4"),
+    "the oldest sdk": ("3.10", "openai==2.9.0", "opentelemetry-sdk==1.33.0"),
+    "nothing": ("3.13", "openai==3.52.0"),
+}
+"""{what the environment has of OpenTelemetry: (Python, empty for ours; packages)}."""
+
+
+def foreign_python(name: str, *more: str) -> Path:
+    """The interpreter of an environment that has nothing of ours."""
+    python, *packages = WITHOUT_HOOK[name]
+    try:
+        interpreter = other_python(python) if python else sys.executable
+        asked = "-".join(filter(None, (*name.split(), *more, python)))
+        return installed(f"unhooked-{asked}", [*packages, *more], interpreter) / "bin" / "python"
+    except AbsentError as absent:
+        pytest.skip(str(absent))
+
+
+def foreign_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "AGL_", "PYTHON"))}
+
+
+@pytest.mark.parametrize("name", ["sdk and instrumentation", "nothing"])
+async def test_an_agent_below_a_shell_is_recorded_with_nothing_of_ours_installed(tmp_path: Path, name: str) -> None:
+    agent, framework = foreign_python(name), BY_NAME["openai"]
+    framework = dataclasses.replace(framework, environment={"AGL_HOOK": "inject"} if name == "nothing" else {})
+    command = ("sh", "-c", f'{agent} {framework.folder / framework.program} "$@"; exit $?', "sh")
+    async with ground(tmp_path, rollouts=2) as on:
+        (found,) = await played(on, framework, framework.plays[:1], Environment(command, ""))
+    assert found.problems == []
+    assert (found.verdicts, found.exact, found.joined) == ({"complete": 2}, 6, 6)
+
+
+@pytest.mark.parametrize("command", ["python agent.py", "opentelemetry-instrument python agent.py"])
+def test_spans_of_its_own_are_counted_and_passed_on_with_model_calls(receiver: OtlpReceiver, tmp_path: Path, command: str) -> None:
+    wrapped = command.startswith("opentelemetry")
+    python = foreign_python("sdk and instrumentation" if wrapped else "the oldest sdk")
+    (tmp_path / "agent.py").write_text(ASKS)
+    environment = {
+        **foreign_environment(),
+        **IDS,
+        **injection({}, [], inject=False),
+        "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http_url,
+        "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+        "OPENAI_API_KEY": "none",
+    }
+    done = subprocess.run(["sh", "-c", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    asking = receiver.spans("asking")[0]
+    below = receiver.spans("openai.chat")[0] if wrapped else asking
+    assert (asking.key, asking.parent_id, done.stderr) == (KEY, SPAN_ID, "") and sealed_completely(receiver)
+    assert done.stdout.strip() == f"00-{TRACE_ID}-{below.span_id}-01"
+
+
+ASKS = """
+import openai
+from opentelemetry import trace
+
+with trace.get_tracer("agent").start_as_current_span("asking"):
+    try:
+        openai.OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+    except openai.APIConnectionError as error:
+        print(error.request.headers["traceparent"])
+"""
+
+
+def test_other_peoples_tests_and_their_coverage_do_not_change(tmp_path: Path) -> None:
+    python = foreign_python("sdk and instrumentation", "pytest", "coverage")
+    (tmp_path / "sizes.py").write_text(THEIR_CODE)
+    (tmp_path / "test_sizes.py").write_text(THEIR_TESTS)
+
+    def results(environment: dict[str, str]) -> tuple[str, list[str], str]:
+        """Whether the hook was loaded, how many tests passed, what coverage reports."""
+        ran = subprocess.run(
+            [str(python), "-m", "coverage", "run", "--branch", "--source=.", "-m", "pytest", "-s", "-p", "no:cacheprovider"],
+            env=foreign_environment() | environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        report = subprocess.run(
+            [str(python), "-m", "coverage", "report"],
+            env=foreign_environment() | environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300,
+        )  # fmt: skip
+        (hook,) = re.findall(r"hook: (\w+)", ran.stdout)
+        return hook, [*re.findall(r"\d+ (?:passed|failed|error)\w*", ran.stdout), ran.stderr], report.stdout + report.stderr
+
+    _, counts, coverage = results({})
+    assert counts == ["1 failed", "2 passed", ""]
+    assert results(IDS | injection({}, [], inject=False)) == ("False", counts, coverage)
+    assert results(IDS | injection({"AGL_HOOK_SKIP": ""}, [], inject=False)) == ("True", counts, coverage)
+
+
+THEIR_CODE = """
+import openai
+
+
+def size(number):
+    if number > 9:
+        return "large"
+    return "small"
+"""
+THEIR_TESTS = """
+import sys
+
+from sizes import size
+from opentelemetry import trace
+
+
+def test_small():
+    print("hook:", "agl_otel_hook.hook" in sys.modules)
+    assert size(1) == "small"
+
+
+def test_wrong():
+    assert size(2) == "large"
+
+
+def test_spans():
+    with trace.get_tracer("theirs").start_as_current_span("span"):
+        pass
+"""

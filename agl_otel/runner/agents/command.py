@@ -21,6 +21,7 @@ from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, process_environment
 from agl_otel.runner.groups import end_detached, end_group, pids_with_attempt, register
+from agl_otel.runner.injection import injection, is_off
 from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.limits import Limits
 from agl_otel.runner.output import KEEP_BYTES, Capture
@@ -43,7 +44,9 @@ class CommandAgent:
         grader: (task, answer) → reward. Without one, only the agent's spans carry a reward.
         cwd: working directory; None: the runner's.
         env: variables added to the runner's. Those that identify the attempt cannot be overridden.
-        instrument: whether a Python program runs under opentelemetry-instrument. "auto": if it is installed beside the interpreter.
+        instrument: whether the hook is brought into its Python processes (injection.py), and a Python program is started under
+            opentelemetry-instrument. "auto": the latter if it is installed beside the interpreter.
+        inject: whether OpenTelemetry is brought, too, into an interpreter without it.
         warm: whether an instrumented Python program is forked from a warm parent, which has instrumentation and libraries loaded;
             a program that cannot be forked is started afresh, and the reason is logged.
         preload: installed modules that the warm parent imports in addition to the program's top-level imports.
@@ -64,6 +67,7 @@ class CommandAgent:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         instrument: bool | Literal["auto"] = "auto",
+        inject: bool = False,
         warm: bool = False,
         preload: Sequence[str] = (),
         hooked: bool | None = None,
@@ -75,7 +79,10 @@ class CommandAgent:
         self._base = {**os.environ, **(env or {})}
         self._cwd = Path(cwd) if cwd is not None else None
         self._command = _resolved(list(command), self._base, self._cwd)
-        wrapper = wrapper_of(self._command, required=instrument is True) if instrument is not False else []
+        off = is_off(self._base)
+        instrument = instrument if not off else False
+        self._injected = injection(self._base, self._command, inject=inject) if off or instrument is not False else {}
+        wrapper = wrapper_of(self._command, required=instrument is True, inject=inject) if instrument is not False else []
         self._starter: Starter = WarmStarter(FreshStarter(wrapper), preload) if warm and wrapper else FreshStarter(wrapper)
         self.hooked = hooked if hooked is not None else bool(wrapper) or is_instrumented(self._command)
         self._grader = grader
@@ -93,6 +100,7 @@ class CommandAgent:
         """Run the command and grade its answer. Raises AgentError with the exit code and the error that it printed where it failed."""
         argv = placeholders.fill(self._command, job.rollout.input)
         env = process_environment(self._base, job.rollout, job.resources, job.addresses, traceparent=job.traceparent, token=job.token)
+        env |= self._injected
         if job.ledgers is not None:
             env[conventions.ENV_LEDGER] = str(job.ledgers.root)
         stdout, stderr = Capture("stdout"), Capture("stderr")
@@ -172,11 +180,12 @@ def is_instrumented(command: Sequence[str]) -> bool:
     return bool(command) and Path(command[0]).name == _INSTRUMENT
 
 
-def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
+def wrapper_of(command: list[str], *, required: bool = False, inject: bool = False) -> list[str]:
     """Return the words to put before `command` so that it is instrumented: its interpreter's opentelemetry-instrument, or none.
 
     Only the one beside the interpreter will do: another would bring the packages of another environment. For a command that is not a
-    Python program, or has none beside it, the list is empty (the latter with a warning); with `required`, UsageError is raised.
+    Python program, or has none beside it, the list is empty (the latter with a warning, unless OpenTelemetry is brought by `inject`);
+    with `required`, UsageError is raised.
     """
     program = Path(command[0])
     if is_instrumented(command):
@@ -188,10 +197,11 @@ def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
     wrapper = program.parent / _INSTRUMENT
     if wrapper.exists():
         return [str(wrapper)]
-    message = f"{program} has no {_INSTRUMENT} beside it: install agl-otel-hook into its environment, or the agent's own spans are missing"
+    message = f"{program} has no {_INSTRUMENT} beside it: install agl-otel-hook into its environment"
     if required:
         raise UsageError(message)
-    _log.warning("%s", message)
+    if not inject:
+        _log.warning("%s, or bring OpenTelemetry there with --inject: unless it has an SDK, the agent's own spans are missing", message)
     return []
 
 

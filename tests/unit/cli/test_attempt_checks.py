@@ -190,14 +190,15 @@ ADVICE = {
     ),
     "a program that the runner cannot hook": (
         ended(once(CallRow(), spans=once(CallRow()).spans[:1]), ledger=ledger("unhooked", "uv run agent")),
-        "it runs under the hook: no: uv run agent is not started under it",
-        "its model calls are recorded all the same. To count its own spans, start Python itself (.venv/bin/python agent.py, not uv run, "
-        "poetry run or sh), or put opentelemetry-instrument before its program",
+        "it runs under the hook: no: it was loaded in no process of uv run agent",
+        "its model calls are recorded all the same. Its own spans are, too, if they come from Python 3.10 to 3.13 with OpenTelemetry's "
+        "SDK, which --inject brings, and with the environment of its command (not python -I, -E or -S)",
     ),
     "a Python without this package": (
         ended(once(CallRow(), spans=once(CallRow()).spans[:1]), ledger=ledger("unhooked", "/usr/bin/python3 agent.py")),
-        "it runs under the hook: no: /usr/bin/python3 agent.py is not started under it",
-        "pip install agl-otel-hook into its environment: it has no opentelemetry-instrument beside its Python",
+        "it runs under the hook: no: it was loaded in no process of /usr/bin/python3 agent.py",
+        "it is loaded when OpenTelemetry, a model's SDK or a framework is imported, in Python 3.10 to 3.13 with OpenTelemetry's SDK: "
+        "--inject brings that, or pip install agl-otel-hook into its environment",
     ),
     "an agent without an instrumented library": (
         once(CallRow(), spans=once(CallRow()).spans[:1]),

@@ -26,7 +26,9 @@ from agl_otel.service.processes import began
 from agl_otel.settings import Settings, free_port
 from agl_otel.stack.supervisor import LOCK_FILE, STACK_FILE
 
-GOOD = {"agl-otel-hook": "0.1.0", "opentelemetry-sdk": "1.45.0", "opentelemetry-instrumentation": "0.66b0"}
+BARE = {"openai": "3.52.0", "python": "3.12.1"}
+SDK = {**BARE, "opentelemetry-api": "1.45.0", "opentelemetry-sdk": "1.45.0"}
+GOOD = {**SDK, "agl-otel-hook": "0.1.0", "opentelemetry-instrumentation": "0.66b0", "wrapt": "1.17.0"}
 
 
 def of(findings: list[Finding], part: str) -> Finding:
@@ -97,8 +99,23 @@ def test_incompatible_versions_are_named() -> None:
     assert bad(opentelemetry_instrumentation="0.60b1") == ["their versions go together"]
     assert bad(opentelemetry_sdk="1.28.0", opentelemetry_instrumentation="0.49b0") == []
     assert bad(agl_otel_hook="0.0.9") == ["the hook has the version of this package"]
-    missing = of(check_environment(Environment({}, {"opentelemetry-sdk": "1.45.0"}, GOOD)), "installed for the agent")
-    assert missing.state == "wrong" and "agl-otel-hook, opentelemetry-instrumentation" in missing.detail
+
+
+@pytest.mark.parametrize(
+    ("packages", "inject", "state", "text"),
+    [
+        (GOOD, False, "good", "opentelemetry-sdk 1.45.0, opentelemetry-instrumentation 0.66b0"),
+        (SDK, False, "good", "opentelemetry-sdk 1.45.0, opentelemetry-instrumentation brought; agl-otel-hook is brought"),
+        (BARE, True, "good", "brought: opentelemetry-sdk 1.45.0 and what agl-otel's environment has beside it"),
+        (BARE, False, "wrong", "missing: opentelemetry-sdk, opentelemetry-instrumentation → --inject brings them, or pip install"),
+        ({**SDK, "opentelemetry-sdk": "1.20.0"}, True, "wrong", "opentelemetry-sdk 1.20.0 → pip install --upgrade agl-otel-hook"),
+        ({**BARE, "opentelemetry-api": "1.46.0"}, True, "wrong", "missing: opentelemetry-sdk"),
+        ({**SDK, "python": "3.9.18"}, True, "wrong", "the hook is not loaded in Python 3.9.18 → use one of 3.10 to 3.13"),
+    ],
+)
+def test_whether_the_hook_can_be_brought_is_told(packages: dict[str, str], inject: bool, state: str, text: str) -> None:
+    found = of(check_environment(Environment({}, packages, GOOD, inject=inject)), "has OpenTelemetry for the hook")
+    assert (found.state, text in f"{found.detail} → {found.remedy}") == (state, True), found
 
 
 def test_an_http_proxy_between_agent_and_stack_is_named() -> None:

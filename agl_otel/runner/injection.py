@@ -1,0 +1,62 @@
+"""Bring the hook into the Python processes of an agent's command, by its environment alone. Pure, but for where packages are.
+
+PYTHONPATH begins with a folder of the hook whose sitecustomize does the rest in each process (hook/agl_otel_hook/inject), also below
+`sh -c`, `uv run` and `poetry run`. `python -I` and `-E` do not read PYTHONPATH, and `-S` runs no sitecustomize: there is no hook.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import click
+
+import agl_otel_hook
+from agl_otel_hook import conventions
+from agl_otel_hook.inject.agl_otel_inject import FITTING, is_fitting, skips, to_bring, version_of
+
+__all__ = ["FITTING", "FOLDER", "PYTHONS", "inject_option", "injection", "is_fitting", "is_off", "to_bring", "version_of", "versions_in"]
+
+PYTHONS: Final = ((3, 10), (3, 13))
+"""The oldest and the newest Python into which the hook is brought (sitecustomize.py)."""
+FOLDER: Final = str(Path(agl_otel_hook.__file__).absolute().parent / "inject")
+
+
+inject_option = click.option(
+    "--inject",
+    is_flag=True,
+    help="Bring OpenTelemetry into a COMMAND's Pythons that have no SDK, with the instrumentations that are installed beside agl-otel.",
+)
+
+
+def versions_in(packages: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:
+    """Return what `to_bring` asks for, from {package: version}."""
+    return {name: version_of(packages[name]) if name in packages else None for name in FITTING}
+
+
+def is_off(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment switches the hook off."""
+    return environment.get(conventions.ENV_HOOK) == conventions.HOOK_OFF
+
+
+def injection(base: Mapping[str, str], command: Sequence[str], *, inject: bool) -> dict[str, str]:
+    """Return the variables to set for `command` in the environment `base`.
+
+    inject: whether OpenTelemetry is brought too, into interpreters without it, as AGL_HOOK may also say. A pattern of AGL_HOOK_SKIP that
+    the command itself matches is left out: it was meant for programs that the agent starts.
+    """
+    if is_off(base):
+        return {conventions.ENV_HOOK: conventions.HOOK_OFF}  # `base` may lose it on the way (process_environment)
+    inject = inject or base.get(conventions.ENV_HOOK) == conventions.HOOK_INJECT
+    words = [Path(word).name for word in command]
+    patterns = base.get(conventions.ENV_HOOK_SKIP, conventions.HOOK_SKIP).split(",")
+    behind = [folder for folder in base.get("PYTHONPATH", "").split(os.pathsep) if folder != FOLDER] if base.get("PYTHONPATH") else []
+    return {
+        "PYTHONPATH": os.pathsep.join([FOLDER, *behind]),
+        conventions.ENV_HOOK_SKIP: ",".join(each for each in patterns if not any(skips(word, each) for word in words)),
+        conventions.ENV_HOOK_PACKAGES: str(metadata.distribution("opentelemetry-sdk").locate_file("")),
+        **({conventions.ENV_HOOK: conventions.HOOK_INJECT} if inject else {}),
+    }

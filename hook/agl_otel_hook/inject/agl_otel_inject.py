@@ -1,0 +1,286 @@
+"""Bring the hook into an interpreter in which it need not be installed, without a trace until a library is imported that it acts on.
+
+A runner puts this folder on the PYTHONPATH of an agent's command (agl_otel/runner/injection.py), so that sitecustomize.py calls `begin` in
+every Python process below it, whatever starts it. Until the first import of a library that the hook or an instrumentation of this
+environment acts on, there is one more finder on sys.meta_path, and nothing is read but the names of installed instrumentations. Then
+`start` does as `opentelemetry-instrument`: hook and instrumentations are loaded, where OpenTelemetry's packages fit, and else nothing.
+
+Of what it needs, an interpreter may lack opentelemetry-instrumentation and wrapt, and with AGL_HOOK=inject all of OpenTelemetry. These are
+found in AGL_HOOK_PACKAGES, where the runner has them: they are pure Python, but for wrapt's extension, without which it works as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # as in typing, whose import would take as long as the start of Python
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, Final
+
+Version = tuple[int, ...]
+INSTRUMENT: Final = ("opentelemetry-instrument", "opentelemetry.instrumentation.auto_instrumentation")
+"""Programs that start another with OpenTelemetry's own folder at the head of PYTHONPATH."""
+INSTRUMENTATIONS: Final = os.path.join("opentelemetry", "instrumentation")
+AUTO_FOLDER: Final = os.path.join(INSTRUMENTATIONS, "auto_instrumentation")
+LIBRARIES: Final = frozenset(
+    (
+        *("agents", "agl_otel_hook", "anthropic", "crewai", "httpx", "langchain", "langchain_core", "langgraph"),
+        *("llama_index", "openai", "opentelemetry"),
+    )
+)
+"""Packages whose import starts the hook, besides those that installed instrumentations are named after."""
+FITTING: Final = {
+    "opentelemetry-api": ((1, 28), (2, 0)),
+    "opentelemetry-instrumentation": ((0, 49), (1, 0)),
+    "opentelemetry-sdk": ((1, 28), (2, 0)),
+    "wrapt": ((1, 14), (3, 0)),
+}
+"""{package: (oldest version, first that is too new)} that the hook works with, as in its pyproject.toml."""
+OLDEST_SDK: Final = (1, 33)
+"""That the runner's opentelemetry-instrumentation works with, which is newer."""
+BROUGHT: Final = ("importlib_metadata", "packaging", "typing_extensions", "wrapt", "zipp")
+"""Packages that OpenTelemetry's need: an interpreter's own come first."""
+DISTRIBUTIONS: Final = tuple(f"opentelemetry-{name}" for name in ("api", "instrumentation", "sdk", "semantic-conventions", "util"))
+"""How the names of distributions begin that are brought with all of OpenTelemetry; exporters are not: the hook has its own."""
+
+
+def begin(here: str) -> Sequence[str]:
+    """Act on the program that this process will run. Return folders whose sitecustomize is not to be run.
+
+    `here`: this folder, as it stands in PYTHONPATH.
+    """
+    auto = [folder for folder in sys.path if folder.endswith(AUTO_FOLDER)]
+    if os.environ.get("AGL_HOOK") == "off":
+        return []
+    program = program_of(sys.orig_argv)
+    if program in INSTRUMENT:
+        _stay_first(here)
+        return []
+    if skips(program, os.environ.get("AGL_HOOK_SKIP", "")):
+        _leave(here, auto)
+        return auto
+    found = instrumentations(sys.path)
+    if auto and "auto_instrumentation" in found:
+        if _is_installed("agl_otel_hook"):  # then opentelemetry-instrument loads it
+            return []
+        return auto if start(here) else []
+    sys.meta_path.insert(0, _First(here, found))
+    return auto  # that of another environment, which could only fail here
+
+
+def program_of(argv: Sequence[str]) -> str:
+    """Return the name of the script or module that a command line of Python runs; empty for `-c` and standard input."""
+    words = iter(argv[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return os.path.basename(word)
+        if word == "-":
+            return ""
+        if word == "--check-hash-based-pycs":
+            next(words, "")
+        place = 0 if word.startswith("--") else next((at for at, letter in enumerate(word) if letter in "cmWX"), 0)
+        value = (word[place + 1 :] or next(words, "")) if place else ""
+        if place and word[place] in "cm":
+            return value if word[place] == "m" else ""
+    return ""
+
+
+def skips(program: str, patterns: str) -> bool:
+    """Return whether a name matches one of the patterns, separated by commas; one may end in `*`."""
+    names = [pattern.strip() for pattern in patterns.split(",")]
+    return bool(program) and any(program.startswith(name[:-1]) if name.endswith("*") else program == name for name in names)
+
+
+def instrumentations(path: Iterable[str]) -> set[str]:
+    """Return the names of the instrumentations that are installed in these folders."""
+    found = set[str]()
+    for folder in path:
+        for kind in (INSTRUMENTATIONS, os.path.join("openinference", "instrumentation")):
+            try:
+                found.update(name for name in os.listdir(os.path.join(folder, kind)) if "." not in name)
+            except OSError:
+                continue
+    return found
+
+
+def start(here: str) -> bool:
+    """Load the hook, the SDK and the instrumentations, as `opentelemetry-instrument` does. Return False where they do not fit."""
+    packages = os.environ.get("AGL_HOOK_PACKAGES", "")
+    found = {name: _version(name) for name in FITTING}
+    offered = {name: _version(name, packages) for name in FITTING} if packages else {}
+    brings = to_bring(found, offered, os.environ.get("AGL_HOOK") == "inject")
+    if brings is None:
+        return False
+    hook = os.path.dirname(here)
+    if "opentelemetry-sdk" in brings:
+        sys.meta_path.insert(0, _OpenTelemetry(packages))
+    sys.meta_path.append(_Rest(os.path.dirname(hook), packages if brings else ""))
+    from opentelemetry.instrumentation.auto_instrumentation import _load
+
+    import agl_otel_hook
+
+    load: Any = _load  # its functions are private, but are in all versions; `initialize`, which calls them, is not
+    distro = load._load_distro()
+    distro.configure()
+    load._load_configurators()
+    agl_otel_hook.pre_instrument()
+    try:
+        load._load_instrumentors(distro)
+    finally:
+        agl_otel_hook.post_instrument()
+    return True
+
+
+def version_of(text: str) -> Version:
+    """Return the first two numbers of a version."""
+    return tuple(int(part) for part in text.replace("b", ".").split(".")[:2] if part.isdigit())
+
+
+def is_fitting(name: str, version: Version) -> bool:
+    """Return whether the hook works with this version of a package of FITTING."""
+    oldest, too_new = FITTING[name]
+    return oldest <= version < too_new
+
+
+def to_bring(found: dict[str, Version | None], offered: dict[str, Version | None], all_of_it: bool) -> set[str] | None:
+    """Return the packages of FITTING to bring from the runner's environment; None where nothing is to be loaded.
+
+    found: their versions in this interpreter. offered: in the runner's environment. all_of_it: whether OpenTelemetry may be brought.
+    """
+    lacking = {name for name, version in found.items() if version is None}
+    if any(version is not None and not is_fitting(name, version) for name, version in found.items()) or any(
+        offered.get(name) is None for name in lacking
+    ):
+        return None
+    api, sdk = found["opentelemetry-api"], found["opentelemetry-sdk"]
+    if sdk is not None:
+        return lacking if "opentelemetry-instrumentation" not in lacking or sdk >= OLDEST_SDK else None
+    newer = api is not None and api > (offered["opentelemetry-sdk"] or ())  # an SDK for an older API
+    return lacking if all_of_it and not newer else None
+
+
+class _First:
+    """A finder that calls `start` before the first import that the hook acts on, and finds nothing otherwise."""
+
+    def __init__(self, here: str, instrumentations: Iterable[str]) -> None:
+        self._here = here
+        self._names: frozenset[str] = LIBRARIES.union(instrumentations) - sys.stdlib_module_names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Call `start` at the first name that it acts on, and then find that name (the import system calls this)."""
+        if name.partition(".")[0] not in self._names:
+            return None
+        self._names = frozenset()  # it stays in sys.meta_path, which the import system goes through at this moment
+        try:
+            start(self._here)
+        except Exception:  # noqa: BLE001  # the boundary: the import goes on, as it would without us
+            return None
+        if (module := sys.modules.get(name)) is not None:
+            from importlib.machinery import ModuleSpec
+
+            loader: Any = _Loaded(module)
+            return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
+        specs = (finder.find_spec(name, path, target) for finder in [*sys.meta_path])  # those that have just been put before this one, too
+        return next(filter(None, specs), None)
+
+
+class _Loaded:
+    """A loader of a module that is imported already: to load it again would lose what has patched it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restore its spec, which the import system has replaced."""
+        module.__spec__ = self._spec
+
+
+class _OpenTelemetry:
+    """A finder of all of OpenTelemetry, before the parts of it that the interpreter has, so that its parts are of one version."""
+
+    def __init__(self, packages: str) -> None:
+        self._packages = packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find `opentelemetry`, by whose path all below it is found."""
+        if name != "opentelemetry":
+            return None
+        from importlib.machinery import ModuleSpec
+
+        spec = ModuleSpec(name, None, is_package=True)
+        folders = (os.path.join(folder, name) for folder in [self._packages, *sys.path])
+        spec.submodule_search_locations = [folder for folder in folders if os.path.isdir(folder)]
+        return spec
+
+    def find_distributions(self, context: Any) -> Iterable[Any]:
+        """Find its distributions: their entry points, unless only certain folders are asked."""
+        from importlib.metadata import DistributionFinder, MetadataPathFinder
+
+        if "path" in vars(context):
+            return
+        for each in MetadataPathFinder.find_distributions(DistributionFinder.Context(name=context.name, path=[self._packages])):
+            if each.metadata["Name"].replace("_", "-").startswith(DISTRIBUTIONS):
+                yield each
+
+
+class _Rest:
+    """A finder of the hook and of what it needs, after all others: what the interpreter has comes first."""
+
+    def __init__(self, hook: str, packages: str) -> None:
+        self._hook, self._packages = hook, packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find the hook, and packages that the interpreter lacks."""
+        from importlib.machinery import PathFinder
+
+        if name == "agl_otel_hook":
+            return PathFinder.find_spec(name, [self._hook])
+        if self._packages and name in BROUGHT:
+            return PathFinder.find_spec(name, [self._packages])
+        if self._packages and name == "opentelemetry.instrumentation":
+            return PathFinder.find_spec(name, [os.path.join(self._packages, "opentelemetry")])
+        return None
+
+
+def _version(name: str, folder: str = "") -> Version | None:
+    """Return the version of an installed package; None where it is not installed."""
+    from importlib.metadata import distributions
+
+    for each in distributions(name=name, path=[folder]) if folder else distributions(name=name):
+        return version_of(each.version)
+    return None
+
+
+def _is_installed(name: str) -> bool:
+    return any(finder.find_spec(name, None) is not None for finder in sys.meta_path)
+
+
+def _stay_first(here: str) -> None:
+    """Let the program that this process becomes run this folder's sitecustomize, which runs the one that has been put before it."""
+    execute = os.execv
+
+    def execute_with_ours_first(*args: Any) -> Any:
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, *(folder for folder in _python_path() if folder != here)])
+        return execute(*args)
+
+    os.execv = execute_with_ours_first
+
+
+def _leave(here: str, auto: Sequence[str]) -> None:
+    """Let the processes that this one starts know nothing of us, nor of OpenTelemetry's folder."""
+    if others := [folder for folder in _python_path() if folder not in (here, *auto)]:
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _python_path() -> list[str]:
+    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
