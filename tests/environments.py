@@ -17,6 +17,12 @@ from tests.one_certificate import downloading
 
 ROOT: Final = Path(__file__).parents[1]
 LITELLM: Final = ("litellm[proxy]==1.106.2",)
+UNHOOKED: Final = {
+    "sdk and instrumentation": ("", "openai==3.52.0", "opentelemetry-sdk==1.45.2", "opentelemetry-instrumentation-openai==0.62.4"),
+    "the oldest sdk": ("3.10", "openai==2.9.0", "opentelemetry-sdk==1.33.0"),
+    "nothing": ("3.13", "openai==3.52.0"),
+}
+"""{what an agent's environment has of OpenTelemetry: (Python, empty for ours; packages)}; of ours it has nothing."""
 
 
 class AbsentError(Exception):
@@ -40,6 +46,13 @@ def hooked(name: str, packages: Sequence[str], python: str) -> Path:
     place = _peers() / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
     _make(place, ["--python", _python_of(place), "--editable", str(hook), *packages], name, python=python)
     return Path(_python_of(place))
+
+
+def unhooked(name: str, *more: str) -> Path:
+    """The Python of an environment of UNHOOKED, with `more` packages. Raises AbsentError."""
+    python, *packages = UNHOOKED[name]
+    place = "-".join(("unhooked", *name.split(), *more))
+    return installed(place, [*packages, *more], other_python(python) if python else sys.executable) / "bin" / "python"
 
 
 def other_python(version: str) -> str:

@@ -392,7 +392,8 @@ def _without_hook(what: str, packages: Mapping[str, str], seen: Environment) -> 
     remedy = f"pip install {HOOK} into the agent's own environment, with instrumentations of its libraries"
     if not _is_supported(packages):
         detail = f"the hook is not loaded in Python {packages['python']}"
-        remedy = f"use one of {' to '.join('.'.join(map(str, each)) for each in PYTHONS)}: the model calls are recorded all the same"
+        pythons = " to ".join(".".join(map(str, each)) for each in PYTHONS)
+        remedy = f"use one of {pythons}, or a runner's --no-instrument: model calls are recorded all the same"
     elif misfits:
         detail, remedy = f"too old or too new: {', '.join(misfits)}", f"pip install --upgrade {HOOK} into the agent's own environment"
     elif "opentelemetry-sdk" in missing and not seen.inject:

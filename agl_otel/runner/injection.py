@@ -18,7 +18,19 @@ import agl_otel_hook
 from agl_otel_hook import conventions
 from agl_otel_hook.inject.agl_otel_inject import FITTING, is_fitting, skips, to_bring, version_of
 
-__all__ = ["FITTING", "FOLDER", "PYTHONS", "inject_option", "injection", "is_fitting", "is_off", "to_bring", "version_of", "versions_in"]
+__all__ = [
+    "FITTING",
+    "FOLDER",
+    "PYTHONS",
+    "inject_option",
+    "injection",
+    "is_fitting",
+    "is_off",
+    "to_bring",
+    "version_of",
+    "versions_in",
+    "without_hook",
+]
 
 PYTHONS: Final = ((3, 10), (3, 13))
 """The oldest and the newest Python into which the hook is brought (sitecustomize.py)."""
@@ -53,10 +65,16 @@ def injection(base: Mapping[str, str], command: Sequence[str], *, inject: bool) 
     inject = inject or base.get(conventions.ENV_HOOK) == conventions.HOOK_INJECT
     words = [Path(word).name for word in command]
     patterns = base.get(conventions.ENV_HOOK_SKIP, conventions.HOOK_SKIP).split(",")
-    behind = [folder for folder in base.get("PYTHONPATH", "").split(os.pathsep) if folder != FOLDER] if base.get("PYTHONPATH") else []
+    behind = without_hook(base).get("PYTHONPATH")
     return {
-        "PYTHONPATH": os.pathsep.join([FOLDER, *behind]),
+        "PYTHONPATH": os.pathsep.join([FOLDER, *([behind] if behind else [])]),
         conventions.ENV_HOOK_SKIP: ",".join(each for each in patterns if not any(skips(word, each) for word in words)),
         conventions.ENV_HOOK_PACKAGES: str(metadata.distribution("opentelemetry-sdk").locate_file("")),
         **({conventions.ENV_HOOK: conventions.HOOK_INJECT} if inject else {}),
     }
+
+
+def without_hook(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the hook's folder in PYTHONPATH."""
+    folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder != FOLDER]
+    return {**environment, "PYTHONPATH": os.pathsep.join(folders)}

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from agl_otel.errors import AgentError
 from agl_otel.net.auth import is_ours
 from agl_otel.runner.environment import DUMMY_API_KEY
+from agl_otel.runner.injection import without_hook
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import ForkedProcess, UnfitError, Zygote
 from agl_otel.service.private import original_umask
@@ -137,7 +138,7 @@ class WarmStarter:
                 learn_all = not programs.touches_environment(source)
                 shared = {name: value for name, value in env.items() if name not in _ATTEMPT_VARIABLES}
                 shared |= {name: DUMMY_API_KEY for name in _MODEL_KEYS if is_ours(shared.get(name, ""))}
-                shared[conventions.ENV_HOOK] = conventions.HOOK_OFF  # its forks load it
+                shared = without_hook(shared)  # its forks load it
                 self._zygote = await Zygote.start(
                     python, shared, imports=programs.imports_at_the_top(source), preload=self._preload, learn_all=learn_all, cwd=folder
                 )

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from agl_otel.runner.injection import injection
 from agl_otel_hook import conventions
-from tests.environments import AbsentError, hooked, installed, other_python
+from tests.environments import AbsentError, hooked, other_python, unhooked
 from tests.matrix.environments import Environment
 from tests.matrix.frameworks import BY_NAME
 from tests.matrix.play import ground, played
@@ -85,21 +85,10 @@ async def test_calls_are_trained_on_as_sampled_although_the_collector_is_killed(
     assert found.verdicts == {"complete": 2} and found.exact == 6 and found.own_spans >= 6
 
 
-WITHOUT_HOOK = {
-    "sdk and instrumentation": ("", "openai==3.52.0", "opentelemetry-sdk==1.45.2", "opentelemetry-instrumentation-openai==0.62.4"),
-    "the oldest sdk": ("3.10", "openai==2.9.0", "opentelemetry-sdk==1.33.0"),
-    "nothing": ("3.13", "openai==3.52.0"),
-}
-"""{what the environment has of OpenTelemetry: (Python, empty for ours; packages)}."""
-
-
 def foreign_python(name: str, *more: str) -> Path:
     """The interpreter of an environment that has nothing of ours."""
-    python, *packages = WITHOUT_HOOK[name]
     try:
-        interpreter = other_python(python) if python else sys.executable
-        asked = "-".join(filter(None, (*name.split(), *more, python)))
-        return installed(f"unhooked-{asked}", [*packages, *more], interpreter) / "bin" / "python"
+        return unhooked(name, *more)
     except AbsentError as absent:
         pytest.skip(str(absent))
 

@@ -83,7 +83,10 @@ class CommandAgent:
         instrument = instrument if not off else False
         self._injected = injection(self._base, self._command, inject=inject) if off or instrument is not False else {}
         wrapper = wrapper_of(self._command, required=instrument is True, inject=inject) if instrument is not False else []
-        self._starter: Starter = WarmStarter(FreshStarter(wrapper), preload) if warm and wrapper else FreshStarter(wrapper)
+        forks = warm and instrument is not False and _is_python(self._command)
+        if warm and not forks:
+            _log.warning("%s is started afresh for each attempt: only Python under the hook can be forked from a warm parent", command[0])
+        self._starter: Starter = WarmStarter(FreshStarter(wrapper), preload) if forks else FreshStarter(wrapper)
         self.hooked = hooked if hooked is not None else bool(wrapper) or is_instrumented(self._command)
         self._grader = grader
         self._limits = limits or Limits()
@@ -190,7 +193,7 @@ def wrapper_of(command: list[str], *, required: bool = False, inject: bool = Fal
     program = Path(command[0])
     if is_instrumented(command):
         return []
-    if not program.name.startswith("python"):
+    if not _is_python(command):
         if required:
             raise UsageError(f"{command[0]} is not a Python program: start it under {_INSTRUMENT} in the command itself")
         return []
@@ -203,6 +206,10 @@ def wrapper_of(command: list[str], *, required: bool = False, inject: bool = Fal
     if not inject:
         _log.warning("%s, or bring OpenTelemetry there with --inject: unless it has an SDK, the agent's own spans are missing", message)
     return []
+
+
+def _is_python(command: Sequence[str]) -> bool:
+    return Path(command[0]).name.startswith("python")
 
 
 class _Pipe:

@@ -67,7 +67,9 @@ def _place(program: Program, environment: dict[str, str], cwd: str) -> None:
         sys.stdout.reconfigure(write_through=True)
     folder = str(Path(program.target).resolve().parent) if program.kind == "script" else (cwd if program.kind == "module" else "")
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path != warming.AUTO_FOLDER]
-    paths = [warming.AUTO_FOLDER, *(paths if cwd in paths else [cwd, *paths])]  # like opentelemetry-instrument
+    hook = [path for path in paths[:1] if Path(path).parts[-2:] == ("agl_otel_hook", "inject")]  # injection.py; stays in front
+    behind = paths[len(hook) :]
+    paths = [*hook, warming.AUTO_FOLDER, *(behind if cwd in behind else [cwd, *behind])]  # like opentelemetry-instrument
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.path[:] = [folder, *paths, *(path for path in sys.path if path and path not in paths)]
     names: dict[str, str] = {"code": "-c", "script": program.target, "module": "-m"}

@@ -15,14 +15,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+import agl_otel
 from agl_otel.errors import AgentError
+from agl_otel.runner.injection import FOLDER
 from agl_otel.runner.zygote import protocol
 from agl_otel.runner.zygote.program import Program
 from agl_otel.service.private import original_umask
 from agl_otel.service.processes import signal_group, spawn
 
 START_SECONDS: Final = 120.0  # imports on a busy machine
-_BOOT: Final = "import sys; sys.path.remove(''); from agl_otel.runner.zygote.parent import main; main()"
+_BOOT: Final = f"""
+import sys
+sys.path[:] = [{FOLDER!r}, *filter(None, sys.path)]
+import agl_otel_inject
+del sys.path[0]
+if sys.version_info < (3, 10) or not agl_otel_inject.bring({FOLDER!r}, agl_otel={str(Path(agl_otel.__file__).absolute().parents[1])!r}):
+    sys.exit("its environment has no OpenTelemetry that the hook works with")
+from agl_otel.runner.zygote.parent import main
+main()
+"""
 _log = logging.getLogger(__name__)
 
 

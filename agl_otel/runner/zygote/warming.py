@@ -23,6 +23,8 @@ from typing import Any, Final
 from opentelemetry.instrumentation import auto_instrumentation
 from opentelemetry.instrumentation.auto_instrumentation import _load  # private, used by opentelemetry-instrument; the version is pinned
 
+import agl_otel_hook
+
 PRE: Final = "opentelemetry_pre_instrument"
 POST: Final = "opentelemetry_post_instrument"
 AUTO_FOLDER: Final = str(Path(auto_instrumentation.__file__).parent)
@@ -55,7 +57,8 @@ def instrument_parent() -> None:
 def instrument_child() -> None:
     """Create what belongs to one process: provider, exporters, hook."""
     _load._load_configurators()  # pyright: ignore[reportPrivateUsage]  # see the import
-    for group in (PRE, POST):
+    for group, ours in ((PRE, agl_otel_hook.pre_instrument), (POST, agl_otel_hook.post_instrument)):
+        ours()  # it need not be installed; a second call does nothing
         for entry_point in _load.entry_points(group=group):
             entry_point.load()()
 

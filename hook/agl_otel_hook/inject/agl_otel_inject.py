@@ -109,16 +109,8 @@ def instrumentations(path: Iterable[str]) -> set[str]:
 
 def start(here: str) -> bool:
     """Load the hook, the SDK and the instrumentations, as `opentelemetry-instrument` does. Return False where they do not fit."""
-    packages = os.environ.get("AGL_HOOK_PACKAGES", "")
-    found = {name: _version(name) for name in FITTING}
-    offered = {name: _version(name, packages) for name in FITTING} if packages else {}
-    brings = to_bring(found, offered, os.environ.get("AGL_HOOK") == "inject")
-    if brings is None:
+    if not bring(here):
         return False
-    hook = os.path.dirname(here)
-    if "opentelemetry-sdk" in brings:
-        sys.meta_path.insert(0, _OpenTelemetry(packages))
-    sys.meta_path.append(_Rest(os.path.dirname(hook), packages if brings else ""))
     from opentelemetry.instrumentation.auto_instrumentation import _load
 
     import agl_otel_hook
@@ -132,6 +124,24 @@ def start(here: str) -> bool:
         load._load_instrumentors(distro)
     finally:
         agl_otel_hook.post_instrument()
+    return True
+
+
+def bring(here: str, **lent: str) -> bool:
+    """Let this process import the hook and what it needs. Return False where they do not fit.
+
+    lent: {package: the folder in which it is} of others to find, unless they are installed.
+    """
+    packages = os.environ.get("AGL_HOOK_PACKAGES", "")
+    found = {name: _version(name) for name in FITTING}
+    offered = {name: _version(name, packages) for name in FITTING} if packages else {}
+    brings = to_bring(found, offered, os.environ.get("AGL_HOOK") == "inject")
+    if brings is None:
+        return False
+    if "opentelemetry-sdk" in brings:
+        sys.meta_path.insert(0, _OpenTelemetry(packages))
+    lent["agl_otel_hook"] = os.path.dirname(os.path.dirname(here))
+    sys.meta_path.append(_Rest(lent, packages if brings else ""))
     return True
 
 
@@ -234,20 +244,16 @@ class _OpenTelemetry:
 class _Rest:
     """A finder of the hook and of what it needs, after all others: what the interpreter has comes first."""
 
-    def __init__(self, hook: str, packages: str) -> None:
-        self._hook, self._packages = hook, packages
+    def __init__(self, lent: dict[str, str], packages: str) -> None:
+        self._folders = lent
+        if packages:
+            self._folders |= dict.fromkeys(BROUGHT, packages) | {"opentelemetry.instrumentation": os.path.join(packages, "opentelemetry")}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Find the hook, and packages that the interpreter lacks."""
         from importlib.machinery import PathFinder
 
-        if name == "agl_otel_hook":
-            return PathFinder.find_spec(name, [self._hook])
-        if self._packages and name in BROUGHT:
-            return PathFinder.find_spec(name, [self._packages])
-        if self._packages and name == "opentelemetry.instrumentation":
-            return PathFinder.find_spec(name, [os.path.join(self._packages, "opentelemetry")])
-        return None
+        return PathFinder.find_spec(name, [self._folders[name]]) if name in self._folders else None
 
 
 def _version(name: str, folder: str = "") -> Version | None:

@@ -22,6 +22,7 @@ from agl_otel.runner.starting import WarmStarter
 from agl_otel.types import LLM, Attempt, Rollout
 from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
+from tests.environments import AbsentError, unhooked
 
 SPAN = "from opentelemetry import trace\ntrace.get_tracer('a').start_span('work').end()\n"
 
@@ -77,6 +78,22 @@ async def test_forks_have_ids_markers_randomness_and_seals_of_their_own(stack: S
     assert {span.marker: stack.receiver.seals().get(span.marker) for span in works} == {span.marker: (1, 0) for span in works}
     roots = {root.span_id for rollout, _ in ended for root in stack.spans(rollout, conventions.SPAN_ATTEMPT)}
     assert {span.parent_id for span in works} == roots
+
+
+@pytest.mark.full  # an environment of its own
+@pytest.mark.parametrize("name", ["the oldest sdk", "nothing"])
+async def test_a_python_without_anything_of_ours_is_forked_too(stack: Stack, name: str) -> None:
+    try:
+        python = unhooked(name)
+    except AbsentError as absent:
+        pytest.skip(str(absent))
+    (stack.directory / "agent.py").write_text(
+        SPAN + f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPAN!r}], check=True)\n"
+    )
+    kept = Kept([str(python), "agent.py"], cwd=stack.directory, warm=True, inject=name == "nothing")
+    ended = await run(stack, kept, "a", "b")
+    assert ([attempt.status for _, attempt in ended], kept.warm.forks) == (["succeeded"] * 2, 2)
+    assert [len(stack.spans(rollout, "work")) for rollout, _ in ended] == [2, 2], "of the agent, and of a process that it starts"
 
 
 async def test_a_fork_has_its_attempts_keys_and_the_warm_parent_has_none(stack: Stack) -> None:
