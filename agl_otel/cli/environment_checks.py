@@ -359,7 +359,7 @@ def _loopback(seen: Environment) -> Finding:
 
 def _versions(seen: Environment) -> list[Finding]:
     if seen.packages is None:
-        return [good("versions", "the command is not a Python program: its own SDK must send OTLP")]
+        return [good("versions", "not known: the command is not Python itself. Pythons below it load the hook, others must send OTLP")]
     packages = seen.packages
     what = "the agent's Python has OpenTelemetry for the hook"
     brought = to_bring(versions_in(packages), versions_in(seen.own), seen.inject)

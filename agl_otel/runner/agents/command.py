@@ -187,7 +187,7 @@ def wrapper_of(command: list[str], *, required: bool = False, inject: bool = Fal
     """Return the words to put before `command` so that it is instrumented: its interpreter's opentelemetry-instrument, or none.
 
     Only the one beside the interpreter will do: another would bring the packages of another environment. For a command that is not a
-    Python program, or has none beside it, the list is empty (the latter with a warning, unless OpenTelemetry is brought by `inject`);
+    Python program, or has none beside it, the list is empty (the latter is logged, unless OpenTelemetry is brought by `inject`);
     with `required`, UsageError is raised.
     """
     program = Path(command[0])
@@ -204,7 +204,7 @@ def wrapper_of(command: list[str], *, required: bool = False, inject: bool = Fal
     if required:
         raise UsageError(message)
     if not inject:
-        _log.warning("%s, or bring OpenTelemetry there with --inject: unless it has an SDK, the agent's own spans are missing", message)
+        _log.info("%s, or bring OpenTelemetry there with --inject: unless it has an SDK, the agent's own spans are missing", message)
     return []
 
 
