@@ -44,9 +44,11 @@ pages: | $(UV)
 
 .PHONY: help setup core test-core pages
 
-proto: setup ## regenerate the gRPC code from the .proto
-	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. agl_otel/queue/proto/queue.proto
-	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --mypy_out=quiet:. agl_otel/web/jaeger/proto/storage.proto
+# It writes code for the lower bound of protobuf in pyproject.toml: what is newer than its library is refused at import.
+PROTOC := $(UV) tool run --quiet --from grpcio-tools==1.76.0 --with mypy-protobuf==5.1.0 python -m grpc_tools.protoc
+proto: | $(UV) ## regenerate the gRPC code from the .proto
+	$(PROTOC) -I. --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. agl_otel/queue/proto/queue.proto
+	$(PROTOC) -I. --python_out=. --mypy_out=quiet:. agl_otel/web/jaeger/proto/storage.proto
 
 # More workers than cores: most tests wait for processes. A file stays with one worker, for what its tests share.
 WORKERS ?= 3
@@ -61,6 +63,15 @@ test-all: setup ## run what CI runs (WORKERS=3 of them at once, ARGS="tests/syst
 
 test-long: setup ## run the tests that are too long for CI; once before a release, and after changes of what they test
 	$(PYTEST) -m long $(ARGS)
+
+# A selection: what meets the libraries that are bounded, and one whole rollout.
+LOWEST := tests/unit/telemetry tests/unit/net tests/unit/proxy/test_recorder.py tests/unit/queue tests/unit/traces tests/unit/types tests/unit/test_settings.py \
+  tests/unit/collector/test_telemetry.py tests/unit/collector/test_intake.py tests/contract/collector/test_receive.py
+test-lowest: setup ## run a selection with the lowest version of each dependency that pyproject.toml allows (ARGS="tests/unit/net": another)
+	$(UV) venv --quiet --clear --python $(PYTHON) build/lowest
+	$(PYTHON) tests/lowest.py >build/lowest/requirements.txt
+	$(UV) pip install --quiet --python build/lowest/bin/python --requirement build/lowest/requirements.txt --group test --editable . --editable hook
+	build/lowest/bin/python -m pytest --numprocesses 2 --dist loadfile -m "smoke or not full" -p no:cacheprovider $(or $(ARGS),$(LOWEST))
 
 compile: setup ## compile the Python that the tests import: else each worker of `make test-all` does, in a fresh checkout
 	$(RUN) pytest --collect-only >/dev/null
@@ -129,7 +140,7 @@ wheel: setup web ## build sdists and wheels into dist/, and try the wheels in an
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test test-all test-long compile search chaos chaos-queue proof fuzz fuzz-core fuzz-native matrix lint audit format web wheel
+.PHONY: proto test test-all test-long test-lowest compile search chaos chaos-queue proof fuzz fuzz-core fuzz-native matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

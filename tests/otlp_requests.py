@@ -36,7 +36,7 @@ SCALARS = st.one_of(
     INTEGERS.map(lambda v: AnyValue(int_value=v)),
     FLOATS.map(lambda v: AnyValue(double_value=v)),
     st.just(AnyValue()),
-    st.just(AnyValue(string_value_strindex=3)),
+    st.just(AnyValue.FromString(b"\x40\x03")),
 )
 LISTS = st.lists(SCALARS, max_size=4) | st.lists(FLOATS.map(lambda v: AnyValue(double_value=v)), min_size=16, max_size=18)
 PLAIN = SCALARS | LISTS.map(lambda items: AnyValue(array_value=ArrayValue(values=items)))

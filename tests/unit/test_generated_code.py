@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from agl_otel.queue.proto import queue_pb2, queue_pb2_grpc
 from tests.command import ROOT
+from tests.environments import AbsentError, installed
+from tests.lowest import lowest
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+TOOLS = re.findall(r"(?:grpcio-tools|mypy-protobuf)==[\d.]+", MAKEFILE)
+
+
+def test_the_generated_code_works_with_the_lowest_versions_that_the_package_allows() -> None:
+    written = re.search(r"# Protobuf Python Version: (.+)", Path(str(queue_pb2.__file__)).read_text())
+    assert written is not None and numbers(written[1]) <= numbers(lowest()["protobuf"])
+    assert numbers(queue_pb2_grpc.GRPC_GENERATED_VERSION) <= numbers(lowest()["grpcio"])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 @pytest.mark.parametrize(
@@ -20,8 +36,12 @@ from tests.command import ROOT
     ],
 )
 def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path, proto: str, outputs: tuple[str, ...], count: int) -> None:
-    plugins = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *(f"{output}{tmp_path}" for output in outputs), proto]
+    try:
+        programs = installed("-".join(TOOLS).replace("==", "-"), TOOLS) / "bin"
+    except AbsentError as absent:
+        pytest.skip(str(absent))
+    plugins = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    command = [programs / "python", "-m", "grpc_tools.protoc", "-I.", *(f"{output}{tmp_path}" for output in outputs), proto]
     subprocess.run(command, cwd=ROOT, env=plugins, check=True)
     written = [path for path in tmp_path.rglob("*_pb2*") if path.is_file()]
     assert len(written) == count

@@ -5,7 +5,7 @@ import warnings
 
 from agl_otel.queue.proto import queue_pb2 as agl__otel_dot_queue_dot_proto_dot_queue__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class QueueStub:
+class QueueStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -156,7 +156,7 @@ class QueueStub:
                 _registered_method=True)
 
 
-class QueueServicer:
+class QueueServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Enqueue(self, request, context):
@@ -451,7 +451,7 @@ def add_QueueServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Queue:
+class Queue(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

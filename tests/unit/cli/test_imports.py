@@ -26,7 +26,7 @@ print(*sorted(found - set(sys.stdlib_module_names) - set(sys.builtin_module_name
 OF_THE_ENVIRONMENT = {"distutils-precedence", "sitecustomize", "usercustomize", "coverage"}
 OF_THE_QUEUE = {
     *("agl_otel", "agl_otel_hook", "click", "rich", "google", "opentelemetry"),
-    *("grpc", "grpc_tools", "cython_runtime"),  # grpc imports the tools where they are installed
+    *("grpc", "cython_runtime"),
     *("pydantic", "pydantic_core", "pydantic_settings", "annotated_types", "dotenv", "typing_extensions", "typing_inspection"),
 }
 
