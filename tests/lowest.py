@@ -11,7 +11,10 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 def lowest() -> dict[str, str]:
     """{package, with its marker: version}."""
-    found = [re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<[\w.]+)?(; .*)?", line) for line in tomllib.loads(PROJECT.read_text())["project"]["dependencies"]]
+    found = [
+        re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<[\w.]+)?(; .*)?", line)
+        for line in tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    ]
     return {f"{of[1]}{of[3] or ''}": of[2] for of in found if of is not None}
 
 
