@@ -1,4 +1,4 @@
-"""`make wheel`: what is in the two wheels, and whether they work where nothing but them is installed.
+"""`make wheel`: what is in the two wheels, and whether they work where nothing but them is installed: a stack, a rollout, its trace.
 
 Run in an environment with both: `python -I tests/try_wheel.py CHECKOUT` (-I: nothing is imported from the checkout).
 """
@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import shutil
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
 ROOMS = ("adapters", "algorithms", "collector")  # beside the package in a checkout, links within it
+CARRIED_ROOMS = (*ROOMS, "examples/first_light")  # the demo
 CARRIED = {".py", ".pyi", ".sql", ".proto", ".typed"}
 NOT_CARRIED = ("collector/otelcol/", "collector/conformance/", "collector/native/", "web/dashboard/")
+
+AGENT = """
+from opentelemetry import trace
+
+with trace.get_tracer("agent").start_as_current_span("a span of the agent"):
+    pass
+"""
 
 
 def main(checkout: Path) -> str:
@@ -25,7 +33,7 @@ def main(checkout: Path) -> str:
     assert "site-packages" in installed.parts, f"this is no installed package: {installed}"
     here = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.suffix in CARRIED}
     there: set[str] = set()
-    for root, prefix in ((checkout / "agl_otel", ""), *((checkout / room, f"{room}/") for room in ROOMS)):
+    for root, prefix in ((checkout / "agl_otel", ""), *((checkout / room, f"{room}/") for room in CARRIED_ROOMS)):
         there |= {prefix + str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in CARRIED}
     there = {name for name in there if not name.startswith(NOT_CARRIED)}
     assert here == there, f"only in the wheel: {sorted(here - there)}; only in the checkout: {sorted(there - here)}"
@@ -34,7 +42,8 @@ def main(checkout: Path) -> str:
     assert not list(installed.rglob("*.go")), "Go sources are in the wheel"
     assert not list(installed.rglob("*.rs")), "Rust sources are in the wheel"
     core = importlib.import_module("agl_otel.collector.core").core().name
-    assert core == ("compiled" if shutil.which("cargo") else "python"), f"the collector's core is {core}"
+    tags = metadata.distribution("agl-otel").read_text("WHEEL") or ""
+    assert core == ("python" if "none-any" in tags else "compiled"), f"the collector's core is {core}"
     hook = Path(str(importlib.import_module("agl_otel_hook").__file__)).parent
     parts = {str(path.relative_to(hook)) for path in hook.rglob("*") if path.suffix in CARRIED}
     source = checkout / "hook" / "agl_otel_hook"
@@ -47,8 +56,13 @@ def main(checkout: Path) -> str:
     program = Path(sys.executable).with_name("agl-otel")
     shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True, timeout=120)
     assert "Commands:" in shown.stdout, shown.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "agent.py").write_text(AGENT)
+        command = [program, "run", "--data-dir", "data", "--", sys.executable, "agent.py"]
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
+    assert run.returncode == 0 and "a span of the agent" in run.stdout, run.stdout + run.stderr
     held = f"the wheels hold {len(here)} and {len(parts)} files"
-    return f"{held}; {len(rooms)} rooms and `agl-otel --help` work; the collector's core is {core}"
+    return f"{held}; {len(rooms)} rooms, `agl-otel --help` and a rollout work; the collector's core is {core}"
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def demo(
     """Train an unmodified agent from its own traces, on this machine.
 
     Starts its own stack on free ports, makes a tiny model, runs the agent, trains it with GRPO, and runs it again. No GPU, no key, no
-    network. Needs the [train] extra and the examples folder of the repository.
+    network. Needs the [train] extra.
     """
     setup_logging()
     warn_of_passwords(flags)
@@ -93,7 +93,8 @@ async def _demo(
         import_module("agl_otel.algorithms.grpo.algorithm")  # with torch: looked for before anything is started
         from agl_otel.jobs.job import Job
     except ModuleNotFoundError as error:
-        raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
+        remedy = "pip install 'agl-otel[train]'; with uvx: uvx --find-links FOLDER_OF_WHEELS --from 'agl-otel[train]' agl-otel demo"
+        raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): {remedy}") from error
     job = Job.load(example_job(), overrides=overrides)
     settings = Settings.private(data_dir=folder, **flags)
     async with _started(settings, job, console) as run:
@@ -106,11 +107,9 @@ async def _demo(
 
 
 def example_job() -> Path:
-    """Find the demo's job file: below the current folder, or in the checkout this package is installed from."""
-    for base in (Path(), Path(__file__).resolve().parents[2]):
-        if (base / EXAMPLE).exists():
-            return base / EXAMPLE
-    raise SettingsError(f"{EXAMPLE} is not here: run the demo in a checkout of the repository")
+    """Return the demo's job file: below the current folder, in the checkout this package is installed from, or in its wheel."""
+    package = Path(__file__).resolve().parents[1]
+    return next(base / EXAMPLE for base in (Path(), package.parent, package) if (base / EXAMPLE).exists())
 
 
 @asynccontextmanager
