@@ -186,6 +186,9 @@ def _remove(folder: Path) -> None:
 
 def _set_mode(folder: Path, mode: int) -> None:
     """Change the mode of a folder without following links. Raises OSError where it is not a folder."""
+    if os.chmod in os.supports_follow_symlinks:  # not on Linux
+        os.chmod(folder, mode, follow_symlinks=False)  # noqa: PTH101 - Path.chmod is the same
+        return
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # O_PATH needs no read permission
     try:
         Path(f"/proc/self/fd/{fd}").chmod(mode)
@@ -281,7 +284,7 @@ def _release(root: Path) -> None:
 
 def is_running(pid: int, start_ticks: int) -> bool:
     """Return whether the process with this id and start time runs; a later process with the same id does not count."""
-    return records.start_ticks(pid) == start_ticks != 0 and is_alive(pid)
+    return records.start_ticks(pid) == start_ticks and is_alive(pid)  # without /proc both are 0
 
 
 def _read(folder: Path, key: Key, reach: LedgerReach, command: str, runner: tuple[int, int] | None) -> AttemptLedger:

@@ -168,7 +168,7 @@ class RecordFile:
         hidden = folder / f".{self.name}"  # renamed when complete: a reader never sees half a file
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            os.posix_fallocate(fd, 0, FILE_BYTES)
+            _take_space(fd)
             os.pwrite(fd, header, 0)
             found = os.fstat(fd)
             self._map = mmap.mmap(fd, FILE_BYTES)
@@ -336,8 +336,16 @@ def own_command() -> str:
         return " ".join([sys.executable, *sys.argv])
 
 
+def _take_space(fd: int) -> None:
+    """Have the disk space of a record allocated: a write to a mapped page for which there is none would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, FILE_BYTES)
+    else:  # macOS
+        os.pwrite(fd, bytes(FILE_BYTES), 0)
+
+
 def start_ticks(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot; 0 where there is no such process."""
+    """Return the start time of a process in clock ticks since boot; 0 where there is no such process, or no /proc."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
