@@ -41,6 +41,7 @@ NOT_RUN: Final = {
     r"agl-otel .*--data-dir \.agl/demo-": "of a demo that was played: tests/system/test_demo.py",
     r"agl-otel run -- python agent\.py": "of an example or a skill's reader, with a model: tests/system/test_examples.py",
     r"agl-otel token\b": "it needs a stack with a token: tests/unit/net/test_auth.py",
+    r"agl-otel run -- pytest evals": "of a reader's tests: tests/system/test_injection.py runs pytest",
     r"agl-otel doctor -- python agent\.py": "the same command with my_agent.py is run",
 }
 """{pattern of a command in the docs: why it is not run here}; an example's own README is run by the test of the example."""
@@ -52,6 +53,7 @@ OTHERS_NOT_RUN: Final = {
     r"AGL_UPSTREAM_URL=\S+ agl-otel up$": "it stays, and its model server is the reader's",
     r"jaeger --config": "needs a Jaeger: tests/system/test_jaeger.py starts it with this file",
     r"python -m bench\.scale plan": "tests/unit/bench plays it",
+    r"uvx --find-links dist": "the demo from the wheel: `make wheel` tries the wheels, test_demo.py the demo",
     r"pip install": "the package itself: tests/try_wheel.py tries the wheel; others' from where a test has its own environment",
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
