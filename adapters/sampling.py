@@ -26,6 +26,7 @@ GREEDY_REMEDY: Final = (
     f". greedy: the agent asks for a temperature below {LEAST_TEMPERATURE:g}, which gives no sample of the policy; let it set none, so"
     " that the run's temperature holds"
 )
+_REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
 UNRECORDED: Final = "unrecorded"
 """Stands for the fields of a call without a contract: one that no proxy of ours forwarded."""
 Temperatures = Literal["run", "one", "any"]
@@ -98,10 +99,10 @@ def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> R
 def own_sampling_of(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     """Return in words what of a call's sampling was its agent's own and differs from its resource's parameters (`told`)."""
     contract = Contract.loads(attributes.get(conventions.LLM_SAMPLING, ""))
-    if contract is None:
-        return []
+    if contract is None:  # a span of the agent's own
+        contract = Contract({name: attributes[key] for name, key in _REQUESTED.items() if key in attributes})
     own = {name: value for name, value in contract.own().items() if value != told.get(name)}
-    return [f"{name} {value:g}" if name in ("temperature", *NEUTRAL) else name for name, value in own.items()]
+    return [f"{name} {value:g}" if isinstance(value, float | int) else name for name, value in own.items()]
 
 
 def several_choices_warning(several: int, calls: int, *, told: bool = False) -> str:

@@ -24,7 +24,7 @@ KINDS: Final = ("refused", "differing", "breaks", "verdicts")
 _OF_VERL: Final = {"loss": "actor/loss", "gradient_norm": "actor/grad_norm", "kl": "actor/kl_loss"}
 """{figure: verl's metric}; `kl` only where verl computes it."""
 _RECORDED: Final = ("reward_mean", "logprob_drift", "worst_ratio_error", "singleton_groups", "not_finite", "kl")
-_BIAS: Final = ("refused_share", "cut_share", "break_share", "stale_share", "alarms")
+_BIAS: Final = ("refused_share", "cut_share", "break_share", "stale_share", "own_sampling_share", "alarms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def step_figures(counts: Counts, update: Update) -> dict[str, float]:
         breaks=sum(counts.breaks.values()),
         stale=update.off_policy,
         alarms=counts.alarms,
-        own_sampling=0.0,  # such calls are refused: verl scores all tokens at one temperature
+        own_sampling=0.0,
     )
     return {
         "reward_mean": counts.score.mean,
@@ -83,6 +83,7 @@ def step_figures(counts: Counts, update: Update) -> dict[str, float]:
         "tokens": update.tokens,
         "calls_trained": update.calls_trained,
         "several_choices": counts.several_choices,
+        "own_sampling": 0,  # such calls are refused: verl scores all tokens at one temperature
         "off_policy": update.off_policy,
         "zero_variance_groups": counts.zero_variance_groups,
         "singleton_groups": update.singleton_groups,

@@ -79,6 +79,7 @@ def test_a_line_has_every_figure_of_grpos_report_under_its_name_and_in_its_form(
         "cut_share": 0.5,
         "break_share": 1 / 6,
         "stale_share": 0.25,
+        "own_sampling_share": 0,
     }
 
 
