@@ -26,6 +26,7 @@ def begin(environ: Mapping[str, str]) -> None:
         register_post_import_hook(partial(_wrap, addresses), name)
 
 
+@never_raises
 def _wrap(addresses: tuple[str, ...], module: Any) -> None:
     def send(wrapped: Callable[..., Any], instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _pass_on(addresses, args[0] if args else kwargs["request"])

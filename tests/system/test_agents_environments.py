@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,7 @@ def size(number):
 """
 THEIR_TESTS = """
 import sys
+import textwrap
 
 from sizes import size
 from opentelemetry import trace
@@ -196,3 +198,24 @@ def test_spans():
     with trace.get_tracer("theirs").start_as_current_span("span"):
         pass
 """
+
+
+def test_threads_that_import_at_once_do_not_wait_for_each_other_for_ever() -> None:
+    """A finder is called with the lock of all imports held: one that imports waits for a thread that waits for that lock."""
+    code = """
+        import threading
+        go = threading.Event()
+        def first(): go.wait(); import openai
+        def second(): go.wait(); import asyncio, urllib.request, http.client, concurrent.futures
+        threads = [threading.Thread(target=each) for each in (first, second)]
+        for each in threads: each.start()
+        go.set()
+        for each in threads: each.join()
+        import sys
+        print('agl_otel_hook.hook' in sys.modules, hasattr(sys.modules['openai'].resources.chat.Completions.create, '__wrapped__'))
+    """
+    environment = {**foreign_environment(), **IDS, **injection({}, [], inject=False), "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+    command = [str(foreign_python("sdk and instrumentation")), "-c", textwrap.dedent(code)]
+    for _ in range(5):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.stdout, done.stderr) == ("True True\n", "")

@@ -33,6 +33,8 @@ LIBRARIES: Final = frozenset(
     )
 )
 """Packages whose import starts the hook, besides those that installed instrumentations are named after."""
+BRINGABLE: Final = ("agl_otel_hook", "opentelemetry")
+"""Those of them that `start` may make importable."""
 FITTING: Final = {
     "opentelemetry-api": ((1, 28), (2, 0)),
     "opentelemetry-instrumentation": ((0, 49), (1, 0)),
@@ -174,39 +176,60 @@ def to_bring(found: dict[str, Version | None], offered: dict[str, Version | None
 
 
 class _First:
-    """A finder that calls `start` before the first import that the hook acts on, and finds nothing otherwise."""
+    """A finder that has `start` called before the first import that the hook acts on, and otherwise finds nothing.
+
+    Finders are called with the lock of all imports held: one that imported would wait for ever for a thread that imports, too. So `start`
+    is called by the loader of what is found.
+    """
 
     def __init__(self, here: str, instrumentations: Iterable[str]) -> None:
         self._here = here
         self._names: frozenset[str] = LIBRARIES.union(instrumentations) - sys.stdlib_module_names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Call `start` at the first name that it acts on, and then find that name (the import system calls this)."""
+        """Find a name that `start` acts on as the other finders do (the import system calls this)."""
         if name.partition(".")[0] not in self._names:
             return None
-        self._names = frozenset()  # it stays in sys.meta_path, which the import system goes through at this moment
-        try:
-            start(self._here)
-        except Exception:  # noqa: BLE001  # the boundary: the import goes on, as it would without us
-            return None
-        if (module := sys.modules.get(name)) is not None:
+        others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not self)
+        spec = next((spec for find in others if find is not None and (spec := find(name, path, target)) is not None), None)
+        if spec is None:
+            if name not in BRINGABLE:
+                return None
             from importlib.machinery import ModuleSpec
 
-            loader: Any = _Loaded(module)
-            return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
-        specs = (finder.find_spec(name, path, target) for finder in [*sys.meta_path])  # those that have just been put before this one, too
-        return next(filter(None, specs), None)
+            spec = ModuleSpec(name, None)
+        loader: Any = _Starting(self, spec.loader)
+        spec.loader = loader
+        return spec
+
+    def start(self) -> None:
+        """Call `start`, once."""
+        if not self._names:  # another thread has, or does now: to wait for it could be for ever, and what it loads is patched later
+            return
+        self._names = frozenset()  # it stays in sys.meta_path, which the import system may go through at this moment
+        try:
+            start(self._here)
+        except (Exception, SystemExit):  # noqa: BLE001  # the boundary: the import goes on, as it would without us
+            return
 
 
-class _Loaded:
-    """A loader of a module that is imported already: to load it again would lose what has patched it."""
+class _Starting:
+    """A loader that has `start` called, and then imports the module as if there were no finder of ours; `start` may have done so."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module, self._spec = module, module.__spec__
+    def __init__(self, first: _First, loader: object) -> None:
+        self._first, self._loader = first, loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module."""
-        return self._module
+        """Return the module, which is executed."""
+        from importlib import import_module
+
+        self._first.start()
+        module = import_module(spec.name)
+        self._spec = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Restore its spec, which the import system has replaced."""
