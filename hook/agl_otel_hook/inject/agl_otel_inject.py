@@ -67,7 +67,7 @@ def begin(here: str) -> Sequence[str]:
         return auto
     found = instrumentations(sys.path)
     if auto and "auto_instrumentation" in found:
-        if _is_installed("agl_otel_hook"):  # then opentelemetry-instrument loads it
+        if _find("agl_otel_hook") is not None:  # then opentelemetry-instrument loads it
             return []
         return auto if start(here) else []
     sys.meta_path.insert(0, _First(here, found))
@@ -190,8 +190,7 @@ class _First:
         """Find a name that `start` acts on as the other finders do (the import system calls this)."""
         if name.partition(".")[0] not in self._names:
             return None
-        others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not self)
-        spec = next((spec for find in others if find is not None and (spec := find(name, path, target)) is not None), None)
+        spec = _find(name, path, target, without=self)
         if spec is None:
             if name not in BRINGABLE:
                 return None
@@ -288,8 +287,13 @@ def _version(name: str, folder: str = "") -> Version | None:
     return None
 
 
-def _is_installed(name: str) -> bool:
-    return any(finder.find_spec(name, None) is not None for finder in sys.meta_path)
+def _find(name: str, path: Any = None, target: Any = None, *, without: object = None) -> ModuleSpec | None:
+    """Return what the first of the finders finds, but for the one to do `without`; None where none does."""
+    for finder in [*sys.meta_path]:
+        find = getattr(finder, "find_spec", None) if finder is not without else None
+        if find is not None and (spec := find(name, path, target)) is not None:
+            return spec
+    return None
 
 
 def _stay_first(here: str) -> None:
