@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from agl_otel.cli.findings import Finding, advice, good, wrong
-from agl_otel.runner.injection import FITTING, PYTHONS, is_fitting, to_bring, version_of, versions_in
+from agl_otel.runner.injection import PYTHONS, versions_in
 from agl_otel.service.ports import is_free
 from agl_otel.service.private import exposure_problem
 from agl_otel.settings import PORTS, Settings
 from agl_otel.stack.supervisor import LOCK_FILE, read_stack_file
 from agl_otel.text import without_secrets
+from agl_otel_hook.inject.agl_otel_inject import FITTING, is_fitting, to_bring, version_of
 
 LIST_SECONDS: Final = 60.0
 _LIST: Final = (

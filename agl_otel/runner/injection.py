@@ -16,21 +16,7 @@ import click
 
 import agl_otel_hook
 from agl_otel_hook import conventions
-from agl_otel_hook.inject.agl_otel_inject import FITTING, is_fitting, skips, to_bring, version_of
-
-__all__ = [
-    "FITTING",
-    "FOLDER",
-    "PYTHONS",
-    "inject_option",
-    "injection",
-    "is_fitting",
-    "is_off",
-    "to_bring",
-    "version_of",
-    "versions_in",
-    "without_hook",
-]
+from agl_otel_hook.inject.agl_otel_inject import FITTING, skips, version_of
 
 PYTHONS: Final = ((3, 10), (3, 13))
 """The oldest and the newest Python into which the hook is brought (sitecustomize.py)."""
