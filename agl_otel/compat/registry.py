@@ -68,16 +68,18 @@ def build_component(
             raise UsageError(f"{spec_name}: {spec!r} is an object already and takes no arguments {', '.join(arguments)}")
         return spec
     if not callable(spec):
-        told = (
-            invalid_spec_error_fmt
-            or f"{spec_name} is {{}}: give a {{expected_type}}, a class or factory of one, its import path, or a dict"
-        )
-        raise UsageError(told.format(repr(spec), actual_type=type(spec), expected_type=expected_type.__name__))
+        told = f"{spec_name} is {spec!r}: give a {expected_type.__name__}, a class or factory of one, its import path, or a dict"
+        raise UsageError(_as_asked(invalid_spec_error_fmt, told, actual_type=type(spec), expected_type=expected_type.__name__))
     made = spec(**_with_defaults(spec, arguments, optional_defaults or {}))
     if not isinstance(made, expected_type):
-        told = type_error_fmt or f"{spec_name} is a {{.__name__}}, not a {{expected_type}}"
-        raise TypeError(told.format(type(made), type_name=type(made), expected_type=expected_type.__name__))
+        told = f"{spec_name} is a {type(made).__name__}, not a {expected_type.__name__}"
+        raise TypeError(_as_asked(type_error_fmt, told, type_name=type(made), expected_type=expected_type.__name__))
     return made
+
+
+def _as_asked(template: str | None, text: str, **fields: object) -> str:
+    """Return the caller's template with its fields filled in; without one the text."""
+    return text if template is None else template.format(**fields)
 
 
 def load_named(path: str, spec_name: str = "the component") -> Any:
