@@ -51,11 +51,16 @@ async def ended(*children: Child) -> AsyncGenerator[None]:
             await child.end()
 
 
-async def enqueue_all(client: QueueClient, count: int, config: RolloutConfig = CONFIG) -> list[str]:
-    """Enqueue while others claim; a batch without a response is sent again with its key."""
+async def enqueue_all(client: QueueClient, count: int, config: RolloutConfig = CONFIG, *, until: asyncio.Event | None = None) -> list[str]:
+    """Enqueue while others claim, and more than `count` where `until` is not set by then.
+
+    A batch without a response is sent again with its key.
+    """
     ids: list[str] = []
-    for start in range(0, count, 250):
-        requests = [EnqueueRolloutRequest(input=start + i, config=config) for i in range(min(250, count - start))]
+    while len(ids) < count or (until and not until.is_set()):
+        if (start := len(ids)) >= count:
+            await asyncio.sleep(0.2)
+        requests = [EnqueueRolloutRequest(input=start + i, config=config) for i in range(min(250, count - start) if start < count else 250)]
         ids += [rollout.rollout_id for rollout in await client.enqueue(requests, idempotency_key=f"batch-{start}")]
     return ids
 
@@ -100,18 +105,20 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
         await stack.enter_async_context(ended(*queues, *workers))
         client = await stack.enter_async_context(QueueClient(queues[0].address, timeout_seconds=20, retry_seconds=300))
         await client.describe()
-        enqueuing = asyncio.create_task(enqueue_all(client, ROLLOUTS))
-        finished = asyncio.Event()
+        struck, finished = asyncio.Event(), asyncio.Event()
+        enqueuing = asyncio.create_task(enqueue_all(client, ROLLOUTS, until=struck))
 
         async def disturb() -> None:
-            while not finished.is_set():
+            while not finished.is_set():  # at least one round of all faults: the load lasts until `struck`
                 for fault in chance.sample([*faults, freeze], len(faults) + 1):
                     if not finished.is_set():
                         await fault()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(finished.wait(), chance.uniform(0.3, 1.5))
+                struck.set()
 
         disturbing = asyncio.create_task(disturb())
+        disturbing.add_done_callback(lambda _: struck.set())  # a fault that fails is to fail the test, not to enqueue for ever
         ids = await enqueuing
         for start in range(0, len(ids), 10 * PAGE):
             async for some in client.wait(ids[start : start + 10 * PAGE]):
@@ -124,10 +131,10 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
         statistics = await client.statistics()
     events: list[dict[str, Any]] = [json.loads(line) for journal in journals for line in journal.read_text().splitlines()]
     assert complaints(ids, events, rollouts, attempts, reported) == []
-    assert len(ids) == len(set(ids)) == len(reported) == ROLLOUTS
+    assert len(ids) == len(set(ids)) == len(reported) >= ROLLOUTS
     by_status = {status: sum(r.status == status for r in rollouts) for status in {r.status for r in rollouts}}
     assert (statistics["rollouts_by_status"], statistics["total_attempts"], statistics["claimable"]) == (by_status, len(attempts), 0)
-    assert sum(event["event"] == "report" for event in events) > ROLLOUTS / 2, "the workers did little: the history proves nothing"
+    assert sum(event["event"] == "report" for event in events) > len(ids) / 2, "the workers did little: the history proves nothing"
 
 
 @pytest.mark.timeout(3600 if ROLLOUTS > 10_000 else 600)

@@ -71,6 +71,13 @@ def mutual_stack(tmp_path_factory: pytest.TempPathFactory, authority: Authority)
         yield made
 
 
+@pytest.fixture(autouse=True)
+def no_bundle_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`requests`, which the SDK's HTTP exporter sends with, holds these variables above the exporter's own certificate."""
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def export(exporter: SpanExporter) -> None:
     provider = TracerProvider(resource=Resource({conventions.ROLLOUT_ID: "ro-tls"}), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
