@@ -1,13 +1,15 @@
 """The attempt that a span belongs to: its ids from the context's W3C baggage, else from the process's environment.
 
-Pure but for `attempt_scope`, which attaches a context.
+Pure but for `attempt_scope`, which attaches a context, and `begin_in`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from contextvars import Context as Variables
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote
 
 from opentelemetry import baggage, trace
@@ -103,6 +105,26 @@ def attempt_scope(rollout_id: str, attempt_id: str, *, traceparent: str | None =
         yield
     finally:
         otel_context.detach(token)
+
+
+def begin_in(context: Context) -> None:
+    """Make `context` the current one where none is attached: in all threads, tasks and callbacks, also those that run already."""
+    runtime: Any = otel_context
+    runtime._RUNTIME_CONTEXT = _Beginning(runtime._RUNTIME_CONTEXT, context)  # a context that is attached here would be current only here
+
+
+class _Beginning:
+    """OpenTelemetry's runtime context, with another one at the beginning than the empty one."""
+
+    def __init__(self, runtime: Any, context: Context) -> None:
+        self.attach, self.detach = runtime.attach, runtime.detach
+        self._get_current, self._context = runtime.get_current, context
+        self._empty: Context = Variables().run(runtime.get_current)
+
+    def get_current(self) -> Context:
+        """Return the current context (OpenTelemetry calls this)."""
+        found = self._get_current()
+        return self._context if found is self._empty else found
 
 
 def _valid(rollout_id: object, attempt_id: object) -> Key | None:

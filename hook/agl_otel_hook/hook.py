@@ -2,8 +2,8 @@
 
 If a distribution has configured the SDK, its provider gets our processor. If none has (this package does not need one) and
 OTEL_TRACES_EXPORTER names exporters, the hook configures the SDK from the same OTEL_* variables with the SDK's own configurator.
-The agent's main thread starts in the attempt's context. At the end of the process (return, exception, sys.exit, os._exit, os.exec*,
-SIGTERM) everything is sealed and flushed. Errors of the hook never reach the agent.
+All of the agent's threads and tasks start in the attempt's context. At the end of the process (return, exception, sys.exit, os._exit,
+os.exec*, SIGTERM) everything is sealed and flushed. Errors of the hook never reach the agent.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ import atexit
 import functools
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as otel_context
@@ -35,7 +32,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agl_otel_hook import autoload, conventions, declared, exporters, forks, joining, otlp, versions
-from agl_otel_hook.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
+from agl_otel_hook.context import AttemptContext, Key, begin_in, carried_context, from_environment, key_of, with_ids
 from agl_otel_hook.export import ExportProcessor
 from agl_otel_hook.guard import never_raises, note_failure, while_running
 from agl_otel_hook.ids import draw_from_system
@@ -45,6 +42,7 @@ from agl_otel_hook.processor import UNCOUNTED, AttemptProcessor, Shared, key_of_
 from agl_otel_hook.records import Records, find_root
 from agl_otel_hook.request_keys import KeyedExporter, RequestKeys, has_own_headers
 from agl_otel_hook.seal import Sealer
+from agl_otel_hook.sigterm import Termination
 
 FINISH_SECONDS: Final = 10.0
 """Timeout of each seal and flush at the end of the process; os._exit and os.exec* wait no longer than this in all."""
@@ -52,8 +50,6 @@ END_SECONDS: Final = 2 * FINISH_SECONDS
 """How long the end of the process tries to reach a collector that is away, with all seals and flushes."""
 SETTLE_SECONDS: Final = 1.0
 """How long the end of the process waits for spans that other threads are ending, to seal them as well."""
-PAUSE_SECONDS: Final = (0.2, 5.0)
-"""Delay before SIGTERM is sent again to this process if it still runs: initial and maximum; doubled each time."""
 MAX_ATTRIBUTES: Final = "4096"
 """Limit on a span's attributes. The SDK's 128 would drop the oldest messages of long conversations."""
 _ATTRIBUTE_LIMIT: Final = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
@@ -70,9 +66,8 @@ class Hook:
         self._exports_elsewhere = False
         """Whether exporters take spans that do not ask the ledger first."""
         self._sealer: Sealer | None = None
-        self._previous_sigterm: Any = signal.SIG_DFL
-        self._ending: Literal["", "finishing", "finished"] = ""
-        """Progress of the shutdown that a SIGTERM has begun; empty where there is none."""
+        self._termination = Termination(functools.partial(self.close, process_continues=True))
+        """Continues: spans that the interrupted code still ends are exported, or missing."""
         self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
         """Whether another exporter of this process sends the span to the stack (compat/tracer/process.py): our drops do not count then."""
         self.given = RequestKeys(self.ledger) if attempt is None and not has_own_headers() else None
@@ -155,11 +150,7 @@ class Hook:
         forks.register(self._after_fork)
         finish_at_exit(self.close)
         os.execv, os.execve = self._ends_with(os.execv), self._ends_with(os.execve)  # all of os.exec* call these two
-        previous = signal.getsignal(signal.SIGTERM)
-        if threading.current_thread() is threading.main_thread() and previous is not signal.SIG_IGN and previous is not None:
-            self._previous_sigterm = previous
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-            block_sigterm_during_fork()
+        self._termination.install()
 
     @never_raises
     def finish(self) -> None:
@@ -221,31 +212,6 @@ class Hook:
 
         return close_and_execute
 
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if self._ending == "finishing":  # the kernel sends one for each thread of a killed parent (die_with_parent)
-            return
-        if not self._ending:  # return at once: the interrupted code may hold any lock
-            self._ending = "finishing"
-
-            def end() -> None:
-                self.close(process_continues=True)  # spans that the interrupted code still ends are exported, or missing
-                self._ending, pause = "finished", PAUSE_SECONDS[0]
-                while self._ending == "finished":  # a signal that comes just before the main thread blocks does not wake it
-                    os.kill(os.getpid(), number)
-                    time.sleep(pause)
-                    pause = min(2 * pause, PAUSE_SECONDS[1])
-
-            _thread.start_new_thread(end, ())
-            return
-        self._ending = ""
-        signal.signal(number, self._previous_sigterm)
-        if callable(self._previous_sigterm):
-            self._previous_sigterm(number, frame)
-            if signal.getsignal(number) is self._previous_sigterm:
-                signal.signal(number, self._on_sigterm)
-        else:
-            os.kill(os.getpid(), number)
-
     def _idle(self, key: Key) -> None:
         if self._sealer is not None:
             self._sealer.idle(key)
@@ -256,7 +222,7 @@ class Hook:
 
     @never_raises
     def _after_fork(self) -> None:
-        self._ending = ""
+        self._termination.after_fork()
         self.processor.after_fork()
         if self._sealer is not None:
             self._sealer.after_fork()
@@ -327,27 +293,6 @@ def finish_at_exit(close: Callable[[], None]) -> None:
 
 def _is_otlp(exporter: object) -> bool:
     return "otlp" in type(exporter).__module__
-
-
-def block_sigterm_during_fork() -> None:
-    """Block SIGTERM until fork has returned: Python drops signals that arrive while it creates a child.
-
-    A fork handler (os.register_at_fork) would be too early to unblock it: later fork handlers have not run, so a lock may still be held
-    by a thread of the parent, and an exception that the signal handler raises there is lost.
-    """
-
-    def patiently(fork: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fork)
-        def wrapper(*args: Any) -> Any:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            try:
-                return fork(*args)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-        return wrapper
-
-    os.fork, os.forkpty = patiently(os.fork), patiently(os.forkpty)
 
 
 def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:
@@ -447,7 +392,7 @@ def pre_instrument() -> None:
     share_agent_providers(_hook)
     set_global_response_propagator(ProcessHeader(_hook.ledger, get_global_response_propagator()))
     if attempt is not None:
-        otel_context.attach(with_ids(attempt.key, carried_context(os.environ)))
+        begin_in(with_ids(attempt.key, carried_context(os.environ)))
         joining.begin(os.environ)
 
 

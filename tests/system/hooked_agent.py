@@ -1,4 +1,4 @@
-"""Agents that run under `opentelemetry-instrument`, as real processes."""
+"""Agents with the hook, under `opentelemetry-instrument` or by their environment alone, as real processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
+from agl_otel.runner.injection import injection
 from agl_otel_hook import conventions
 from tests.otlp_receiver import OtlpReceiver
 
@@ -21,26 +22,37 @@ IDS = {
     "OTEL_RESOURCE_ATTRIBUTES": "team=blue,agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1",
 }
 KEY = ("ro-1", "at-1")
-HEAD = "import os, sys, signal, threading, time\nfrom opentelemetry import trace\ntracer = trace.get_tracer('agent')\n"
+IMPORTS = "import os, sys, signal, threading, time\n"
+HEAD = IMPORTS + "from opentelemetry import trace\ntracer = trace.get_tracer('agent')\n"
 
 
 class Agent:
-    """Runner of agent code under the hook."""
+    """Runner of agent code under the hook. `injected`: the hook waits for the code's first import of OpenTelemetry or another library."""
 
-    def __init__(self, receiver: OtlpReceiver, directory: Path, protocol: str = "http/protobuf", python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        receiver: OtlpReceiver,
+        directory: Path,
+        protocol: str = "http/protobuf",
+        python: str = sys.executable,
+        *,
+        injected: bool = False,
+    ) -> None:
         self._directory = directory
-        self._command = [str(Path(python).with_name(INSTRUMENT.name)), python]
+        self._command = [python] if injected else [str(Path(python).with_name(INSTRUMENT.name)), python]
+        self._head = IMPORTS if injected else HEAD
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "AGL_", "PYTHON"))},
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_LOGS_EXPORTER": "otlp",
             "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http_url if protocol != "grpc" else f"http://{receiver.grpc_address}",
+            **(injection({}, self._command, inject=False) if injected else {}),
         }
 
     def start(self, code: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         script = self._directory / "agent.py"
-        script.write_text(HEAD + textwrap.dedent(code))
+        script.write_text(self._head + textwrap.dedent(code))
         return subprocess.Popen(
             [*self._command, str(script)],
             env={**self._environment, **(IDS if environment is None else environment)},
