@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.runner.injection import FOLDER
+from agl_otel.runner.injection import FOLDER, injection
 from tests.environments import AbsentError, other_python
 
 WATCHES = "import sys; print(any('agl_otel_inject' in type(finder).__module__ for finder in sys.meta_path))"
@@ -79,3 +79,57 @@ def test_an_unsupported_python_runs_as_if_it_were_not_there(tmp_path: Path, vers
     assert (done.stdout, done.stderr) == ("own\nworks", "")
     done = python("-B", "-c", "import sys; sys.stdout.write('works')", cwd=tmp_path, program=program)
     assert (done.stdout, done.stderr) == ("works", "")
+
+
+def without_packages(folder: Path) -> str:
+    """Python in an environment of its own, which has no packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    return str(folder / "bin" / "python")
+
+
+def installed(venv: Path, name: str, version: str, files: dict[str, str]) -> None:
+    """Put a package into an environment."""
+    (packages,) = (venv / "lib").glob("python*/site-packages")
+    for place, text in {
+        **files,
+        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+    }.items():
+        (packages / place).parent.mkdir(parents=True, exist_ok=True)
+        (packages / place).write_text(text)
+
+
+BRINGING = {**injection({}, [], inject=True)}
+
+
+@pytest.mark.parametrize("name", ["opentelemetry", "wrapt", "packaging", "typing_extensions"])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_file_of_the_agents_own_is_not_run_unless_it_imports_it(tmp_path: Path, name: str, own: bool) -> None:
+    program = sys.executable if own else without_packages(tmp_path / "venv")
+    (tmp_path / f"{name}.py").write_text(f"print('local {name}')\n")
+    (tmp_path / "httpx.py").write_text("")
+    (tmp_path / "agent.py").write_text(f"import httpx\nprint('runs')\nimport {name}\nprint({name}.__file__)\n")
+    done = python("agent.py", cwd=tmp_path, program=program, **BRINGING)
+    assert (done.stdout.splitlines(), done.stderr) == (["runs", f"local {name}", str(tmp_path / f"{name}.py")], "")
+
+
+OLD = {
+    "an old typing_extensions": ("typing_extensions", "3.7.4", {"typing_extensions.py": "TypedDict = dict\n"}),
+    "an API that lacks what is brought with it": ("opentelemetry-api", "1.28.0", {"opentelemetry/own.py": ""}),
+    "a package of ours that cannot be imported": ("wrapt", "1.17.0", {"wrapt.py": "raise ImportError('broken')\n"}),
+}
+
+
+@pytest.mark.parametrize("has", OLD)
+def test_an_environment_that_does_not_fit_keeps_what_it_has(tmp_path: Path, has: str) -> None:
+    program = without_packages(tmp_path / "venv")
+    installed(tmp_path / "venv", *OLD[has])
+    installed(tmp_path / "venv", "opentelemetry-api", "1.28.0", {"opentelemetry/trace/__init__.py": "ITS = 'own'\n"})
+    (tmp_path / "httpx.py").write_text("")
+    code = """
+import sys, httpx
+from opentelemetry import trace
+print(getattr(trace, 'ITS', 'ours'), [type(finder).__name__ for finder in sys.meta_path if 'agl_otel_inject' in type(finder).__module__])
+"""
+    done = python("-c", code, cwd=tmp_path, program=program, **BRINGING)
+    fits = has == "an API that lacks what is brought with it"
+    assert (done.stdout, done.stderr) == ("ours ['_OpenTelemetry', '_First', '_Rest']\n" if fits else "own ['_First']\n", "")

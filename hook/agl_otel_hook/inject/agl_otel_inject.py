@@ -44,8 +44,16 @@ FITTING: Final = {
 """{package: (oldest version, first that is too new)} that the hook works with, as in its pyproject.toml."""
 OLDEST_SDK: Final = (1, 33)
 """That the runner's opentelemetry-instrumentation works with, which is newer."""
-BROUGHT: Final = ("importlib_metadata", "packaging", "typing_extensions", "wrapt", "zipp")
-"""Packages that OpenTelemetry's need: an interpreter's own come first."""
+BROUGHT: Final = {
+    "importlib_metadata": (6, 0),
+    "packaging": (18, 0),
+    "typing_extensions": (4, 5),
+    "wrapt": FITTING["wrapt"][0],
+    "zipp": (0,),
+}
+"""{package that OpenTelemetry's need: oldest version}: an interpreter's own come first."""
+IMPORTED: Final = ("deprecated", "opentelemetry", *BROUGHT)
+"""Modules that `start` imports, perhaps before the agent does, if they are those of the distributions of the same names."""
 DISTRIBUTIONS: Final = tuple(f"opentelemetry-{name}" for name in ("api", "instrumentation", "sdk", "semantic-conventions", "util"))
 """How the names of distributions begin that are brought with all of OpenTelemetry; exporters are not: the hook has its own."""
 
@@ -138,12 +146,24 @@ def bring(here: str, **lent: str) -> bool:
     found = {name: _version(name) for name in FITTING}
     offered = {name: _version(name, packages) for name in FITTING} if packages else {}
     brings = to_bring(found, offered, os.environ.get("AGL_HOOK") == "inject")
-    if brings is None:
+    if brings is None or any(map(_is_shadowed, IMPORTED)):
         return False
-    if "opentelemetry-sdk" in brings:
-        sys.meta_path.insert(0, _OpenTelemetry(packages))
+    if brings and any((_version(name) or oldest) < oldest for name, oldest in BROUGHT.items()):
+        return False
     lent["agl_otel_hook"] = os.path.dirname(os.path.dirname(here))
-    sys.meta_path.append(_Rest(lent, packages if brings else ""))
+    first = [_OpenTelemetry(packages)] if "opentelemetry-sdk" in brings else []
+    rest, before = _Rest(lent, packages if brings else ""), {*sys.modules}
+    sys.meta_path[:] = [*first, *sys.meta_path, rest]
+    try:
+        import opentelemetry.instrumentation.auto_instrumentation._load
+
+        import agl_otel_hook.hook  # noqa: F401
+    except (Exception, SystemExit):  # noqa: BLE001  # the boundary: somebody else's packages
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in (*first, rest)]
+        for name in {*sys.modules} - before:
+            if name.partition(".")[0] in ("agl_otel_hook", *IMPORTED):
+                del sys.modules[name]
+        return False
     return True
 
 
@@ -285,6 +305,17 @@ def _version(name: str, folder: str = "") -> Version | None:
     for each in distributions(name=name, path=[folder]) if folder else distributions(name=name):
         return version_of(each.version)
     return None
+
+
+def _is_shadowed(name: str) -> bool:
+    """Return whether a module that would be imported lies elsewhere than the distribution of its name: beside the agent's program, say."""
+    from importlib.metadata import distributions
+
+    spec = _find(name)
+    if spec is None or (spec.origin is None and spec.submodule_search_locations is not None):  # none, or a namespace: nothing would be run
+        return False
+    places = (os.path.abspath(str(each.locate_file(""))) for each in distributions(name=name))
+    return not any(os.path.abspath(spec.origin or "").startswith(os.path.join(place, name)) for place in places)
 
 
 def _find(name: str, path: Any = None, target: Any = None, *, without: object = None) -> ModuleSpec | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from agl_otel.runner.injection import FOLDER, PYTHONS, injection
 from agl_otel_hook import conventions
-from agl_otel_hook.inject.agl_otel_inject import FITTING, OLDEST_SDK, Version, program_of, skips, to_bring, version_of
+from agl_otel_hook.inject.agl_otel_inject import BROUGHT, FITTING, OLDEST_SDK, Version, program_of, skips, to_bring, version_of
 
 OFFERED: dict[str, Version | None] = {
     "opentelemetry-api": (1, 45),
@@ -70,6 +71,9 @@ def test_the_bounds_are_those_of_the_distribution() -> None:
         for name, low, high in [re.fullmatch(r"([\w-]+)>=([\d.b]+),<(\d+)", text).groups()]  # pyright: ignore[reportOptionalMemberAccess]
     }
     assert bounds == FITTING
+    needs = [need for name in FITTING for need in metadata.requires(name) or ()]
+    for name, low in re.findall(r"(importlib.metadata|packaging|typing.extensions|wrapt|zipp)\b[^;]*>=\s*([\d.]+)", "\n".join(needs)):
+        assert version_of(low) <= BROUGHT[name.replace("-", "_")], f"{name}: OpenTelemetry needs {low}"
     assert f"{PYTHONS[0]} <= sys.version_info[:2] <= {PYTHONS[1]}" in Path(FOLDER, "sitecustomize.py").read_text()
 
 
