@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from wrapt import FunctionWrapper, register_post_import_hook, resolve_path, wrap_function_wrapper
 
 from agl_otel_hook.guard import note_failure
+from agl_otel_hook.inject.agl_otel_inject import NoWarnings
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def _switch_on(instrumentation: str, library: Library) -> None:
         return  # the agent imports the instrumentation itself: with the library, or before it
     for switch_on in _waiting.pop(instrumentation, []):
         try:
-            switch_on()
+            with NoWarnings():
+                switch_on()
         except Exception as error:  # noqa: BLE001 - the boundary: somebody else's instrumentation, in the agent's import
             note_failure(f"switching {instrumentation} on", error)
 

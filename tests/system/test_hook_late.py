@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from agl_otel.runner.injection import FOLDER
 from tests.otlp_receiver import OtlpReceiver
-from tests.system.hooked_agent import KEY, SPAN_ID, TRACE_ID, Agent, sealed_completely
+from tests.system.hooked_agent import IDS, KEY, SPAN_ID, TRACE_ID, Agent, sealed_completely
 
 pytestmark = pytest.mark.full
 
@@ -70,9 +72,9 @@ def test_a_handler_of_the_agents_own_runs_once_and_ends_it_as_ever(receiver: Otl
     assert receiver.spans("work") and sealed_completely(receiver)
 
 
-@pytest.mark.parametrize("wait", ["thread.join()", "while thread.is_alive(): time.sleep(0.1)"])
+@pytest.mark.parametrize("wait", ["thread.join()", "threading.Event().wait()"])
 def test_sigterm_seals_what_a_thread_has_made_that_brought_the_hook(receiver: OtlpReceiver, late: Agent, wait: str) -> None:
-    """Only the main thread can install a handler, and it may wait for the other one."""
+    """Only the main thread can install a handler, and it waits for another one."""
     code = f"""
     def work():
         {SPAN.format(name="work")}
@@ -133,3 +135,60 @@ def test_a_span_of_an_empty_context_has_a_trace_of_its_own(receiver: OtlpReceive
     status, _, err = late.run(code)
     (alone,), (below,) = receiver.spans("alone"), receiver.spans("below")
     assert (status, err, alone.key, alone.trace_id != TRACE_ID, below.trace_id) == (0, "", KEY, True, TRACE_ID)
+
+
+LOUD = """
+class Old:
+    def __init_subclass__(cls):
+        import warnings
+        warnings.warn('subclassing is deprecated', DeprecationWarning, stacklevel=2)
+"""
+INSTRUMENTATION = """
+import loud
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+class Wraps(loud.Old): pass
+class Instrumentor(BaseInstrumentor):
+    def instrumentation_dependencies(self): return []
+    def _instrument(self, **kwargs): loud.instrumented = True
+    def _uninstrument(self, **kwargs): pass
+"""
+
+
+@pytest.mark.parametrize("filters", [("default", []), ("error", ["own"])])
+def test_warnings_of_what_is_loaded_with_the_hook_are_neither_shown_nor_raised(
+    late: Agent, tmp_path: Path, filters: tuple[str, list[str]]
+) -> None:
+    of, name = tmp_path / "loud-1.dist-info", tmp_path / "opentelemetry" / "instrumentation" / "loud" / "__init__.py"
+    of.mkdir()
+    name.parent.mkdir(parents=True)
+    (of / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1\n")
+    (of / "entry_points.txt").write_text("[opentelemetry_instrumentor]\nloud = opentelemetry.instrumentation.loud:Instrumentor\n")
+    name.write_text(INSTRUMENTATION)
+    (tmp_path / "loud.py").write_text(LOUD)
+    action, raised = filters
+    code = f"""
+    import warnings
+    warnings.simplefilter({action!r})
+    first = warnings.filters[0]
+    import loud
+    print(loud.instrumented, first in warnings.filters, 'agl-otel' in str(warnings.filters))
+    try: warnings.warn('own')
+    except UserWarning as error: print(error)
+    """
+    status, out, err = late.run(code, {**IDS, "PYTHONPATH": os.pathsep.join([FOLDER, str(tmp_path)])})
+    assert (status, out.splitlines()) == (0, ["True True False", *raised]), err
+    assert "deprecated" not in err
+
+
+def test_what_is_imported_when_the_process_ends_is_imported_as_without_the_hook(late: Agent, tmp_path: Path) -> None:
+    (tmp_path / "httpx.py").write_text("Client = 1\n")
+    code = """
+    import atexit
+    thread = threading.Thread(target=int); thread.start(); thread.join()
+    def ends():
+        import httpx
+        print(httpx.Client)
+        print('agl_otel_hook.hook' in sys.modules)
+    atexit.register(ends)
+    """
+    assert late.run(code) == (0, "1\nFalse\n", "")

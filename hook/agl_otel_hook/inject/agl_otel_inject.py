@@ -119,22 +119,43 @@ def instrumentations(path: Iterable[str]) -> set[str]:
 
 def start(here: str) -> bool:
     """Load the hook, the SDK and the instrumentations, as `opentelemetry-instrument` does. Return False where they do not fit."""
-    if not bring(here):
-        return False
-    from opentelemetry.instrumentation.auto_instrumentation import _load
+    with NoWarnings():
+        if _is_ending() or not bring(here):
+            return False
+        import logging
 
-    import agl_otel_hook
+        from opentelemetry.instrumentation.auto_instrumentation import _load
 
-    load: Any = _load  # its functions are private, but are in all versions; `initialize`, which calls them, is not
-    distro = load._load_distro()
-    distro.configure()
-    load._load_configurators()
-    agl_otel_hook.pre_instrument()
-    try:
-        load._load_instrumentors(distro)
-    finally:
-        agl_otel_hook.post_instrument()
-    return True
+        import agl_otel_hook
+
+        load: Any = _load  # its functions are private, but are in all versions; `initialize`, which calls them, is not
+        logging.getLogger(load.__name__).addHandler(logging.NullHandler())  # errors of instrumentations: only for those who ask for logs
+        distro = load._load_distro()
+        distro.configure()
+        load._load_configurators()
+        agl_otel_hook.pre_instrument()
+        try:
+            load._load_instrumentors(distro)
+        finally:
+            agl_otel_hook.post_instrument()
+        return True
+
+
+class NoWarnings:
+    """Ignores warnings in its block, in all threads. Filters that are added in the block stay, unlike those of warnings.catch_warnings."""
+
+    def __enter__(self) -> None:
+        import warnings
+
+        warnings.filterwarnings("ignore", "(?#agl-otel)")  # matches all, and nobody else has it
+        self._filter = warnings.filters[0]
+
+    def __exit__(self, *_: object) -> None:
+        import warnings
+
+        filters: Any = warnings.filters  # typed as a sequence
+        if self._filter in filters:  # another thread may have removed it
+            filters.remove(self._filter)
 
 
 def bring(here: str, **lent: str) -> bool:
@@ -154,10 +175,11 @@ def bring(here: str, **lent: str) -> bool:
     first = [_OpenTelemetry(packages)] if "opentelemetry-sdk" in brings else []
     rest, before = _Rest(lent, packages if brings else ""), {*sys.modules}
     sys.meta_path[:] = [*first, *sys.meta_path, rest]
-    try:
-        import opentelemetry.instrumentation.auto_instrumentation._load
+    from importlib import import_module
 
-        import agl_otel_hook.hook  # noqa: F401
+    try:
+        for each in ("opentelemetry.instrumentation.auto_instrumentation._load", "agl_otel_hook.hook"):
+            import_module(each)
     except (Exception, SystemExit):  # noqa: BLE001  # the boundary: somebody else's packages
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in (*first, rest)]
         for name in {*sys.modules} - before:
@@ -316,6 +338,20 @@ def _is_shadowed(name: str) -> bool:
         return False
     places = (os.path.abspath(str(each.locate_file(""))) for each in distributions(name=name))
     return not any(os.path.abspath(spec.origin or "").startswith(os.path.join(place, name)) for place in places)
+
+
+def _is_ending() -> bool:
+    """Return whether the interpreter is at its end, where no exit handler is registered and no thread is started any more."""
+    import _thread
+
+    threading: Any = sys.modules.get("threading")
+    if threading is not None and not threading.main_thread().is_alive():
+        return True
+    try:
+        _thread.start_new_thread(int, ())
+    except RuntimeError:
+        return True
+    return False
 
 
 def _find(name: str, path: Any = None, target: Any = None, *, without: object = None) -> ModuleSpec | None:
