@@ -7,6 +7,7 @@ PYTHONPATH begins with a folder of the hook whose sitecustomize does the rest in
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,12 +17,21 @@ import click
 
 import agl_otel_hook
 from agl_otel_hook import conventions
-from agl_otel_hook.inject.agl_otel_inject import FITTING, skips, version_of
+from agl_otel_hook.inject.agl_otel_inject import FITTING, program_of, skips, version_of
 
 PYTHONS: Final = ((3, 10), (3, 13))
 """The oldest and the newest Python into which the hook is brought (sitecustomize.py)."""
 FOLDER: Final = str(Path(agl_otel_hook.__file__).absolute().parent / "inject")
 
+SHELLS: Final = ("sh", "bash", "dash", "zsh")
+LAUNCHERS: Final = ("hatch", "pdm", "pipenv", "poetry", "uv")
+"""Programs whose `run` starts another."""
+MODULE: Final = ("-m", "--module")
+VALUED: Final = (
+    *("--directory", "--env-file", "--extra", "--group", "--index", "--only-group", "--package", "--project", "--python", "-p"),
+    *("--with", "--with-editable", "--with-requirements"),
+)
+"""Options of `uv run` and others that the next word belongs to."""
 
 inject_option = click.option(
     "--inject",
@@ -44,20 +54,48 @@ def injection(base: Mapping[str, str], command: Sequence[str], *, inject: bool) 
     """Return the variables to set for `command` in the environment `base`.
 
     inject: whether OpenTelemetry is brought too, into interpreters without it, as AGL_HOOK may also say. A pattern of AGL_HOOK_SKIP that
-    the command itself matches is left out: it was meant for programs that the agent starts.
+    the command's own program matches is left out: it was meant for programs that the agent starts.
     """
     if is_off(base):
         return {conventions.ENV_HOOK: conventions.HOOK_OFF}  # `base` may lose it on the way (process_environment)
     inject = inject or base.get(conventions.ENV_HOOK) == conventions.HOOK_INJECT
-    words = [Path(word).name for word in command]
+    program = program_in(command)
     patterns = base.get(conventions.ENV_HOOK_SKIP, conventions.HOOK_SKIP).split(",")
     behind = without_hook(base).get("PYTHONPATH")
     return {
         "PYTHONPATH": os.pathsep.join([FOLDER, *([behind] if behind else [])]),
-        conventions.ENV_HOOK_SKIP: ",".join(each for each in patterns if not any(skips(word, each) for word in words)),
+        conventions.ENV_HOOK_SKIP: ",".join(each for each in patterns if not skips(program, each)),
         conventions.ENV_HOOK_PACKAGES: str(metadata.distribution("opentelemetry-sdk").locate_file("")),
         **({conventions.ENV_HOOK: conventions.HOOK_INJECT} if inject else {}),
     }
+
+
+def program_in(command: Sequence[str]) -> str:
+    """Return the name of the program that a command runs; of Python that of its script or module, empty where it has none.
+
+    What `sh -c` (its first command), `env`, `uv run` and the like start is looked at instead of them.
+    """
+    words = list(command)
+    while words and "=" in words[0]:  # a variable of `env` or the shell
+        del words[0]
+    if not words:
+        return ""
+    name, rest = Path(words[0]).name, words[1:]
+    if name.startswith("python"):
+        return program_of(words)
+    if name in SHELLS and rest and rest[0].startswith("-") and rest[0].endswith("c"):
+        try:
+            return program_in(shlex.split(rest[1])) if rest[1:] else ""
+        except ValueError:  # a quote that is not closed, for the shell to report
+            return ""
+    if name in ("env", "exec"):
+        return program_in(rest)
+    if name in LAUNCHERS and "run" in rest:
+        rest = rest[rest.index("run") + 1 :]
+        while rest and rest[0].startswith("-") and rest[0] not in MODULE:
+            del rest[: 2 if rest[0] in VALUED else 1]
+        return rest[1] if rest[1:] and rest[0] in MODULE else program_in(rest)
+    return name
 
 
 def without_hook(environment: Mapping[str, str]) -> dict[str, str]:

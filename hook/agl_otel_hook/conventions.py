@@ -55,13 +55,13 @@ ENV_RESOURCES_FILE: Final = "AGL_RESOURCES_FILE"
 ENV_HOOK: Final = "AGL_HOOK"
 """`off`: no hook is loaded. `inject`: OpenTelemetry is brought with it into interpreters that have none, as by `--inject`."""
 ENV_HOOK_SKIP: Final = "AGL_HOOK_SKIP"
-"""Programs (scripts and modules of Python, by name) in which the hook is not loaded unless the agent's command itself names them, nor in
-what they start: names separated by commas, which may end in `*`. Default: runners of tests."""
+"""Programs in which the hook is not loaded, nor in what they start: names of scripts and of modules (`python -m`) of Python, separated by
+commas, which may end in `*`. One that matches the program of the agent's own command is left out. Default: runners of tests."""
 ENV_HOOK_PACKAGES: Final = "AGL_HOOK_PACKAGES"
 """The runner's own folder of packages, for what the hook needs and an interpreter lacks."""
 HOOK_OFF: Final = "off"
 HOOK_INJECT: Final = "inject"
-HOOK_SKIP: Final = "pytest*,py.test,coverage*,tox*,nox*,unittest*"
+HOOK_SKIP: Final = "pytest,pytest-3*,py.test,coverage,coverage3,coverage-3*,tox,nox,unittest"
 """The default of AGL_HOOK_SKIP: agents run other people's tests."""
 
 # --- spans ------------------------------------------------------------------------------------------------------

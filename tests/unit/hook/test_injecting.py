@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from agl_otel.runner.injection import FOLDER, PYTHONS, injection
+from agl_otel.runner.injection import FOLDER, PYTHONS, injection, program_in
 from agl_otel_hook import conventions
 from agl_otel_hook.inject.agl_otel_inject import BROUGHT, FITTING, OLDEST_SDK, Version, program_of, skips, to_bring, version_of
 
@@ -43,7 +44,13 @@ def test_the_program_of_a_command_line_is_known(line: str, program: str) -> None
 def test_programs_are_skipped_by_name_or_prefix() -> None:
     assert [skips(name, "pytest*, py.test") for name in ("pytest", "pytest-3", "py.test", "py", "")] == [True, True, True, False, False]
     assert not skips("agent.py", "")
-    assert all(skips(name, conventions.HOOK_SKIP) for name in ("pytest", "coverage", "tox", "nox", "unittest"))
+    assert all(
+        skips(name, conventions.HOOK_SKIP)
+        for name in ("pytest", "pytest-3.12", "py.test", "coverage", "coverage3", "tox", "nox", "unittest")
+    )
+    assert not any(
+        skips(name, conventions.HOOK_SKIP) for name in ("toxicity.py", "pytest_agent.py", "tox.py", "coverage_report.py", "nox2")
+    )
 
 
 def test_what_an_interpreter_lacks_is_brought_where_it_fits() -> None:
@@ -88,3 +95,31 @@ def test_the_environment_of_a_command_begins_its_path_with_the_hook() -> None:
 @pytest.mark.parametrize("command", [["/venv/bin/pytest", "evals"], ["python", "-m", "pytest"], ["sh", "-c", "pytest evals"]])
 def test_the_agents_own_command_is_not_skipped(command: list[str]) -> None:
     assert injection({"AGL_HOOK_SKIP": "tox,pytest*"}, command, inject=False)["AGL_HOOK_SKIP"] == "tox"
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("python agent.py --runner pytest", "agent.py"),
+        ("python3.12 -u -m pytest evals", "pytest"),
+        ("./pytest evals", "pytest"),
+        ("uv run pytest evals", "pytest"),
+        ("uv --offline run --with rich --no-sync python -m pytest", "pytest"),
+        ("uv run -m pytest", "pytest"),
+        ("poetry run agent --with pytest", "agent"),
+        ("bash -lc 'MODE=1 exec poetry run pytest'", "pytest"),
+        ("env MODE=1 tox", "tox"),
+        ("sh -c", ""),
+        ('sh -c "it\'s"', ""),
+        ("sh run.sh pytest", "sh"),
+        ("node agent.js pytest", "node"),
+        ("python -c pass pytest", ""),
+    ],
+)
+def test_the_program_of_a_command_is_what_its_launchers_start(line: str, program: str) -> None:
+    assert program_in(shlex.split(line)) == program
+
+
+def test_a_word_of_the_agents_command_is_no_program() -> None:
+    asked = injection({}, ["python", "agent.py", "--runner", "pytest"], inject=False)
+    assert asked["AGL_HOOK_SKIP"] == conventions.HOOK_SKIP
