@@ -52,13 +52,10 @@ def build_component(
         return default_factory() if default_factory is not None else None
     if isinstance(spec, expected_type):
         return spec
-    arguments: dict[str, Any] = {}
-    if isinstance(spec, Mapping):
-        arguments = dict(cast("Mapping[str, Any]", spec))
-        spec = arguments.pop("type", None) or dict_default_cls
-        if spec is None:
-            hint = "a dict needs a key `type`" if dict_requires_type else "a dict without `type` needs a default class"
-            raise UsageError(f"{spec_name}: {hint}, for example {{'type': 'package.module.Name', …}}")
+    arguments = dict(cast("Mapping[str, Any]", spec)) if isinstance(spec, Mapping) else {}
+    if isinstance(spec, Mapping) and (spec := arguments.pop("type", dict_default_cls)) is None:
+        hint = "a dict needs a key `type`" if dict_requires_type else "a dict without `type` needs a default class"
+        raise UsageError(f"{spec_name}: {hint}, for example {{'type': 'package.module.Name', …}}")
     if isinstance(spec, str):
         spec = (registry or {}).get(spec, spec)
     if isinstance(spec, str):
@@ -70,7 +67,7 @@ def build_component(
     if not callable(spec):
         told = f"{spec_name} is {spec!r}: give a {expected_type.__name__}, a class or factory of one, its import path, or a dict"
         raise UsageError(_as_asked(invalid_spec_error_fmt, told, actual_type=type(spec), expected_type=expected_type.__name__))
-    made = spec(**_with_defaults(spec, arguments, optional_defaults or {}))
+    made = spec(**_complete(spec, arguments, optional_defaults or {}, spec_name))
     if not isinstance(made, expected_type):
         told = f"{spec_name} is a {type(made).__name__}, not a {expected_type.__name__}"
         raise TypeError(_as_asked(type_error_fmt, told, type_name=type(made), expected_type=expected_type.__name__))
@@ -88,7 +85,7 @@ def load_named(path: str, spec_name: str = "the component") -> Any:
     A path into 0.3's package is resolved to the same name in this package.
     """
     module, _, name = path.replace(":", ".").rpartition(".")
-    if not module:
+    if not module or not all(part.isidentifier() for part in (*module.split("."), name)):
         raise UsageError(f"{spec_name} {path!r} is neither a known name nor an import path: write package.module.Name")
     ours = module == OLD_PACKAGE or module.startswith(f"{OLD_PACKAGE}.")
     module = PACKAGE + module.removeprefix(OLD_PACKAGE) if ours else module
@@ -96,7 +93,7 @@ def load_named(path: str, spec_name: str = "the component") -> Any:
         try:
             found = import_module(place)
         except ModuleNotFoundError as error:
-            if error.name is None or not place.startswith(error.name):
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise  # a missing dependency of the user's module
             continue
         if (value := getattr(found, name, None)) is not None:
@@ -104,10 +101,16 @@ def load_named(path: str, spec_name: str = "the component") -> Any:
     raise UsageError(f"{spec_name} {path!r} cannot be found: is the package installed, and the name right?")
 
 
-def _with_defaults(make: Callable[..., Any], arguments: dict[str, Any], defaults: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def _complete(make: Callable[..., Any], given: dict[str, Any], defaults: Mapping[str, Callable[[], Any]], spec_name: str) -> dict[str, Any]:
+    """Return all arguments of the call. Raises UsageError where `make` does not take them."""
     try:
-        parameters = inspect.signature(make).parameters
+        signature = inspect.signature(make)
     except (TypeError, ValueError):  # a builtin without a signature
-        return arguments
-    taken = {name: give() for name, give in defaults.items() if name in parameters and name not in arguments}
-    return {**taken, **arguments}
+        return given
+    arguments = {**{name: give() for name, give in defaults.items() if name in signature.parameters and name not in given}, **given}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        called = getattr(make, "__qualname__", repr(make))
+        raise UsageError(f"{spec_name}: {called}{signature} cannot be called with {sorted(map(str, given))}: {error}") from None
+    return arguments

@@ -260,6 +260,10 @@ class Job(_Strict):
             raise SettingsError(f"job file {path} cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"job file {path} is not TOML: {error}") from error
+        except RecursionError:
+            raise SettingsError(
+                f"job file {path} holds arrays or tables within each other, too many to be read: look for `[[[[…`"
+            ) from None
         for table, values in (overrides or {}).items():
             content[table] = _merged(content.get(table, {}), values)
         wrong: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,14 @@ def test_a_class_or_its_path_is_made_without_arguments(spec: Any) -> None:
     [
         (None, UsageError, "algorithm is missing"),
         ({"n_epochs": 3}, UsageError, "algorithm: a dict needs a key `type`"),
+        ({"type": None}, UsageError, "algorithm: a dict needs a key `type`"),
+        ({"type": ""}, UsageError, "algorithm '' is neither a known name nor an import path"),
+        ({"type": 0}, UsageError, "algorithm is 0: give a Algorithm"),
+        (".algorithms.Baseline", UsageError, "algorithm '.algorithms.Baseline' is neither a known name nor an import path"),
+        ("agl_otel..Baseline", UsageError, "algorithm 'agl_otel..Baseline' is neither a known name nor an import path"),
+        ({"type": Baseline, "epochs": 3}, UsageError, "['epochs']: got an unexpected keyword argument 'epochs'"),
+        ({"type": Baseline, 3: 3}, UsageError, "algorithm: Baseline("),
+        (lambda model: Baseline(), UsageError, "(model) cannot be called with []: missing a required argument: 'model'"),
         ("nothing", UsageError, "algorithm 'nothing' is neither a known name nor an import path"),
         ("no_such_package.Thing", UsageError, "algorithm 'no_such_package.Thing' cannot be found"),
         ("agentlightning.algorithm.NoSuch", UsageError, "algorithm 'agentlightning.algorithm.NoSuch' cannot be found"),
@@ -58,6 +67,21 @@ def test_an_invalid_component_is_named(spec: Any, error: type[Exception], words:
     with pytest.raises(error) as caught:
         build_component(spec, expected_type=Algorithm, spec_name="algorithm")
     assert words in str(caught.value)
+
+
+def test_a_dependency_that_a_component_lacks_is_not_taken_for_the_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parts_of_mine.py").write_text("import parts\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="'parts'"):
+        build_component("parts_of_mine.Thing", expected_type=Algorithm, spec_name="algorithm")
+
+
+def test_an_error_of_the_constructor_is_its_own() -> None:
+    def broken() -> Algorithm:
+        raise TypeError("inside")
+
+    with pytest.raises(TypeError, match=r"^inside$"):
+        build_component(broken, expected_type=Algorithm, spec_name="algorithm")
 
 
 @pytest.mark.parametrize(

@@ -568,6 +568,7 @@ async def test_a_job_with_one_fault_is_refused_by_key_bound_and_remedy(
         ("\n[polcy]\n", r"unknown table \[polcy\]: did you mean policy\?"),
         ("\n[training]\n", r"unknown table \[training\]: leave it out; the keys are agent, data"),
         ("\nname = 3", r"job\.toml is not TOML: "),
+        (f"\nname = {'[' * 5000}", r"job\.toml holds arrays or tables within each other, too many to be read"),
     ],
 )
 async def test_unknown_tables_and_files_that_are_not_toml_are_refused(tmp_path: Path, after: str, says: str) -> None:
