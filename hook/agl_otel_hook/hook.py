@@ -146,6 +146,7 @@ class Hook:
 
     def install_at_end(self) -> None:
         """Close at every foreseeable end of the process (atexit, os._exit, os.exec*, SIGTERM), and reset forked children."""
+        atexit.register(self._termination.complete)  # after the one below: exit handlers run in reverse order
         atexit.register(self.close)
         forks.register(self._after_fork)
         finish_at_exit(self.close)

@@ -38,6 +38,11 @@ class Termination:
             with contextlib.suppress(Exception):  # without ctypes, SIGTERM ends the process as it did without us
                 call_in_main_thread(self._install)
 
+    def complete(self) -> None:
+        """End the process by SIGTERM if one has come and the main thread reaches its end first, which the default action would not allow."""
+        if self._ending:
+            self._kill(signal.SIGTERM)
+
     def after_fork(self) -> None:
         """Forget the shutdown of the parent process."""
         self._ending = ""
@@ -60,6 +65,9 @@ class Termination:
             self._ending = "finishing"
             _thread.start_new_thread(self._end, (number,))
             return
+        self._kill(number)
+
+    def _kill(self, number: int) -> None:
         self._ending = ""
         _set_handler(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

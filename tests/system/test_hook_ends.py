@@ -38,6 +38,7 @@ ENDS = {
     "exception": ("raise RuntimeError('the agent broke')", 1),
     "os._exit": ("os._exit(4)", 4),
     "sigterm": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM),
+    "sigterm of its own, at its end": ("signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM),
     "own sigterm handler": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)",
         5,
