@@ -25,7 +25,7 @@ from agl_otel.service.private import exposure_problem
 from agl_otel.settings import PORTS, Settings
 from agl_otel.stack.supervisor import LOCK_FILE, read_stack_file
 from agl_otel.text import without_secrets
-from agl_otel_hook.inject.agl_otel_inject import FITTING, is_fitting, to_bring, version_of
+from agl_otel_hook.inject.agl_otel_inject import is_fitting, to_bring, version_of
 
 LIST_SECONDS: Final = 60.0
 _LIST: Final = (
@@ -388,7 +388,10 @@ def _versions(seen: Environment) -> list[Finding]:
 def _without_hook(what: str, packages: Mapping[str, str], seen: Environment) -> Finding:
     """Tell why the hook is not loaded in this Python."""
     missing = [name for name in ("opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]
-    misfits = [f"{name} {packages[name]}" for name in FITTING if name in packages and not is_fitting(name, version_of(packages[name]))]
+    found = {name: version for name, version in versions_in(packages).items() if version is not None}
+    misfits = [
+        f"{name} {packages[name.replace('_', '-')]}" for name, version in found.items() if not is_fitting(name, version, bool(missing))
+    ]
     detail = f"missing: {', '.join(missing)}"
     remedy = f"pip install {HOOK} into the agent's own environment, with instrumentations of its libraries"
     if not _is_supported(packages):

@@ -17,7 +17,7 @@ import click
 
 import agl_otel_hook
 from agl_otel_hook import conventions
-from agl_otel_hook.inject.agl_otel_inject import FITTING, program_of, skips, version_of
+from agl_otel_hook.inject.agl_otel_inject import BROUGHT, FITTING, program_of, skips, version_of
 
 PYTHONS: Final = ((3, 10), (3, 13))
 """The oldest and the newest Python into which the hook is brought (sitecustomize.py)."""
@@ -42,7 +42,8 @@ inject_option = click.option(
 
 def versions_in(packages: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:
     """Return what `to_bring` asks for, from {package: version}."""
-    return {name: version_of(packages[name]) if name in packages else None for name in FITTING}
+    found = {name: packages.get(name.replace("_", "-")) for name in (*FITTING, *BROUGHT)}
+    return {name: version_of(version) if version is not None else None for name, version in found.items()}
 
 
 def is_off(environment: Mapping[str, str]) -> bool:

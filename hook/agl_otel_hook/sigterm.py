@@ -39,7 +39,7 @@ class Termination:
                 call_in_main_thread(self._install)
 
     def complete(self) -> None:
-        """End the process by SIGTERM if one has come and the main thread reaches its end first, which the default action would not allow."""
+        """End the process by a SIGTERM that has come, if the main thread reaches its end first: the default action would not let it."""
         if self._ending:
             self._kill(signal.SIGTERM)
 

@@ -164,12 +164,10 @@ def bring(here: str, **lent: str) -> bool:
     lent: {package: the folder in which it is} of others to find, unless they are installed.
     """
     packages = os.environ.get("AGL_HOOK_PACKAGES", "")
-    found = {name: _version(name) for name in FITTING}
+    found = {name: _version(name) for name in (*FITTING, *BROUGHT)}
     offered = {name: _version(name, packages) for name in FITTING} if packages else {}
     brings = to_bring(found, offered, os.environ.get("AGL_HOOK") == "inject")
     if brings is None or any(map(_is_shadowed, IMPORTED)):
-        return False
-    if brings and any((_version(name) or oldest) < oldest for name, oldest in BROUGHT.items()):
         return False
     lent["agl_otel_hook"] = os.path.dirname(os.path.dirname(here))
     first = [_OpenTelemetry(packages)] if "opentelemetry-sdk" in brings else []
@@ -194,19 +192,20 @@ def version_of(text: str) -> Version:
     return tuple(int(part) for part in text.replace("b", ".").split(".")[:2] if part.isdigit())
 
 
-def is_fitting(name: str, version: Version) -> bool:
-    """Return whether the hook works with this version of a package of FITTING."""
-    oldest, too_new = FITTING[name]
-    return oldest <= version < too_new
+def is_fitting(name: str, version: Version, brings: bool) -> bool:
+    """Return whether the hook works with this version of a package of FITTING, and with one of BROUGHT what it `brings`, if anything."""
+    oldest, too_new = FITTING.get(name) or (BROUGHT[name] if brings else (), None)
+    return oldest <= version and (too_new is None or version < too_new)
 
 
 def to_bring(found: dict[str, Version | None], offered: dict[str, Version | None], all_of_it: bool) -> set[str] | None:
     """Return the packages of FITTING to bring from the runner's environment; None where nothing is to be loaded.
 
-    found: their versions in this interpreter. offered: in the runner's environment. all_of_it: whether OpenTelemetry may be brought.
+    found: their versions in this interpreter, and those of BROUGHT. offered: in the runner's environment. all_of_it: whether OpenTelemetry
+    may be brought.
     """
-    lacking = {name for name, version in found.items() if version is None}
-    if any(version is not None and not is_fitting(name, version) for name, version in found.items()) or any(
+    lacking = {name for name in FITTING if found[name] is None}
+    if any(version is not None and not is_fitting(name, version, bool(lacking)) for name, version in found.items()) or any(
         offered.get(name) is None for name in lacking
     ):
         return None

@@ -63,6 +63,12 @@ def test_what_an_interpreter_lacks_is_brought_where_it_fits() -> None:
     assert to_bring({**OFFERED, "wrapt": (3, 0)}, OFFERED, all_of_it=True) is None
 
 
+def test_nothing_is_brought_beside_packages_that_are_too_old_for_it() -> None:
+    assert to_bring({**NOTHING, "typing_extensions": (4, 4)}, OFFERED, all_of_it=True) is None
+    assert to_bring({**NOTHING, "typing_extensions": (4, 5), "zipp": None}, OFFERED, all_of_it=True) == {*FITTING}
+    assert to_bring({**OFFERED, "typing_extensions": (4, 4)}, OFFERED, all_of_it=True) == set()
+
+
 def test_all_of_opentelemetry_is_brought_only_if_asked_for_and_not_below_a_newer_api() -> None:
     assert to_bring(NOTHING, OFFERED, all_of_it=False) is None
     assert to_bring(NOTHING, OFFERED, all_of_it=True) == {*FITTING}
