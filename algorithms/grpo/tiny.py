@@ -2,7 +2,8 @@
 
 The task: the answer to `digit 437` is one digit, which depends on the last digit of the number. The warm-started model gives one of four
 answers with about equal probability (BEHAVIOURS); reinforcement learning rewards one of them. Nothing is downloaded, and equal seeds give
-equal weights. The embeddings are untied unless asked for, because some servers do not reload a tied head.
+equal weights. The embeddings are untied unless asked for, because some servers do not reload a tied head. Requests may offer tools, so that
+any agent can be tried with it, but the warm start teaches it none.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ ROLES: Final = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 SPECIAL_TOKENS: Final = (PAD, BOS, END, *ROLES, UNKNOWN)
 CHARACTERS: Final = (*(chr(code) for code in range(32, 127)), "\n")
 CHAT_TEMPLATE: Final = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{{ message['content'] }}{{ '<|end|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{{ bos_token }}"
+    "{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool.function.name }}"
+    "({{ ((tool.function.parameters or {}).properties or {}) | join(', ') }})\n{% endfor %}{{ '<|end|>' }}{% endif %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{{ message['content'] or '' }}"
+    "{% for call in message.tool_calls or [] %}{{ '<tool_call>' }}"
+    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}{{ '</tool_call>' }}{% endfor %}"
+    "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""Of tools the names and those of their parameters, as a character is a token here; calls as Hermes and Qwen write them (tools.py)."""
 CONTEXT_TOKENS: Final = 1024
 NUMBERS: Final = range(100, 1000)
 HELD_OUT_NUMBERS: Final = tuple(sorted(n for last in range(10) for n in random.Random(last).sample(range(100 + last, 1000, 10), 20)))

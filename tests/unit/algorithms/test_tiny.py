@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agl_otel.algorithms.grpo import tiny
-from agl_otel.algorithms.grpo.policy import load_policy
+from agl_otel.algorithms.grpo.policy import Policy, load_policy
 
 pytestmark = pytest.mark.full
 
@@ -37,3 +37,23 @@ def test_the_same_seed_gives_the_same_weights() -> None:
         tiny.warm_start(model, tokenizer, seed=seed, steps=2)
         made.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
     assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+def test_its_chat_template_takes_tools_and_is_otherwise_the_committed_one(tiny_policy: Path) -> None:
+    tokenizer = tiny.make_tokenizer()
+    model = tiny.make_model(tokenizer)
+    policy = Policy(model, tokenizer, frozenset(), tiny.CONTEXT_TOKENS)
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}, "year": {"type": "integer"}}}
+    tools = [
+        {"type": "function", "function": {"name": "population", "parameters": parameters}},
+        {"type": "function", "function": {"name": "now"}},
+    ]
+    call = {"id": "a", "type": "function", "function": {"name": "population", "arguments": {"city": "A1"}}}
+    asked = [{"role": "system", "content": "Count."}, {"role": "user", "content": "digit 437"}]
+    answered = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "7"}]
+    shown = policy.decode(policy.prompt_ids([*asked, *answered], tools), skip_special_tokens=False)
+    assert shown == (
+        "<|bos|><|system|>population(city, year)\nnow()\n<|end|><|system|>Count.<|end|><|user|>digit 437<|end|>"
+        '<|assistant|><tool_call>{"name": "population", "arguments": {"city": "A1"}}</tool_call><|end|><|tool|>7<|end|><|assistant|>'
+    )
+    assert policy.prompt_ids(asked) == load_policy(tiny_policy).prompt_ids(asked)

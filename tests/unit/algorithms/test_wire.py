@@ -159,6 +159,7 @@ def test_blanks_within_a_call_are_read_once() -> None:
     assert read_calls(f"<tool_call>{blanks}x{blanks}x{blanks}</tool_call>{CALL}", "call")[1][0]["function"]["name"] == "f"
 
 
-def test_tools_are_refused_if_the_chat_template_ignores_them(policy: Policy) -> None:
+def test_tools_are_refused_if_the_chat_template_ignores_them(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy.tokenizer, "chat_template", "{% for message in messages %}{{ message.content }}{% endfor %}")
     with pytest.raises(UsageError, match="does not support tools"):
         policy.prompt_ids(MESSAGES, [TOOL])
