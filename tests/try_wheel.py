@@ -50,6 +50,8 @@ def main(checkout: Path) -> str:
     assert parts == {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in CARRIED}, parts
     for group in ("opentelemetry_pre_instrument", "opentelemetry_post_instrument"):
         assert [point.dist.name for point in metadata.entry_points(group=group, name="agl_otel") if point.dist] == ["agl-otel-hook"]
+    line = importlib.import_module("agl_otel.runner.injection").install_line()
+    assert line.startswith("pip install ") and ".whl" in line, f"{line} does not name the wheel of the hook"
     rooms = [f"agl_otel.{module.name}" for module in pkgutil.iter_modules(package.__path__) if module.ispkg]
     for name in [*rooms, "agl_otel.collector.service", "agl_otel.stack", "agl_otel.algorithms.grpo"]:
         importlib.import_module(name)

@@ -18,6 +18,7 @@ from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, final_reward, to_trajectories
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
 from agl_otel.cli.once import FinishedAttempt
+from agl_otel.runner.injection import install_line
 from agl_otel.text import printable
 from agl_otel.types import Span
 from agl_otel.types.columns import CallColumns
@@ -131,7 +132,7 @@ def _hook(once: FinishedAttempt) -> Finding | None:
     if Path(ledger.command.split(" ")[0]).name.startswith("python"):
         remedy = (
             "it is loaded when OpenTelemetry, a model's SDK or a framework is imported, in Python 3.10 to 3.13 with OpenTelemetry's SDK: "
-            "--inject brings that, or pip install agl-otel-hook into its environment"
+            f"--inject brings that, or {install_line()} into its environment"
         )
     else:
         remedy = (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from agl_otel.cli.findings import Finding, advice, good, wrong
-from agl_otel.runner.injection import PYTHONS, versions_in
+from agl_otel.runner.injection import HOOK, PYTHONS, install_line, versions_in
 from agl_otel.service.ports import is_free
 from agl_otel.service.private import exposure_problem
 from agl_otel.settings import PORTS, Settings
@@ -33,7 +33,6 @@ _LIST: Final = (
     "for d in m.distributions()}; print(json.dumps({**found, 'python': platform.python_version()}))"
 )
 LOCAL: Final = ("127.0.0.1", "localhost", "*")  # entries of NO_PROXY that cover the stack
-HOOK: Final = "agl-otel-hook"
 INSTRUMENTATION_MINOR: Final = 21  # opentelemetry-sdk 1.N goes with opentelemetry-instrumentation 0.(N + 21)b
 
 
@@ -380,7 +379,7 @@ def _versions(seen: Environment) -> list[Finding]:
         found.append(wrong("their versions go together", detail, remedy, spoils=("command", "hook", "spans", "stored")))
     hook, wanted = packages.get(HOOK), seen.own.get(HOOK)
     if hook and wanted and hook != wanted:
-        remedy = f"pip install '{HOOK}=={wanted}' into the agent's own environment"
+        remedy = f"{install_line()} into the agent's own environment"
         found.append(wrong("the hook has the version of this package", f"{hook}, not {wanted}", remedy, spoils=("hook", "spans", "stored")))
     return found
 
@@ -393,13 +392,13 @@ def _without_hook(what: str, packages: Mapping[str, str], seen: Environment) -> 
         f"{name} {packages[name.replace('_', '-')]}" for name, version in found.items() if not is_fitting(name, version, bool(missing))
     ]
     detail = f"missing: {', '.join(missing)}"
-    remedy = f"pip install {HOOK} into the agent's own environment, with instrumentations of its libraries"
+    remedy = f"{install_line()} into the agent's own environment, with instrumentations of its libraries"
     if not _is_supported(packages):
         detail = f"the hook is not loaded in Python {packages['python']}"
         pythons = " to ".join(".".join(map(str, each)) for each in PYTHONS)
         remedy = f"use one of {pythons}, or a runner's --no-instrument: model calls are recorded all the same"
     elif misfits:
-        detail, remedy = f"too old or too new: {', '.join(misfits)}", f"pip install --upgrade {HOOK} into the agent's own environment"
+        detail, remedy = f"too old or too new: {', '.join(misfits)}", f"{install_line()} into the agent's own environment"
     elif "opentelemetry-sdk" in missing and not seen.inject:
         remedy = f"--inject brings them, or {remedy}"
     return wrong(what, detail, remedy, spoils=("hook", "spans", "stored"))

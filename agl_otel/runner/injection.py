@@ -6,12 +6,14 @@ PYTHONPATH begins with a folder of the hook whose sitecustomize does the rest in
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -21,6 +23,7 @@ from agl_otel_hook.inject.agl_otel_inject import BROUGHT, FITTING, program_of, s
 
 PYTHONS: Final = ((3, 10), (3, 13))
 """The oldest and the newest Python into which the hook is brought (sitecustomize.py)."""
+HOOK: Final = "agl-otel-hook"
 FOLDER: Final = str(Path(agl_otel_hook.__file__).absolute().parent / "inject")
 
 SHELLS: Final = ("sh", "bash", "dash", "zsh")
@@ -38,6 +41,15 @@ inject_option = click.option(
     is_flag=True,
     help="Bring OpenTelemetry into a COMMAND's Pythons that have no SDK, with the instrumentations that are installed beside agl-otel.",
 )
+
+
+def install_line() -> str:
+    """Return the command that installs the hook into another environment: from where it was installed here: it is on no package index."""
+    hook = metadata.distribution(HOOK)
+    origin = urlsplit(json.loads(hook.read_text("direct_url.json") or "{}").get("url", ""))
+    if origin.scheme == "file" and Path(unquote(origin.path)).exists():
+        return f"pip install {shlex.quote(unquote(origin.path))}"
+    return f"pip install agl_otel_hook-{hook.version}-py3-none-any.whl (`make wheel` in a checkout puts it into dist/)"
 
 
 def versions_in(packages: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:

@@ -1,4 +1,4 @@
-"""The hook shares an environment with the newest version of each framework, as `pip install agl-otel-hook FRAMEWORK` resolves them."""
+"""The hook shares an environment with the newest version of each framework, as `pip install CHECKOUT/hook FRAMEWORK` resolves them."""
 
 from __future__ import annotations
 

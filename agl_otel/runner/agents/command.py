@@ -21,7 +21,7 @@ from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, process_environment
 from agl_otel.runner.groups import end_detached, end_group, pids_with_attempt, register
-from agl_otel.runner.injection import injection, is_off
+from agl_otel.runner.injection import injection, install_line, is_off
 from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.limits import Limits
 from agl_otel.runner.output import KEEP_BYTES, Capture
@@ -200,7 +200,7 @@ def wrapper_of(command: list[str], *, required: bool = False, inject: bool = Fal
     wrapper = program.parent / _INSTRUMENT
     if wrapper.exists():
         return [str(wrapper)]
-    message = f"{program} has no {_INSTRUMENT} beside it: install agl-otel-hook into its environment"
+    message = f"{program} has no {_INSTRUMENT} beside it: {install_line()} into its environment"
     if required:
         raise UsageError(message)
     if not inject:

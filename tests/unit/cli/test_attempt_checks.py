@@ -11,6 +11,7 @@ import pytest
 from agl_otel.cli.attempt_checks import CHECKS, OVERRIDDEN, examine, wrong_in
 from agl_otel.cli.findings import Finding, wrong
 from agl_otel.cli.once import FinishedAttempt
+from agl_otel.runner.injection import install_line
 from agl_otel.types import AttemptedRollout, AttemptLedger, AttemptStatus, LedgerReach, ProcessRecord, Span, VerdictKind
 from agl_otel_hook import conventions
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
@@ -198,7 +199,7 @@ ADVICE = {
         ended(once(CallRow(), spans=once(CallRow()).spans[:1]), ledger=ledger("unhooked", "/usr/bin/python3 agent.py")),
         "it runs under the hook: no: it was loaded in no process of /usr/bin/python3 agent.py",
         "it is loaded when OpenTelemetry, a model's SDK or a framework is imported, in Python 3.10 to 3.13 with OpenTelemetry's SDK: "
-        "--inject brings that, or pip install agl-otel-hook into its environment",
+        f"--inject brings that, or {install_line()} into its environment",
     ),
     "an agent without an instrumented library": (
         once(CallRow(), spans=once(CallRow()).spans[:1]),

@@ -21,6 +21,7 @@ from agl_otel.cli.environment_checks import (
     packages_of,
 )
 from agl_otel.cli.findings import Finding
+from agl_otel.runner.injection import install_line
 from agl_otel.service.lock import FileLock
 from agl_otel.service.processes import began
 from agl_otel.settings import Settings, free_port
@@ -107,8 +108,8 @@ def test_incompatible_versions_are_named() -> None:
         (GOOD, False, "good", "opentelemetry-sdk 1.45.0, opentelemetry-instrumentation 0.66b0"),
         (SDK, False, "good", "opentelemetry-sdk 1.45.0, opentelemetry-instrumentation brought; agl-otel-hook is brought"),
         (BARE, True, "good", "brought: opentelemetry-sdk 1.45.0 and what agl-otel's environment has beside it"),
-        (BARE, False, "wrong", "missing: opentelemetry-sdk, opentelemetry-instrumentation → --inject brings them, or pip install"),
-        ({**SDK, "opentelemetry-sdk": "1.20.0"}, True, "wrong", "opentelemetry-sdk 1.20.0 → pip install --upgrade agl-otel-hook"),
+        (BARE, False, "wrong", f"missing: opentelemetry-sdk, opentelemetry-instrumentation → --inject brings them, or {install_line()}"),
+        ({**SDK, "opentelemetry-sdk": "1.20.0"}, True, "wrong", f"opentelemetry-sdk 1.20.0 → {install_line()} into"),
         ({**BARE, "opentelemetry-api": "1.46.0"}, True, "wrong", "missing: opentelemetry-sdk"),
         ({**SDK, "python": "3.9.18"}, True, "wrong", "the hook is not loaded in Python 3.9.18 → use one of 3.10 to 3.13"),
     ],
