@@ -114,7 +114,10 @@ rollouts.add_command(prune)
 @click.option("--limit", type=Whole(0), default=20, show_default=True)
 @json_option
 def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, attempts: int, replied: str | None, **chosen: Any) -> None:
-    """List rollouts, the newest first."""
+    """List rollouts, the newest first: with when each was queued, and how long its latest attempt took from start to end.
+
+    In JSON, `start_time` is when it was queued and `end_time` its end; `attempt` has the `start_time` and `end_time` of the attempt.
+    """
     query: dict[str, Any] = {name: value or None for name, value in chosen.items()}
     query |= {"attempts_from": attempts, "sort_order": "desc", "limit": limit}
 
@@ -164,7 +167,7 @@ def _print_list(page: PaginatedResult[Rollout], figures: Mapping[str, AttemptFig
     console = open_console(highlight=False)
     among = "" if page.searched is None else f", found among the latest {page.searched}"
     wide = console.width >= WIDE
-    columns = ("rollout", "status", "verdict", "reward", "input", *(("mode", "attempt", "started", "took") if wide else ()))
+    columns = ("rollout", "status", "verdict", "reward", "input", *(("mode", "attempt", "queued", "took") if wide else ()))
     rows = [_row(item, figures.get(item.rollout_id))[: len(columns)] for item in page]
     console.print(lines_of(f"{len(page)} of {page.total:,} rollouts{among}", columns, rows, cut="input", width=console.width))
     if problem:
@@ -176,11 +179,12 @@ def _dumped(item: Rollout) -> dict[str, Any]:
 
 
 def _row(item: Rollout, seen: AttemptFigures | None) -> tuple[object, ...]:
-    attempt = item.attempt.attempt_id if isinstance(item, AttemptedRollout) else None
+    attempt = item.attempt if isinstance(item, AttemptedRollout) else None
+    name, end = (attempt.attempt_id, attempt.end_time or item.end_time) if attempt else (None, None)  # a lost one ends with its rollout
     verdict = seen.verdict.kind if seen and item.end_time else None
     reward = f"{seen.reward:.4g}" if seen and seen.reward is not None else None
-    took = lasted(item.end_time - item.start_time) if item.end_time else None
-    return item.rollout_id, item.status, verdict, reward, brief(item.input), item.mode, attempt, clock(item.start_time), took
+    took = lasted(end - attempt.start_time) if attempt and end else None
+    return item.rollout_id, item.status, verdict, reward, brief(item.input), item.mode, name, clock(item.start_time), took
 
 
 @rollouts.command()
@@ -210,6 +214,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
         console = open_console(highlight=False)
         given = {name: value for name, value in _dumped(item).items() if value is not None and name != "attempt"}
         given |= {name: moment(given[name]) for name in ("start_time", "end_time", "not_before") if name in given}
+        given = {"queued" if name == "start_time" else name: value for name, value in given.items()}
         console.print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in given.items()]))
         if seen.problem:
             console.print(Text(f"verdicts and output could not be read: {printable(seen.problem)}", "yellow"))
@@ -257,7 +262,8 @@ def _print_attempt(console: Console, attempt: Attempt, seen: _Details) -> None:
 def _times(attempt: Attempt) -> str:
     times = {"started": attempt.start_time, "ended": attempt.end_time, "last heartbeat": attempt.last_heartbeat_time}
     parts = [f"{what} {clock(moment)}" for what, moment in times.items() if moment is not None]
-    return ", ".join([*([f"worker {attempt.worker_id}"] if attempt.worker_id else []), *parts])
+    took = [f"took {lasted(attempt.end_time - attempt.start_time)}"] if attempt.end_time else []
+    return ", ".join([*([f"worker {attempt.worker_id}"] if attempt.worker_id else []), *parts, *took])
 
 
 def _text(value: object) -> str:

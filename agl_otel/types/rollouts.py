@@ -68,6 +68,7 @@ class Rollout(Model):
     rollout_id: str
     input: TaskInput
     start_time: float
+    """When it was queued (the name is Agent Lightning 0.3's); that of its attempt is when a runner began it."""
     end_time: float | None = None
     mode: RolloutMode | None = None
     resources_id: str | None = None

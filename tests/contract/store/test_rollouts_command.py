@@ -74,7 +74,7 @@ def test_a_list_of_rollouts_has_verdicts_and_rewards_on_lines_of_80_columns_and_
     _, heading, line = (line.rstrip() for line in capsys.readouterr().out.rstrip().split("\n"))
     assert heading.split()[:5] == ["rollout", "status", "verdict", "reward", "input"]
     assert line.split()[:6] == [rewarded.rollout_id, "succeeded", "unproven", "0.5", "how", "many"]
-    assert (len(line) <= 80, "by the books of the port?" in line, "started" in heading) == (not whole, whole, whole)
+    assert (len(line) <= 80, "by the books of the port?" in line, "queued" in heading) == (not whole, whole, whole)
 
 
 async def send(store: LightningStore, trace: bytes, rollout_id: str = "") -> None:

@@ -49,7 +49,7 @@ export function Rollout() {
         <>
           <div className="stats">
             <Stat name="Reward" sub={found && Object.keys(found.rewards).length > 1 ? Object.entries(found.rewards).map(([name, value]) => `${visible(name)} ${figure(value)}`).join(" · ") : undefined}><Reward value={found?.reward} /></Stat>
-            <Stat name="Duration" sub={<span title={when(data.start_time)}>began {ago(data.start_time, now)}</span>}>{duration((data.end_time ?? now) - data.start_time)}</Stat>
+            <Stat name="Duration" sub={<span title={when(data.start_time)}>queued {ago(data.start_time, now)}</span>}>{attempt ? duration((attempt.end_time ?? data.end_time ?? now) - attempt.start_time) : "–"}</Stat>
             <Stat name="Model calls" sub={found ? found.calls ? `${short(found.prompt_tokens)} + ${short(found.response_tokens)} tokens` : "none by the proxy" : undefined}>{number(found?.calls)}</Stat>
             <Stat name="Spans" sub={found?.errors ? <span className="bad">{number(found.errors)} with errors</span> : "no errors"}>{number(found?.spans)}</Stat>
             <Stat name="Mode" sub={data.resources_id ? <Link className="mono" to={`/resources/${id(data.resources_id)}${data.resources_version ? `?version=${data.resources_version}` : ""}`}>{visible(data.resources_id)} v{data.resources_version}</Link> : "no resources"}>{data.mode ?? "–"}</Stat>

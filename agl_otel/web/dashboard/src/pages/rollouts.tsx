@@ -117,8 +117,8 @@ function columnsOf(figures: ReadonlyMap<string, Figures> | undefined, outputs: R
     { key: "tokens", title: "Tokens", width: "62px", right: true, wide: true, cell: (r) => { const f = of(r); return f && f.prompt_tokens + f.response_tokens ? <span title={`${number(f.prompt_tokens)} read, ${number(f.response_tokens)} written`}>{short(f.prompt_tokens + f.response_tokens)}</span> : <span className="dim">–</span>; } },
     { key: "attempt", title: "Att.", width: "40px", right: true, wide: true, cell: (r) => r.attempt?.sequence_id ?? "–" },
     { key: "resources", title: "Resources", width: "minmax(80px, 0.5fr)", wide: true, sort: "resources_id", cell: (r) => r.resources_id ? <Link to={`/resources/${id(r.resources_id)}`} className="mono tail" title={r.resources_id}><bdi>{visible(r.resources_id)}{r.resources_version ? ` v${r.resources_version}` : ""}</bdi></Link> : <span className="dim">–</span> },
-    { key: "start", title: "Started", width: "86px", wide: true, sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
-    { key: "took", title: "Duration", width: "90px", right: true, wide: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
+    { key: "start", title: "Queued", width: "86px", wide: true, sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
+    { key: "took", title: "Duration", width: "90px", right: true, wide: true, cell: (r) => r.attempt ? <Took start={r.attempt.start_time} end={r.attempt.end_time ?? r.end_time} now={now} /> : <span className="dim">–</span> },
   ];
 }
 
