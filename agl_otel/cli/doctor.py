@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +61,7 @@ def doctor(
     \b
       agl-otel doctor -- python my_agent.py "What is 2 + 2?"
 
-    First it looks around the agent: variables that switch telemetry off, versions, frameworks with their own telemetry, ports, tokens.
+    First it looks around the agent: variables that switch telemetry off, versions, frameworks with their own telemetry, ports.
     Then it asks the model server for its models, runs COMMAND once, like `agl-otel run`, and checks its model calls, hook, spans, token
     ids, log-probs, sampling, reward and trajectories, and what training would refuse.
 
@@ -94,7 +95,10 @@ async def _findings(
         async with running as (opened, once):
             statuses = await statuses_of(opened, settings.token.get_secret_value())
             once = replace(once, packages=seen.packages or {})
-            return [*around, *examine(once, around), tables_are_whole(statuses), core_is_compiled(statuses)]
+            arrived = replace(seen, scopes=frozenset(str(span.scope.get("name", "")) for span in once.spans))
+            around = [*check_environment(arrived), server]
+            here = find_spec("agl_otel.collector._native") is not None
+            return [*around, *examine(once, around), tables_are_whole(statuses), core_is_compiled(statuses, here=here)]
     except UsageError:
         raise
     except AglError as error:
@@ -111,12 +115,13 @@ def tables_are_whole(statuses: Sequence[Mapping[str, Any]]) -> Finding:
     return wrong(what, f"{len(problems)} problems", "make room on full disks; docs/data.md says what to do with damaged parts", problems)
 
 
-def core_is_compiled(statuses: Sequence[Mapping[str, Any]]) -> Finding:
-    """Tell whether the collectors have the compiled core; without it they do the same more slowly."""
+def core_is_compiled(statuses: Sequence[Mapping[str, Any]], *, here: bool) -> Finding:
+    """Tell whether the collectors have the compiled core; without it they do the same more slowly. `here`: this environment has it."""
     what, without = "the collectors' core is compiled", sum(each.get("core") == "python" for each in statuses)
     if not without:
         return good(what)
     chosen = any(each.get("core") == "python" and each.get("core_installed") for each in statuses)
     missing = "to spend less CPU, install a wheel for this platform, or in a checkout `make core` with Rust's cargo"
-    remedy = "to spend less CPU, unset AGL_CORE (core in agl.toml): it is installed" if chosen else missing
+    again = "to spend less CPU, start the stack again from this environment, which has it"
+    remedy = "to spend less CPU, unset AGL_CORE (core in agl.toml): it is installed" if chosen else again if here else missing
     return advice(what, f"not in {without} of {len(statuses)}", remedy)

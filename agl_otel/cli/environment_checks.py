@@ -1,4 +1,4 @@
-"""Check an agent's environment for what blocks telemetry: variables, versions, frameworks with their own telemetry, ports, tokens.
+"""Check an agent's environment for what blocks telemetry: variables, versions, frameworks with their own telemetry, ports.
 
 The checks are tables of variables and frameworks. `inspect_environment` does the I/O; `check_environment` is pure. Runners correct many
 of these settings for their agents; they are reported all the same, because an agent run without a runner would send nothing.
@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -51,11 +52,12 @@ class Environment:
     """Address of the running stack to use; empty: a stack is started."""
     other_stack: str = ""
     """The data directory of a stack of ours that has the ports of the settings; empty: none is known."""
-    token: bool = False
     inject: bool = False
     """Whether OpenTelemetry is brought into an interpreter without it."""
     open_folder: str = ""
     """Message about a data directory that other users may read (private.py); empty if they may not."""
+    scopes: frozenset[str] = frozenset()
+    """The instrumentation scopes of the spans that have arrived from the agent."""
 
 
 @dataclass(frozen=True)
@@ -173,17 +175,21 @@ class Framework:
     packages: tuple[str, ...]
     does: str
     remedy: str
+    """`{where}` stands for the environment to install into."""
     good_with: tuple[str, ...] = ()
     """Packages any of which records its spans."""
     good_if: tuple[str, ...] = ()
     """Variables any of which switches its spans on."""
+    scope: str = ""
+    """The instrumentation scope of the spans that it makes by itself, where it is configured to."""
 
 
 FRAMEWORKS: Final = (
     Framework(
         ("crewai",),
         "sets up its own telemetry and sends it to its vendor",
-        "set CREWAI_DISABLE_TELEMETRY=true and pip install opentelemetry-instrumentation-crewai (or openinference-instrumentation-crewai)",
+        "set CREWAI_DISABLE_TELEMETRY=true and pip install opentelemetry-instrumentation-crewai (or openinference-instrumentation-crewai) "
+        "{where}",
         good_if=("CREWAI_DISABLE_TELEMETRY", "CREWAI_DISABLE_TRACKING"),
     ),
     Framework(
@@ -196,7 +202,7 @@ FRAMEWORKS: Final = (
     Framework(
         ("openai-agents",),
         "sends its tracing to OpenAI",
-        "pip install opentelemetry-instrumentation-openai-agents (or openinference-instrumentation-openai-agents)",
+        "pip install opentelemetry-instrumentation-openai-agents (or openinference-instrumentation-openai-agents) {where}",
         ("opentelemetry-instrumentation-openai-agents", "openinference-instrumentation-openai-agents"),
     ),
     Framework(
@@ -219,38 +225,39 @@ FRAMEWORKS: Final = (
     Framework(
         ("smolagents",),
         "makes no spans by itself",
-        "pip install openinference-instrumentation-smolagents",
+        "pip install openinference-instrumentation-smolagents {where}",
         ("openinference-instrumentation-smolagents",),
     ),
     Framework(
         ("agno",),
         "makes no spans of agents and tools by itself",
-        "pip install openinference-instrumentation-agno: it adds its agents and tools",
+        "pip install openinference-instrumentation-agno {where}: it adds its agents and tools",
         ("openinference-instrumentation-agno", "opentelemetry-instrumentation-agno"),
     ),
     Framework(
         ("haystack-ai",),
         "makes no spans of agents and tools by itself",
-        "pip install openinference-instrumentation-haystack: it adds its pipelines and tools",
+        "pip install openinference-instrumentation-haystack {where}: it adds its pipelines and tools",
         ("openinference-instrumentation-haystack", "opentelemetry-instrumentation-haystack"),
     ),
     Framework(
         ("dspy",),
         "makes no spans of agents and tools by itself, and keeps replies in a cache: a repeated task calls nothing",
-        "pip install openinference-instrumentation-dspy: it adds its modules and tools; "
+        "pip install openinference-instrumentation-dspy {where}: it adds its modules and tools; "
         "dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False) in training",
         ("openinference-instrumentation-dspy",),
     ),
     Framework(
         ("llama-index-core",),
         "makes no spans by itself",
-        "pip install openinference-instrumentation-llama-index (or opentelemetry-instrumentation-llamaindex)",
+        "pip install openinference-instrumentation-llama-index (or opentelemetry-instrumentation-llamaindex) {where}",
         ("openinference-instrumentation-llama-index", "opentelemetry-instrumentation-llamaindex"),
     ),
     Framework(
         ("pydantic-ai", "pydantic-ai-slim"),
         "makes spans only when configured to",
         "call Agent.instrument_all() in the program",
+        scope="pydantic-ai",
     ),
     Framework(
         ("langfuse", "weave", "arize-phoenix-otel"),
@@ -266,10 +273,9 @@ def inspect_environment(
     """Read the packages of the agent's interpreter, the ports in use and the settings. Blocks for up to LIST_SECONDS."""
     taken = () if settings.store or (settings.data_dir / "stack.json").exists() else _taken(settings)
     own = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
-    token = bool(settings.token.get_secret_value())
     packages = packages_of(command, environment) if with_packages else None
     other = _folder_of_stack(settings) if any(name == "queue_port" for name, _ in taken) else ""
-    return Environment(environment, packages, own, taken, settings.store, other, token, inject, exposure_problem(settings.data_dir))
+    return Environment(environment, packages, own, taken, settings.store, other, inject, exposure_problem(settings.data_dir))
 
 
 def _folder_of_stack(settings: Settings) -> str:
@@ -396,12 +402,12 @@ def _without_hook(what: str, packages: Mapping[str, str], seen: Environment) -> 
     if not _is_supported(packages):
         detail = f"the hook is not loaded in Python {packages['python']}"
         pythons = " to ".join(".".join(map(str, each)) for each in PYTHONS)
-        remedy = f"use one of {pythons}, or a runner's --no-instrument: model calls are recorded all the same"
+        remedy = f"use one of {pythons}"
     elif misfits:
         detail, remedy = f"too old or too new: {', '.join(misfits)}", f"{install_line()} into the agent's own environment"
     elif "opentelemetry-sdk" in missing and not seen.inject:
-        remedy = f"--inject brings them, or {remedy}"
-    return wrong(what, detail, remedy, spoils=("hook", "spans", "stored"))
+        remedy = f"give --inject, which brings OpenTelemetry, or {remedy}"
+    return advice(what, f"{detail}: its model calls are recorded at the proxy, its own spans are not", f"to see them, {remedy}")
 
 
 def _is_supported(packages: Mapping[str, str]) -> bool:
@@ -415,14 +421,17 @@ def _minor(version: str) -> int:
 
 def _frameworks(seen: Environment) -> list[Finding]:
     packages = seen.packages or {}
+    instrumented, where = packages, "into the agent's own environment"
+    if "opentelemetry-sdk" in (to_bring(versions_in(packages), versions_in(seen.own), seen.inject) or ()):
+        instrumented, where = {**packages, **seen.own}, f"beside agl-otel ({sys.prefix}), from where OpenTelemetry is brought"
     found: list[Finding] = []
     for each in FRAMEWORKS:
         name = next((package for package in each.packages if package in packages), None)
         if name is None:
             continue
         what, by_variable = f"{name} {packages[name]}", any(_true(seen.environment.get(key, "")) for key in each.good_if)
-        arrives = by_variable or any(package in packages for package in each.good_with)
-        found.append(good(what, "its spans arrive") if arrives else advice(what, each.does, each.remedy))
+        arrives = by_variable or each.scope in seen.scopes or any(package in instrumented for package in each.good_with)
+        found.append(good(what, "its spans arrive") if arrives else advice(what, each.does, each.remedy.replace("{where}", where)))
     return found
 
 
@@ -447,10 +456,7 @@ def _stack(seen: Environment) -> list[Finding]:
         )
         for name, port in seen.taken
     ]
-    if seen.store and not seen.token:
-        remedy = "if it requires a token, set AGL_TOKEN to the stack's"
-        found.append(advice("a token is set", f"none, for the stack at {seen.store}", remedy))
     if seen.open_folder:
         what, _, remedy = seen.open_folder.partition(": ")
         found.append(advice("the data directory is open", what, remedy))
-    return found or [good("ports and token", f"the stack at {seen.store}" if seen.store else "all ports are free")]
+    return found or [good("ports", f"the stack at {seen.store}" if seen.store else "all ports are free")]

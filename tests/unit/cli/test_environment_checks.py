@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,14 @@ def test_a_framework_with_its_own_telemetry_is_named_until_configured(framework:
     (each,) = [one for one in FRAMEWORKS if one is framework]
     installed = GOOD | {each.packages[-1]: "1.2.3"}
     found = of(check_environment(Environment({}, installed, GOOD)), f"{each.packages[-1]} 1.2.3")
-    assert (found.state, found.detail, found.remedy) == ("advice", each.does, each.remedy)
+    assert (found.state, found.detail, found.remedy) == (
+        "advice",
+        each.does,
+        each.remedy.replace("{where}", "into the agent's own environment"),
+    )
     cures = [Environment({}, installed | {package: "1"}, GOOD) for package in each.good_with]
     cures += [Environment({name: "true"}, installed, GOOD) for name in each.good_if]
+    cures += [Environment({}, installed, GOOD, scopes=frozenset([each.scope]))] if each.scope else []
     assert not any(of(check_environment(cure), each.packages[-1] + " 1.2.3").remedy for cure in cures)
 
 
@@ -102,16 +108,31 @@ def test_incompatible_versions_are_named() -> None:
     assert bad(agl_otel_hook="0.0.9") == ["the hook has the version of this package"]
 
 
+def test_an_instrumentation_belongs_where_opentelemetry_comes_from() -> None:
+    brought = Environment({}, {**BARE, "agno": "1"}, GOOD, inject=True)
+    assert f"pip install openinference-instrumentation-agno beside agl-otel ({sys.prefix})" in of(check_environment(brought), "agno").remedy
+    beside = replace(brought, own={**GOOD, "openinference-instrumentation-agno": "1"})
+    assert of(check_environment(beside), "agno").state == "good"
+
+
+NO_SPANS = "missing: opentelemetry-sdk, opentelemetry-instrumentation: its model calls are recorded at the proxy, its own spans are not"
+
+
 @pytest.mark.parametrize(
     ("packages", "inject", "state", "text"),
     [
         (GOOD, False, "good", "opentelemetry-sdk 1.45.0, opentelemetry-instrumentation 0.66b0"),
         (SDK, False, "good", "opentelemetry-sdk 1.45.0, opentelemetry-instrumentation brought; agl-otel-hook is brought"),
         (BARE, True, "good", "brought: opentelemetry-sdk 1.45.0 and what agl-otel's environment has beside it"),
-        (BARE, False, "wrong", f"missing: opentelemetry-sdk, opentelemetry-instrumentation → --inject brings them, or {install_line()}"),
-        ({**SDK, "opentelemetry-sdk": "1.20.0"}, True, "wrong", f"opentelemetry-sdk 1.20.0 → {install_line()} into"),
-        ({**BARE, "opentelemetry-api": "1.46.0"}, True, "wrong", "missing: opentelemetry-sdk"),
-        ({**SDK, "python": "3.9.18"}, True, "wrong", "the hook is not loaded in Python 3.9.18 → use one of 3.10 to 3.13"),
+        (BARE, False, "advice", f"{NO_SPANS} → to see them, give --inject, which brings OpenTelemetry, or {install_line()}"),
+        (
+            {**SDK, "opentelemetry-sdk": "1.20.0"},
+            True,
+            "advice",
+            f"1.20.0: its model calls are recorded at the proxy, its own spans are not → to see them, {install_line()} into",
+        ),
+        ({**BARE, "opentelemetry-api": "1.46.0"}, True, "advice", "missing: opentelemetry-sdk"),
+        ({**SDK, "python": "3.9.18"}, True, "advice", "its own spans are not → to see them, use one of 3.10 to 3.13"),
     ],
 )
 def test_whether_the_hook_can_be_brought_is_told(packages: dict[str, str], inject: bool, state: str, text: str) -> None:
@@ -127,10 +148,9 @@ def test_an_http_proxy_between_agent_and_stack_is_named() -> None:
     )
 
 
-def test_taken_ports_and_missing_tokens_are_advice(tmp_path: Path) -> None:
+def test_taken_ports_are_advice(tmp_path: Path) -> None:
     found = check_environment(Environment({}, GOOD, GOOD, (("queue_port", 4747),)))
     assert "AGL_QUEUE_PORT" in of(found, "port 4747 is taken").remedy
-    assert "AGL_TOKEN" in of(check_environment(Environment({}, GOOD, GOOD, store="h:1")), "token").remedy
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
     settings = Settings.load(data_dir=tmp_path, **{**ports, "queue_port": free_port()})
     assert inspect_environment([sys.executable], os.environ, settings).taken == ()
