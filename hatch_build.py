@@ -72,7 +72,13 @@ else:
                     self.app.abort(f"AGL_BUILD_CORE=off builds a wheel for every platform, but {CORE} is there: build it from the sdist")
                 return
             if shutil.which("cargo") is not None:
-                build_core(Path(self.root))
+                try:
+                    build_core(Path(self.root))
+                except (OSError, subprocess.CalledProcessError) as error:
+                    self.app.abort(
+                        f"the compiled core cannot be built: {error} Mend cargo (its message is above), or set AGL_BUILD_CORE=off: the "
+                        "collector then does the same in Python, more slowly"
+                    )
             elif not (Path(self.root) / CORE).exists():
                 self.app.display_warning("cargo is missing: the collector of this package does without the compiled core")
                 return
