@@ -274,11 +274,9 @@ def _pin(path: Path | None) -> Pin | None:
 
 def _lines(report: dict[str, Any]) -> list[str]:
     if "file" in report:
-        refused = ", ".join(f"{count} {why}" for why, count in sorted(report["refused"].items())) or "none"
         return [
-            f"wrote {report['rows']} rows to {report['file']}, made of {report['rollouts_used']} of {report['rollouts']} rollouts",
-            *_unused(report),
-            f"refused: {refused}",
+            f"wrote {report['rows']} rows to {report['file']}, made of {report['rollouts_used']} of {report['rollouts']} rollouts"
+            f"{_others(report)}",
             *(f"  {why}: {REASONS[why]}. Remedy: {REFUSED[why]}" for why in sorted(report["refused"]) if why in REASONS),
             *(
                 "left out: "
@@ -308,15 +306,16 @@ def _lines(report: dict[str, Any]) -> list[str]:
     ]
 
 
-def _unused(report: dict[str, Any]) -> list[str]:
-    """Say why the other rollouts are in no row."""
-    others = report["rollouts"] - report["rollouts_used"]
-    if not others:
-        return []
-    why = sorted(report["refused"])
+def _others(report: dict[str, Any]) -> str:
+    """Say, as the end of a sentence about the rollouts in rows, what was refused, and why other rollouts are in none."""
+    refused = ", ".join(f"{count} {why}" for why, count in sorted(report["refused"].items()))
+    said = f"; of their attempts and model calls were refused: {refused}" if refused else "; nothing was refused"
+    if report["rollouts"] == report["rollouts_used"] or (refused and report["form"] not in PAIR_FORMS):
+        return said
+    others = "the adapter made none of their spans"
     if report["form"] in PAIR_FORMS:
-        why.append("a pair has the best and the worst attempt at a task, and leaves out those between")
-    return [f"{others} rollouts are in no row: {'; '.join(why) or 'the adapter made none of their spans'}"]
+        others = "a pair has the best and the worst attempt at a task, and leaves out those between"
+    return f"{said}; the others are in no row: {others}"
 
 
 def _most_refused(tasks: dict[str, dict[str, float]]) -> list[tuple[str, dict[str, float]]]:

@@ -118,7 +118,7 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     assert "1 gone" in cli.run("--diff", pin, "--min-reward", "0.5")
     output = cli.run(str(tmp_path / "good.jsonl"), *which, "--min-reward", "0.5")
     assert "wrote 1 rows to" in output and "made of 1 of 2 rollouts" in output
-    assert "1 rollouts are in no row: low_reward\n" in output
+    assert "made of 1 of 2 rollouts; of their attempts and model calls were refused: 1 low_reward\n" in output
     assert "  low_reward: its reward is less than min_reward. Remedy: lower min_reward to keep more\n" in output
 
     rules = tmp_path / "rules.toml"
