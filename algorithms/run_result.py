@@ -29,6 +29,8 @@ class RunResult:
     """After which the weights are; None: of prompts."""
     best_missing: str | None = None
     """Where the weights of the best validation were, where these are gone and `path` has the last ones instead."""
+    not_above: tuple[float, float] | None = None
+    """Of the best weights their score, and that of the weights that the run began with, where it is no higher."""
 
     @property
     def export(self) -> str | None:
@@ -44,7 +46,9 @@ class RunResult:
         """Return lines for the end of a run: where the result is, and how to use it."""
         use = f"to use them with vLLM or transformers: {self.export}" if self.export else None
         gone = [instead_of_best(self.best_missing)] if self.best_missing is not None else []
-        return [*gone, f"{self.named}: {self.path}", *([use] if use else [])]
+        score, before = self.not_above or (0.0, 0.0)
+        vain = f"the training has not raised the score: {score:.3f} with its best weights, {before:.3f} with those that it began with"
+        return [*([vain] if self.not_above else []), *gone, f"{self.named}: {self.path}", *([use] if use else [])]
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
@@ -84,10 +88,12 @@ def result_of(run: Path, *, step: int | None = None, last: bool = False) -> RunR
                 f"the run in {run} has no weights after step {step}: {has}; keep_checkpoints sets how many a run of grpo keeps"
             )
         return RunResult(run, kept[step], "chosen", step)
-    best = best_of(validations(run))
+    found = validations(run)
+    best, before = best_of(found), next((each.score for each in found if each.step == 0), None)
     wanted = run / best.weights if best is not None and best.weights is not None and not last else None
     if best is not None and wanted is not None and wanted.is_dir():
-        return RunResult(run, wanted, "best", best.step)
+        vain = None if before is None or best.score > before else (best.score, before)
+        return RunResult(run, wanted, "best", best.step, not_above=vain)
     if kept:
         return RunResult(run, kept[max(kept)], "last", max(kept), str(wanted) if wanted is not None else None)
     if (run / BEST).exists():

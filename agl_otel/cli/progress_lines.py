@@ -67,7 +67,7 @@ class TrainingLines:
         last."""
         what = f"{are_open} are open" if are_open else "none is open: they are read, and the weights updated"
         what = f"{scoring} of a validation are open" if scoring and not are_open else what
-        before, self._said = self._said, f"training: {ended} rollouts have ended, {what}"
+        before, self._said = self._said, f"training: {ended} rollouts of all steps have ended, {what}"
         return self._said if self._said != before else None
 
 

@@ -11,12 +11,12 @@ def test_a_training_without_open_rollouts_is_said_to_update_and_nothing_is_repea
     said = [lines.next(*each) for each in counts]
     updates = "none is open: they are read, and the weights updated"
     assert said == [
-        "training: 0 rollouts have ended, 4 are open",
+        "training: 0 rollouts of all steps have ended, 4 are open",
         None,
-        f"training: 4 rollouts have ended, {updates}",
+        f"training: 4 rollouts of all steps have ended, {updates}",
         None,
         None,
-        "training: 4 rollouts have ended, 4 are open",
-        "training: 8 rollouts have ended, 3 of a validation are open",
-        f"training: 8 rollouts have ended, {updates}",
+        "training: 4 rollouts of all steps have ended, 4 are open",
+        "training: 8 rollouts of all steps have ended, 3 of a validation are open",
+        f"training: 8 rollouts of all steps have ended, {updates}",
     ]
