@@ -131,7 +131,12 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
             function = FunctionAgent(load_function(job.agent.function))
             for task in tasks:
                 function.check(task)
-    if job.agent.grader is not None:
+    if job.agent.grader is None:
+        found.notes.append(
+            "[agent] has no grader: rewards must come from the agent (a number that its function returns, or emit_reward); an attempt "
+            "without one is not trained on"
+        )
+    else:
         with _collecting(found, "[agent] grader: "):
             check_grader(load_function(job.agent.grader))
     if command := job.agent.command:
