@@ -53,7 +53,8 @@ class AgentSpec(_Strict):
     function: Reference | None = None
     """`file.py:name` or `package.module:name`; many rollouts share a process."""
     command: Annotated[list[str] | None, Field(min_length=1, description="its first word is the program")] = None
-    """Program and arguments, where `{field}` stands for a field of the task; each rollout has its own process."""
+    """Program and arguments, where `{field}` stands for a field of the task; each rollout has its own process. `AGL_HOOK=inject` in the
+    environment of `agl-otel train` brings OpenTelemetry into a Python without it, as `--inject` of `run` does (zero-code.md)."""
     grader: Reference | None = None
     """`file.py:name`, called with (task, answer); returns the reward."""
     runners: Annotated[int, Field(ge=1, le=1000, description="each is a process of this machine, and without one nothing runs")] = 1

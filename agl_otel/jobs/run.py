@@ -30,6 +30,7 @@ from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.types import RUN_LABEL, EnqueueRolloutRequest, RolloutMode
 from agl_otel.types.scores import Score
+from agl_otel_hook import conventions
 
 _log: Final = logging.getLogger(__name__)
 NOTICE_SECONDS: Final = 5.0  # within which the end of a process is detected, on a busy machine
@@ -233,6 +234,8 @@ class Runners:
         store = {"store": training.store.description.queue, "token": SecretStr(training.store.token)}
         settings = training.settings.model_copy(update={**store, "runner_metrics_port": 0})  # they are many
         environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+        switches = (conventions.ENV_HOOK, conventions.ENV_HOOK_SKIP)  # no settings, which a child does not inherit
+        environment |= {name: os.environ[name] for name in switches if name in os.environ}
         self._processes = [
             Process.python_module(
                 f"runner {number}",

@@ -179,3 +179,9 @@ def test_a_baseline_without_a_success_says_where_the_reason_is(tmp_path: Path) -
     (said,) = re.findall(r"none of 2 rollouts succeeded: `\S+ rollouts show (ro-\S+)`", done.stdout)
     shown = json.loads(run("rollouts", "show", said, "--json", "--data-dir", "data", cwd=tmp_path).stdout)
     assert "no key was given" in json.dumps(shown["attempts"][-1])
+
+
+def test_a_job_hands_the_switches_of_the_hook_on_to_its_agents(tmp_path: Path) -> None:
+    command = job(tmp_path, "import os\nopen('seen', 'w').write(os.environ['AGL_HOOK'] + ' ' + os.environ['AGL_HOOK_SKIP'])")
+    run(*command, cwd=tmp_path, env=environment() | {"AGL_HOOK": "inject", "AGL_HOOK_SKIP": "mine"})
+    assert (tmp_path / "seen").read_text() == "inject mine"

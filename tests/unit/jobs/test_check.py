@@ -24,7 +24,7 @@ AGENT = '[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nv
 MINE = """
 import agl_otel as agl
 def agent(task): return 1.0
-def grade(task, answer): return 1.0
+def score(task, answer): return 1.0
 def tasks(wrong=False): return [{"question": "?"}] if not wrong else nobody
 @agl.algo
 def own(train_dataset): pass
@@ -224,7 +224,7 @@ def test_a_folder_in_which_another_process_works_is_refused_before_a_stack_is_st
     run.close()
 
 
-@pytest.mark.parametrize(("grader", "noted"), [("", True), ('grader = "mine.py:grade"\n', False)])
+@pytest.mark.parametrize(("grader", "noted"), [("", True), ('grader = "mine.py:score"\n', False)])
 async def test_an_agent_without_a_grader_gets_a_note_on_its_rewards(grader: str, noted: bool, tmp_path: Path) -> None:
     found = await checked(tmp_path, AGENT.replace("[data]", f"{grader}[data]"))
     assert any(note.startswith("[agent] has no grader: rewards must come from the agent") for note in found.notes) == noted
