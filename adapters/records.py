@@ -35,8 +35,8 @@ from agl_otel.types.spans import in_json
 
 Row = dict[str, Any]
 _log = logging.getLogger(__name__)
-SAMPLING: Final = ("temperature", "top_p")
-"""Columns of token rows: the sampling parameters of each of their calls."""
+SAMPLING: Final = ("temperature", "top_p", "sampling")
+"""Columns of token rows: two sampling parameters of each of their calls, and its whole contract as JSON (types.sampling.Contract)."""
 IGNORED: Final = -100
 """The label for tokens without loss, by torch's cross entropy and transformers' trainers."""
 
@@ -256,6 +256,7 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
         "model_version": batch.model_version[place],
         "temperature": _of_calls(traces.calls.temperature, batch.rows[place]),
         "top_p": _of_calls(traces.calls.top_p, batch.rows[place]),
+        "sampling": [traces.calls.contract[row] or None for row in batch.rows[place].tolist()],
         "verdict": batch.verdict[place],
         "images": image_urls(conversation.prompt),
         "messages": [*conversation.prompt, *conversation.reply[:1]],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from agl_otel.adapters.chains import chains, lay_out_chains
 from agl_otel.adapters.merge import Call, Merged, lay_out, merge
 from agl_otel.adapters.messages import image_urls, unfit_media
-from agl_otel.adapters.own_sampling import sampled_greedily, sampled_otherwise
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
+from agl_otel.adapters.sampling import Assumed, at_one_temperature, unlike
 from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
@@ -43,7 +43,8 @@ ATTEMPT_REFUSALS: Final = {
 
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
-    "own_temperature": "sampled at a temperature of the agent's own: greedily (GRPO, verl), or at another one than the run's (verl)",
+    "greedy": "sampled at a temperature below 0.01, so that its tokens have no gradient",
+    "sampling_differs": "sampled from another distribution than the trainer evaluates: `differing` counts the fields",
     "masked_ids": "a masking rule took token ids out before they were stored: of the call, or of one that its prompt goes on from",
     "incomplete_reply": "the reply was cut off, the call failed, or the agent's SDK repeated it and used the later reply",
     "no_token_ids": "no prompt token ids",
@@ -89,6 +90,8 @@ class TrajectoryBatch:
     """{key of split_reasons.SPLIT_REASONS: number of trajectories that started for this reason}."""
     cut: int = 0
     """Number of trajectories that length limits cut (lengths.py)."""
+    differing: Counter[str] = field(default_factory=Counter[str])
+    """{field: how many calls refused as `sampling_differs` have another value of it, or an unknown one}."""
 
     COLUMNS: ClassVar = (
         "prompt", "response", "response_mask", "logprobs", "reward", "rollout_id", "attempt_id", "agent", "calls", "model_version",
@@ -108,8 +111,7 @@ def to_trajectories(
     agent_match: str | None = None,
     reward_name: str | None = None,
     by_call: bool = False,
-    temperature: float | None = None,
-    greedy: bool = True,
+    sampling: Assumed | None = None,
 ) -> TrajectoryBatch:
     """Convert the latest attempt of every succeeded rollout to trajectories, in the order of the calls.
 
@@ -120,18 +122,17 @@ def to_trajectories(
         agent_match: a regular expression that an agent's name must match somewhere; None takes every agent.
         reward_name: the dimension that is the reward; None is the primary one.
         by_call: make every call its own trajectory (records.to_transitions), without merging or counting of breaks.
-        temperature: refuse calls that are known to have been sampled at another one; None takes them.
-        greedy: take calls that are known to have been sampled greedily; False refuses them (`own_temperature`).
+        sampling: refuse calls that were sampled otherwise (`greedy`, `sampling_differs`); None takes them.
     """
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, take, fill_reward, refused, reward_name)
     attempt, keys = _attempt_of_calls(traces.calls, rewards, refused)
-    others = sampled_greedily(traces.calls) if not greedy else np.zeros(len(traces.calls), np.bool_)
-    if temperature is not None:
-        others |= sampled_otherwise(traces.calls, temperature=temperature, top_p=None)
-    fit = _fit_calls(traces.calls, attempt, agent_match, others, refused)
+    fit = _fit_calls(traces.calls, attempt, agent_match, refused)
+    differing: Counter[str] = Counter()
+    if sampling is not None:
+        fit = _fit_sampling(traces.calls, fit, sampling, refused, differing)
     fit = _fit_media(traces, fit, refused)
-    return _assemble(traces, fit, attempt, keys, rewards, refused, by_call)
+    return replace(_assemble(traces, fit, attempt, keys, rewards, refused, by_call), differing=differing)
 
 
 def taken_attempts(
@@ -201,9 +202,7 @@ def _attempt_of_calls(
     return attempt, keys
 
 
-def _fit_calls(
-    calls: CallColumns, attempt: NDArray[np.int64], agent_match: str | None, own_temperature: NDArray[np.bool_], refused: Counter[str]
-) -> NDArray[np.bool_]:
+def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str | None, refused: Counter[str]) -> NDArray[np.bool_]:
     """Return which calls may be trained on, before prefix references are checked; count the taken attempts' other calls."""
     response, logprobs = calls.response.lengths, calls.logprobs.lengths
     wrong = {
@@ -219,13 +218,29 @@ def _fit_calls(
     if agent_match is not None:
         matches = {name: re.search(agent_match, name) is None for name in set(calls.agent)}
         wrong = {"other_agent": np.array([matches[name] for name in calls.agent], dtype=np.bool_), **wrong}
-    wrong["own_temperature"] = own_temperature
     fit = attempt >= 0
     for reason, rows in wrong.items():
         if count := int(np.count_nonzero(fit & rows)):
             refused[reason] += count
         fit = fit & ~rows
     return fit
+
+
+def _fit_sampling(
+    calls: CallColumns, fit: NDArray[np.bool_], assumed: Assumed, refused: Counter[str], differing: Counter[str]
+) -> NDArray[np.bool_]:
+    """Return which of the `fit` calls were sampled as assumed; count the others, and the fields that differ."""
+    found = unlike(calls, assumed)
+    kept = fit & ~found.greedy & ~found.differs
+    differing.update(found.counted(fit & ~found.greedy))
+    if assumed.temperatures == "one":
+        like = at_one_temperature(calls, kept, assumed.temperature)
+        differing.update({"temperature": int(np.count_nonzero(kept & ~like))})
+        kept = like
+    for reason, rows in (("greedy", fit & found.greedy), ("sampling_differs", fit & ~found.greedy & ~kept)):
+        if count := int(np.count_nonzero(rows)):
+            refused[reason] += count
+    return kept
 
 
 def _fit_media(traces: Traces, fit: NDArray[np.bool_], refused: Counter[str]) -> NDArray[np.bool_]:

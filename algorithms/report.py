@@ -9,15 +9,15 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.losses import lost
-from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_warning
+from agl_otel.adapters.sampling import Assumed, several_choices_warning, unlike
 from agl_otel.adapters.trajectories import TrajectoryBatch, final_reward
 from agl_otel.algorithms.utils import count_failures, summarise
 from agl_otel.types import AttemptedRollout
@@ -76,7 +76,9 @@ class TrainingReport:
     several_choices: int = 0
     """Of these rows: from calls with several choices (n > 1). The choice that the agent used is unknown: all get the attempt's reward."""
     own_sampling: int = 0
-    """Model calls trained on whose agent set its own temperature or top_p, or constrained the reply otherwise (sampled_otherwise)."""
+    """Model calls trained on that were sampled otherwise than the run's parameters say (adapters.sampling.unlike)."""
+    differing: Counter[str] = field(default_factory=Counter[str])
+    """{field: calls refused as `sampling_differs` that have another value of it than the run, or an unknown one}."""
     off_policy: int
     """Trajectories trained on that, by the model server's header, other weights than `weights_version` sampled."""
     loss: float
@@ -129,6 +131,8 @@ class TrainingReport:
         score = step_score(traces, rollout_ids, asked=asked)
         rows = trained_on.rows.values.astype(np.int64)
         other, several = _count_unusual(traces, rows, step, temperature, earlier)
+        if refused := batch.refused["sampling_differs"]:
+            _log.warning("%s", differing_warning(step, refused, traces.calls.count, batch.differing))
         report = cls(
             step=step,
             weights_version=versions[0],
@@ -140,6 +144,7 @@ class TrainingReport:
             calls_trained=len(rows),
             several_choices=several,
             own_sampling=other,
+            differing=Counter(batch.differing),
             **_fields_of_traces(traces),
             **_fields_of_samples(batch, groups),
             **_fields_of_training(trained_on, versions[0]),
@@ -320,7 +325,7 @@ def _count_unusual(
 
     It is said in full in the first such step of the run, of which `earlier` are the reports.
     """
-    other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
+    other = int(unlike(traces.calls, Assumed(temperature, agent_alone=True)).differs[rows].sum()) if temperature is not None else 0
     if other:
         _log.warning("%s", own_sampling_warning(step, other, len(rows), told=any(report.own_sampling for report in earlier)))
     several = int(traces.calls.several_choices[rows].sum())
@@ -345,10 +350,18 @@ def own_sampling_warning(step: int, other: int, calls: int, *, told: bool = Fals
     if told:
         return f"{counted}of the agent's own"
     return (
-        f"{counted}of the agent's own: another temperature or top_p than the run's, or a constraint (a grammar, a forced tool call, top_k, "
-        "logit_bias, …). GRPO scores each call at the temperature that sampled it, so an agent may use several; what top_p and constraints "
-        "change cannot be corrected. Leave them out of the agent's requests; `agl-otel traces show` names the calls. Later steps say only "
-        "how many they are"
+        f"{counted}of the agent's own: GRPO scores each call at the temperature that sampled it; nothing else is corrected. To have one "
+        "temperature, leave it out of the agent's requests; `agl-otel traces show` names the calls. Later steps say only how many they are"
+    )
+
+
+def differing_warning(step: int, refused: int, calls: int, differing: Mapping[str, int]) -> str:
+    """Return the warning for a step in which so many of the `calls` read were refused as `sampling_differs`, because of these fields."""
+    fields = ", ".join(f"{name} {count}" for name, count in sorted(differing.items(), key=lambda each: (-each[1], each[0])))
+    return (
+        f"step {step}: {refused} of {calls} model calls are not trained on, because they were sampled from another distribution than the "
+        f"policy's (refused as sampling_differs: {fields}). Leave these fields out of the agent's requests, or have the model server "
+        "take them from the run; `agl-otel traces show` names the calls"
     )
 
 

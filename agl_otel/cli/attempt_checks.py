@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters import remedies
-from agl_otel.adapters.own_sampling import own_sampling_of, several_choices_warning
+from agl_otel.adapters.sampling import Assumed, own_sampling_of, several_choices_warning
 from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, final_reward, to_trajectories
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
@@ -285,12 +285,13 @@ def _agents(once: FinishedAttempt) -> Finding | None:
 def _refused(once: FinishedAttempt) -> Finding | None:
     """Tell what training would refuse, as if a reward that is yet to come were there."""
     fill = None if once.traces.rewards.get(_key(once)) or once.graded else 0.0
-    batch = to_trajectories(once.traces, fill_reward=fill, greedy=False)
+    batch = to_trajectories(once.traces, fill_reward=fill, sampling=Assumed(1.0, temperatures="one", agent_alone=True))
     what, known = "training takes its calls", {**ATTEMPT_REFUSALS, **CALL_REFUSALS}
     why = sorted(batch.refused.items())
     if not why:
         return good(what, "all")
     reasons = [f"{count} × {name}: {known[name]}" for name, count in why]
+    reasons += [f"{count} × by {name}" for name, count in sorted(batch.differing.items())]
     remedy = "; ".join(dict.fromkeys(remedies.REFUSED[name] for name, _ in why))
     if not len(batch):
         return wrong(what, "none", remedy, reasons)

@@ -16,10 +16,10 @@ from agl_otel.adapters.bias import NO_REWARD
 from agl_otel.adapters.exported import Exported
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
-from agl_otel.adapters.own_sampling import several_choices_warning
 from agl_otel.adapters.pins import Differences, Pin, Read
 from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
 from agl_otel.adapters.remedies import REFUSED
+from agl_otel.adapters.sampling import several_choices_warning
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollouts_of
 from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout, writing_rows

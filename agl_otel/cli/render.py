@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from agl_otel.adapters.own_sampling import own_sampling_of
+from agl_otel.adapters.sampling import own_sampling_of
 from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.spans.calls import Outline, pairs

@@ -28,7 +28,7 @@ from agl_otel.proxy.agent import Agent, RequestAgent
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
-from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare
+from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare, told_of
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.outgoing import REDIRECT, Asked, RedirectedError, RefusedAnswerError, ask, whole
@@ -41,7 +41,6 @@ from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, ca
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import error_text, without_secrets
-from agl_otel.types.sampling import own_constraints
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
@@ -256,7 +255,7 @@ class Forwarder:
             self.settle()  # needed to know whether the first try failed
         caller = None if agent.own_key else caller_of(agent.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
-        call.constraints = own_constraints(body, pool[0].fields) if dialect.samples else ()
+        call.asked, call.told = body, told_of(dialect, pool[0].fields)
         if seed is not None and dialect.samples:
             drawn = {SEED: call_seed(seed, call.logical_number)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
@@ -318,6 +317,7 @@ class Forwarder:
         """Call one endpoint and pass its answer on; return False if it answers that it cannot serve now and `may_skip` is set."""
         dialect = call.dialect
         call.model_version = self.version or upstream.version
+        call.told = told_of(dialect, upstream.fields)
         headers = self._headers(agent, upstream, dialect.key_headers)
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.context)

@@ -22,6 +22,7 @@ from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_checked, output_message, tool_definitions
 from agl_otel.proxy.prefixes import Prefix
 from agl_otel.proxy.reply import MAX_IDS, Choice, Reply
+from agl_otel.types.sampling import Contract
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import pack_doubles, pack_ints
 from agl_otel_hook.context import Key, parse_traceparent
@@ -92,8 +93,11 @@ class Call:
     retry: int = 0
     """The client's retry count; 0 is the first try."""
     retry_of: int | None = None
-    constraints: tuple[str, ...] = ()
-    """types.sampling.own_constraints of the agent's request."""
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The agent's request, and what its resource adds: of its sampling contract."""
+    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    honoured: str | None = None
+    """The answer's header `agl-sampling` (types.sampling.Contract.of)."""
     logical_number: int = 0
     """Logical call number: a retry has the number of the call that it repeats, and so the same sampling seed."""
     status: int = 0
@@ -375,8 +379,8 @@ def _request_attributes(call: Call) -> dict[str, Any]:
             with contextlib.suppress(ValidationError):
                 value = kind.validate_python(call.body[name])
                 held[attribute] = clean(value) if isinstance(value, str) else value
-    if call.constraints:
-        held[conventions.LLM_CONSTRAINED] = list(call.constraints)
+    if call.dialect.samples:
+        held[conventions.LLM_SAMPLING] = Contract.of(call.asked, call.told, call.honoured).dumps()
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller
     if call.number:

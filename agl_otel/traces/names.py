@@ -28,7 +28,7 @@ NAMES: Final[Mapping[str, str]] = {
     "finish": "gen_ai.response.finish_reasons",
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
-    "constrained": conventions.LLM_CONSTRAINED,
+    "sampling": conventions.LLM_SAMPLING,
     "input_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",
     "seal_spans": conventions.SEAL_SPANS,

@@ -19,7 +19,13 @@ Table = Any
 _STORED: Final = ["RolloutId", "AttemptId", "SpanId", "ParentSpanId", "SequenceId", "Identity", "HasMedia"]
 _TOKENS: Final = ["PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs"]
 _READ: Final = [*_STORED, "Timestamp", "SpanName", "Facts"]
-_TEXTS: Final = {"Process": "process", "Caller": "caller", "ModelVersion": "model_version", "Incomplete": "incomplete"}
+_TEXTS: Final = {
+    "Process": "process",
+    "Caller": "caller",
+    "ModelVersion": "model_version",
+    "Incomplete": "incomplete",
+    "Sampling": "sampling",
+}
 _NUMBERS: Final = {
     "Call": "call",
     "Choice": "choice",
@@ -86,7 +92,6 @@ def with_derived(table: Table) -> Table:
         "Hooked": attempt & says("hooked", "true"),
         "IsCall": facts.has("call") | (named("llm") & replied),
         "IsTruncated": facts.parsed("finish", lambda value: '"length"' in value, False, np.bool_),
-        "IsConstrained": facts.parsed("constrained", bool, False, np.bool_),
     }
     in_graph = pc.starts_with(names, NAMES["task"]).to_numpy(zero_copy_only=False) & says("integration", "langgraph")
     agent, own_agent, node = (facts.texts(name) for name in ("agent", "own_agent", "node"))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from agl_otel.spans.history import expand_texts, expand_tools
 from agl_otel.types.columns import CallColumns, CallTexts, Ragged
+from agl_otel.types.sampling import Contract
 
 Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""
@@ -101,6 +102,7 @@ def call_columns(table: Table) -> CallColumns:
     is_call = column(table, "IsCall").astype(bool)
     calls = table.drop_columns([*_TOKEN_COLUMNS, "Rewards"]).filter(is_call)
     rollouts, attempts, processes = strings(calls, "RolloutId"), strings(calls, "AttemptId"), strings(calls, "Process")
+    contracts = _contracts(calls)
     return CallColumns(
         rollout_id=rollouts,
         attempt_id=attempts,
@@ -120,10 +122,25 @@ def call_columns(table: Table) -> CallColumns:
         incomplete=_incomplete(calls, rollouts, attempts),
         has_media=_numbers(calls, "HasMedia", np.bool_),
         truncated=_numbers(calls, "IsTruncated", np.bool_),
-        temperature=_numbers(calls, "Temperature", np.float64),
+        temperature=_temperatures(contracts, _numbers(calls, "Temperature", np.float64)),
+        contract=contracts,
         top_p=_numbers(calls, "TopP", np.float64),
-        constrained=_numbers(calls, "IsConstrained", np.bool_),
     )
+
+
+def _contracts(calls: Table) -> list[str]:
+    """Return the column of contracts, of which few are distinct, with one object for each."""
+    import pyarrow as pa
+
+    coded = _chunk(calls, "Sampling").cast(pa.string()).dictionary_encode()
+    texts: list[str] = coded.dictionary.to_pylist()
+    return [texts[code] for code in coded.indices.to_pylist()]
+
+
+def _temperatures(contracts: Sequence[str], requested: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each call's temperature: of its contract, else the requested one of its span."""
+    known = {text: contract.temperature for text in set(contracts) if (contract := Contract.loads(text)) is not None}
+    return np.array([known.get(text, asked) for text, asked in zip(contracts, requested.tolist(), strict=True)], np.float64)
 
 
 def _call_numbers(numbers: NDArray[np.int64], *place: Sequence[str]) -> NDArray[np.int64]:

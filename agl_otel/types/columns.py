@@ -96,16 +96,16 @@ class CallColumns:
     """Name of the agent that made the call; empty where unknown."""
     incomplete: list[str]
     """Why the reply is incomplete; empty for a complete one."""
+    temperature: NDArray[np.float64]
+    """The sampling temperature, NaN if it is unknown."""
+    contract: list[str]
+    """types.sampling.Contract.dumps; empty where none was recorded. Equal ones are one object."""
     has_media: NDArray[np.bool_] | None = None
     """Whether the stored part of the prompt seems to hold images, audio or video, which are in the texts; None: unknown."""
     truncated: NDArray[np.bool_] | None = None
     """Whether the reply reached its length limit (finish reason `length`); None: unknown."""
-    temperature: NDArray[np.float64] | None = None
-    """The reply's sampling temperature, NaN if its span has none; None: unknown for all."""
     top_p: NDArray[np.float64] | None = None
-    """The reply's `top_p`, likewise."""
-    constrained: NDArray[np.bool_] | None = None
-    """Whether the agent had the reply sampled from another distribution otherwise (sampling.own_constraints); None: unknown."""
+    """The request's `top_p`, NaN if its span has none; None: unknown for all."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)

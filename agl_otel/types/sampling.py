@@ -1,8 +1,15 @@
-"""Sampling parameters of model servers. A server fills in what a request leaves out from the model's generation_config.json."""
+"""Sampling parameters of model servers, and the contract of a call: from which distribution its tokens were drawn.
+
+A server fills in what a request leaves out from the model's generation_config.json.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agl_otel.text import without_secrets
@@ -19,20 +26,32 @@ NEUTRAL: Final[Mapping[str, float]] = {
     "presence_penalty": 0.0,
 }
 """{parameter: the value that leaves the distribution unchanged} for vLLM, SGLang and this package's server; top_k -1 is all tokens."""
-_NO_CONSTRAINT: Final[Mapping[str, Sequence[Any]]] = {
-    **{name: (value,) for name, value in NEUTRAL.items() if name != "top_p"},
-    "top_k": (0, -1),
+SHAPES: Final[Mapping[str, Sequence[Any]]] = {
+    "top_p": (1.0,),
+    "top_k": (-1, 0),
+    **{name: (value,) for name, value in NEUTRAL.items() if name not in ("top_p", "top_k")},
     "logit_bias": ({},),
     "bad_words": ([],),
+    "allowed_token_ids": ([],),
     "min_tokens": (0,),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),
-    **dict.fromkeys(("allowed_token_ids", "structured_outputs", "regex", "ebnf"), ()),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    "response_format": ("text",),
+    "tool_choice": ("auto", "none"),
+    "strict_tools": (False,),
+    **dict.fromkeys(("structured_outputs", "regex", "ebnf", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
 }
-"""{field of a request after which some tokens are more or less likely than the model has them: its values without effect}."""
+"""{field beside the temperature that makes some tokens more or less likely than the model has them: its values without effect}.
+
+`strict_tools`: whether a tool's arguments are held to its schema (`strict`), which vLLM does from 0.25 on and OpenAI always.
+"""
+FILLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields that a model server may fill in from generation_config.json if a request leaves them out."""
+LIMITS: Final = ("max_tokens", "stop", "n")
+"""Fields that end or repeat a reply, and change no token's probability."""
+HONOURS_ALL: Final = "*"
+_ALIASES: Final = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "stop_sequences": "stop"}
+_LONGEST: Final = 100  # characters of a recorded value
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
@@ -55,15 +74,118 @@ def for_agents(sampling: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def own_constraints(asked: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of an agent's request that change the distribution from which its reply is sampled: a grammar
-    (`response_format`), a forced tool call, `top_k` and others.
+@dataclass(frozen=True)
+class Contract:
+    """From which distribution a call's tokens were drawn: what was asked for, and by whom."""
 
-    Left out are `temperature` and `top_p`, which a call's span has, and values that the resource (`told`) sets itself.
-    """
-    text: Any = asked.get("text")  # of the Responses API
-    fields = {**asked, "response_format": text["format"]} if isinstance(text, dict) and "format" in text else asked
-    if _NO_CONSTRAINT.keys().isdisjoint(fields):
-        return ()
-    given = {name: fields[name] for name in _NO_CONSTRAINT if fields.get(name) is not None}
-    return tuple(name for name, value in given.items() if value not in _NO_CONSTRAINT[name] and value != told.get(name))
+    agent: Mapping[str, Any]
+    """What the agent's request sets, by OpenAI's names."""
+    resource: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the LLM resource adds where the agent sets nothing."""
+    server: Sequence[str] = ()
+    """Fields that nobody sent, and that the model server may have filled in: unknown."""
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], told: Mapping[str, Any], honoured: str | None = None) -> Contract:
+        """Return the contract of a request.
+
+        Args:
+            asked: the agent's request, in any protocol.
+            told: the resource's parameters that are sent with it.
+            honoured: the answer's header `agl-sampling`: the fields that the server heeds, of which it fills in none by itself
+                (HONOURS_ALL: all); None: it says nothing.
+        """
+        agent = _by_openais_names(asked)
+        resource = {name: value for name, value in _by_openais_names(told).items() if name not in agent}
+        if honoured is None:
+            return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource))
+        heeded = {name.strip() for name in honoured.split(",")}
+        if HONOURS_ALL in heeded:
+            return cls(agent, resource)
+        heeded.update(LIMITS)
+        agent, resource = ({name: value for name, value in part.items() if name in heeded} for part in (agent, resource))
+        return cls(agent, resource)
+
+    @classmethod
+    def loads(cls, text: str) -> Contract | None:
+        """Read what `dumps` has written; None if it is something else."""
+        try:
+            held = json.loads(text)
+            return cls(dict(held.get("agent", {})), dict(held.get("resource", {})), tuple(held.get("server", ())))
+        except (ValueError, TypeError, AttributeError):
+            return None
+
+    def dumps(self) -> str:
+        """Write it as JSON: {"agent": {field: value}, "resource": {field: value}, "server": [field]}, without empty parts."""
+        parts = {"agent": self.agent, "resource": self.resource, "server": self.server}
+        return json.dumps({name: part for name, part in parts.items() if part}, separators=(",", ":"))
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Every field that was sent, with its value."""
+        return {**self.resource, **self.agent}
+
+    @property
+    def temperature(self) -> float:
+        """The temperature; NaN if it is unknown. Nobody's is 1."""
+        value = self.fields.get("temperature", math.nan if "temperature" in self.server else 1.0)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    def differing(self, wanted: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the fields, but for the temperature, that make the distribution another than that of the `wanted` parameters; unknown
+        ones do."""
+        sent, found = self.fields, list[str]()
+        for name, neutral in SHAPES.items():
+            value, asked = sent.get(name), wanted.get(name)
+            if value is None and name not in self.server:
+                value = neutral[0] if neutral else None
+            if asked is None:
+                asked = neutral[0] if neutral else None
+            if value != asked and not (value in neutral and asked in neutral):
+                found.append(name)
+        return tuple(found)
+
+    def own(self) -> Mapping[str, Any]:
+        """Return what the agent itself set of the distribution: its temperature, and the fields of SHAPES that have an effect."""
+        return {
+            name: value for name, value in self.agent.items() if name == "temperature" or (name in SHAPES and value not in SHAPES[name])
+        }
+
+
+def _by_openais_names(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that belong to its contract, by the names of OpenAI's chat/completions, long values shortened."""
+    found: dict[str, Any] = {}
+    for name, value in request.items():
+        name = _ALIASES.get(name, name)
+        if value is not None and (name in SHAPES or name in LIMITS or name == "temperature"):
+            found[name] = _short(name, value)
+    text, output = request.get("text"), request.get("output_config")  # of the Responses API, and of Anthropic's
+    for holder, name in ((text, "format"), (output, "format"), (request, "output_format")):
+        if isinstance(holder, Mapping) and holder.get(name) is not None:
+            found["response_format"] = _short("response_format", holder[name])
+    tools = request.get("tools")
+    if isinstance(tools, Sequence) and found.get("tool_choice") != "none" and any(map(_is_strict, tools)):
+        found["strict_tools"] = True
+    return found
+
+
+def _is_strict(tool: Any) -> bool:
+    if not isinstance(tool, Mapping):
+        return False
+    function = tool.get("function")
+    return tool.get("strict") is True or (isinstance(function, Mapping) and function.get("strict") is True)
+
+
+def _short(name: str, value: Any) -> Any:
+    """Return a field's value as it is recorded: of an object with a `type` the type, numbers as servers read them, others shortened."""
+    if isinstance(value, Mapping) and isinstance(value.get("type"), str):
+        return value["type"]
+    if isinstance(value, str):  # servers read "0.3" as 0.3
+        number = math.nan
+        if name in NEUTRAL or name in ("temperature", "max_tokens", "n"):
+            with contextlib.suppress(ValueError):
+                number = float(value)
+        return number if math.isfinite(number) else value[:_LONGEST]
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)) or value in ({}, []):
+        return value
+    return json.dumps(value)[:_LONGEST]

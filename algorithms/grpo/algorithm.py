@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick, readable
-from agl_otel.adapters.own_sampling import GREEDY_REMEDY, token_temperatures
+from agl_otel.adapters.sampling import GREEDY_REMEDY, Assumed, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
@@ -78,6 +78,11 @@ class GRPO(GRPOOptions, Algorithm):
     def sampling_parameters(self) -> dict[str, Any]:
         """All sampling parameters of the published resources."""
         return all_parameters(self.sampling.temperature, self.sampling.max_tokens)
+
+    @property
+    def _assumed(self) -> Assumed:
+        """The distribution of which a call's tokens must be samples."""
+        return Assumed(self.sampling.temperature, temperatures="any")
 
     def take_adapter(self, adapter: Any) -> None:
         """Use the adapter's `agent_match`. Raises UsageError for its other options."""
@@ -246,7 +251,9 @@ class GRPO(GRPOOptions, Algorithm):
 
     def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _StepData:
         """Compute the trajectories of these groups and their advantages; refusals in replaced groups are counted as well."""
-        batch = to_trajectories(traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match, greedy=False)
+        batch = to_trajectories(
+            traces, fill_reward=self.rollouts.fill_reward, agent_match=self.rollouts.agent_match, sampling=self._assumed
+        )
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
         batch = self._of_this_run(batch, groups)
         late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
@@ -284,7 +291,8 @@ class GRPO(GRPOOptions, Algorithm):
             raise DataError(
                 f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
                 "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-                + (GREEDY_REMEDY if batch.refused["own_temperature"] else "")
+                + (f" Fields of sampling that differ: {dict(batch.differing)}" if batch.differing else "")
+                + (GREEDY_REMEDY if batch.refused["greedy"] else "")
                 + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
             )
         place = {rollout_id: number for number, rollout_id in enumerate(group_of)}

@@ -165,7 +165,7 @@ class Learner:
         Args:
             batch: what to train on.
             advantages: float32, one for each trajectory.
-            temperatures: float32, one for each model-written token of each trajectory (own_sampling.token_temperatures); None: all tokens
+            temperatures: float32, one for each model-written token of each trajectory (sampling.token_temperatures); None: all tokens
                 were sampled at `temperature`.
             current: which trajectories the current weights sampled; None: all. Of others a ratio other than 1 is no error.
             learning_rate: from now on; None: unchanged.

@@ -37,9 +37,11 @@ from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import DataError, UnavailableError, UsageError, http_status
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
-from agl_otel_hook.conventions import HEADER_MODEL_VERSION
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION, HEADER_SAMPLING
 
 MAX_REPLY_TOKENS: Final = 256  # where the request names no limit; OpenAI's default is the whole context
+HEEDED: Final = "temperature, top_p"
+"""The sampling parameters that this server heeds."""
 ENGINE: Final = web.AppKey("engine", Engine)
 MODEL_NAME: Final = web.AppKey("model_name", str)
 
@@ -109,7 +111,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     if chat.stream:
         return await _stream(request, engine, job, reply)
     version = await engine.submit(job)
-    return web.json_response(reply.whole(), headers={HEADER_MODEL_VERSION: version})
+    return web.json_response(reply.whole(), headers={HEADER_MODEL_VERSION: version, HEADER_SAMPLING: HEEDED})
 
 
 async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) -> web.StreamResponse:
@@ -121,7 +123,7 @@ async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) 
     version, tokens = await ready.get()
     if not version:
         running.result()
-    headers = {HEADER_MODEL_VERSION: version, "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    headers = {HEADER_MODEL_VERSION: version, HEADER_SAMPLING: HEEDED, "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     await response.write(server_sent_event(reply.first_chunk()))

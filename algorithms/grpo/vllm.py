@@ -59,7 +59,8 @@ from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
 from agl_otel.text import error_text
-from agl_otel_hook.conventions import HEADER_MODEL_VERSION
+from agl_otel.types.sampling import HONOURS_ALL
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION, HEADER_SAMPLING
 
 START_SECONDS: Final = 600.0  # for reading a large model and compiling kernels
 STOP_SECONDS: Final = 30.0
@@ -293,7 +294,8 @@ class Front:
                 body = json.dumps({**content, "model": model} if is_ours else content).encode()
             async with self._session.request(request.method, self.url + request.path_qs, data=body, headers=headers) as answer:
                 response_headers = {name: value for name, value in answer.headers.items() if name.lower() not in _NOT_OURS}
-                response = web.StreamResponse(status=answer.status, headers={**response_headers, HEADER_MODEL_VERSION: version})
+                told = {HEADER_MODEL_VERSION: version, HEADER_SAMPLING: HONOURS_ALL}  # --generation-config vllm: it fills in nothing
+                response = web.StreamResponse(status=answer.status, headers={**response_headers, **told})
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)

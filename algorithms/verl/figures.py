@@ -19,7 +19,7 @@ from agl_otel.types.scores import Score
 
 OURS: Final = "agl/"
 """Prefix of this package's names among verl's metrics."""
-KINDS: Final = ("refused", "breaks", "verdicts")
+KINDS: Final = ("refused", "differing", "breaks", "verdicts")
 """Figures that are counted by kind."""
 _OF_VERL: Final = {"loss": "actor/loss", "gradient_norm": "actor/grad_norm", "kl": "actor/kl_loss"}
 """{figure: verl's metric}; `kl` only where verl computes it."""
@@ -65,7 +65,7 @@ def step_figures(counts: Counts, update: Update) -> dict[str, float]:
         breaks=sum(counts.breaks.values()),
         stale=update.off_policy,
         alarms=counts.alarms,
-        own_sampling=counts.own_sampling / max(1, counts.sampled_calls),
+        own_sampling=0.0,
     )
     return {
         "reward_mean": counts.score.mean,
@@ -83,7 +83,7 @@ def step_figures(counts: Counts, update: Update) -> dict[str, float]:
         "tokens": update.tokens,
         "calls_trained": update.calls_trained,
         "several_choices": counts.several_choices,
-        "own_sampling": counts.own_sampling,
+        "own_sampling": 0,  # such calls are refused: verl scores all tokens at one temperature
         "off_policy": update.off_policy,
         "zero_variance_groups": counts.zero_variance_groups,
         "singleton_groups": update.singleton_groups,

@@ -15,7 +15,7 @@ from agl_otel.net.tls import connector
 from agl_otel.store import Store
 from agl_otel.text import error_text
 from agl_otel.types import LLM, NamedResources, RolloutMode
-from agl_otel.types.sampling import NEUTRAL, all_parameters
+from agl_otel.types.sampling import all_parameters
 
 TIMEOUT_SECONDS: Final = 30.0
 
@@ -62,10 +62,15 @@ def sampling_by_mode(rollout: Any) -> dict[RolloutMode, dict[str, Any]]:
     """Return the sampling parameters of verl's `actor_rollout_ref.rollout`, for training and for validation."""
 
     def parameters(section: Any) -> dict[str, Any]:
-        top_k = int(section.top_k) if section.top_k > 0 else NEUTRAL["top_k"]
-        return all_parameters(section.temperature, rollout.response_length, top_p=float(section.top_p), top_k=top_k)
+        more = {"top_p": float(section.top_p), "top_k": top_k_of(section)}
+        return all_parameters(section.temperature, rollout.response_length, **more)
 
     return {"train": parameters(rollout), "val": parameters(rollout.val_kwargs)}
+
+
+def top_k_of(section: Any) -> int:
+    """Return the `top_k` of one of verl's sections, as requests have it: -1 is all tokens."""
+    return int(section.top_k) if section.top_k > 0 else -1
 
 
 async def _served_model(session: aiohttp.ClientSession, address: str, key: str) -> str:

@@ -3,7 +3,8 @@
 A rollout may have several samples, because calls that do not continue each other are separate samples. All have the rollout's reward, and
 verl computes one advantage for them. A rollout without samples is counted and not trained on. Samples with images are refused as `images`,
 because the traces lack the inputs that verl's vision models need besides token ids. verl's trainer divides the logits of all tokens by one
-temperature, so calls that were sampled at another one are refused as `own_temperature`: their tokens are context of later calls only.
+temperature, so calls that were sampled at another one, or otherwise than the run says, are refused as `sampling_differs`: their tokens are
+context of later calls only.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, cast
 
 from agl_otel.adapters.lengths import limit_lengths, readable
-from agl_otel.adapters.own_sampling import sampled_otherwise
+from agl_otel.adapters.sampling import GREEDY_REMEDY, Assumed
 from agl_otel.adapters.trajectories import judged, to_trajectories
 from agl_otel.algorithms.report import step_score
 from agl_otel.algorithms.utils import count_failures, summarise
 from agl_otel.types import Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, Traces
+from agl_otel.types.sampling import NEUTRAL
 from agl_otel.types.scores import Score
 
 NO_VERSION: Final = -1
@@ -40,9 +42,9 @@ class Rules:
     vocabulary: int | None = None
     """Number of the model's token ids; None: unknown, not checked."""
     temperature: float = 1.0
-    """Of training; calls that are known to have another one are refused."""
     top_p: float = 1.0
-    """Of training; calls with another one are counted."""
+    top_k: int = -1
+    """Of training; calls that were sampled otherwise are refused."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,6 @@ class Counts:
     """Calls that are part of a sample, without validation."""
     several_choices: int = 0
     """Sampled calls that are one of several choices of the same request (n > 1)."""
-    own_sampling: int = 0
-    """Sampled calls whose top_p was set, or which were constrained otherwise, by the agent (own_sampling.sampled_otherwise)."""
     cut: int = 0
     """Samples that length limits shortened."""
     replies_cut: int = 0
@@ -98,6 +98,8 @@ class Counts:
     cpu_seconds: float = 0.0
     """CPU time of the conversion to samples."""
     refused: Counter[str] = field(default_factory=Counter[str])
+    differing: Counter[str] = field(default_factory=Counter[str])
+    """{field: calls refused as `sampling_differs` that have another value of it, or an unknown one}."""
     breaks: Counter[str] = field(default_factory=Counter[str])
     verdicts: Counter[str] = field(default_factory=Counter[str])
     failures: Counter[str] = field(default_factory=Counter[str])
@@ -152,20 +154,13 @@ def all_refused(counts: Counts, what: str) -> str | None:
     if counts.sampled or not counts.rollouts:
         return None
     failed = f" What failed: {summarise(counts.failures)}." if counts.failures else ""
-    if counts.refused["own_temperature"]:
-        failed += " own_temperature: let the agent set none, or set the same one as actor_rollout_ref.rollout.temperature."
+    if counts.differing:
+        failed += f" Fields that differ: {dict(counts.differing)}: let the agent set none of them."
+    if counts.refused["greedy"]:
+        failed += f"{GREEDY_REMEDY[1:]}."
     return (
         f"none of the {counts.rollouts} rollouts of {what} can be used: refused {dict(counts.refused)}.{failed} The reasons are explained "
         "in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-    )
-
-
-def own_temperature_warning(step: int, refused: int, calls: int, temperature: float) -> str:
-    """Return the warning for a step in which so many of the `calls` read were refused, because the run's temperature is another one."""
-    return (
-        f"step {step}: {refused} of {calls} model calls were sampled at a temperature of their agent's own, and are not trained on "
-        f"(refused as own_temperature): verl scores all tokens at one, actor_rollout_ref.rollout.temperature = {temperature:g}. Remove "
-        "it from the agent's requests, or set the same one in the run's config (`agl-otel traces show` names the calls)"
     )
 
 
@@ -182,7 +177,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         agent_match=rules.agent_match,
         reward_name=rules.reward_name,
         by_call=rules.by_call,
-        temperature=rules.temperature if training else None,
+        sampling=Assumed(rules.temperature, {**NEUTRAL, "top_p": rules.top_p, "top_k": rules.top_k}) if training else None,
     )
     batch = limit_lengths(batch, max_prompt_tokens=rules.max_prompt_tokens, max_response_tokens=rules.max_response_tokens)
     batch = readable(batch, vocabulary=rules.vocabulary)
@@ -209,13 +204,13 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         spans=traces.spans,
         sampled_calls=len(rows),
         several_choices=int(traces.calls.several_choices[rows].sum()),
-        own_sampling=int(sampled_otherwise(traces.calls, temperature=rules.temperature, top_p=rules.top_p)[rows].sum()),
         cut=batch.cut,
         replies_cut=int(traces.calls.truncated.sum()) if traces.calls.truncated is not None else 0,
         alarms=len(traces.alarms),
         reward_total=score.total,
         without_reward=score.missing,
         refused=Counter(batch.refused),
+        differing=Counter(batch.differing),
         breaks=Counter(batch.breaks),
         verdicts=Counter(str(verdict.kind) for verdict in traces.verdicts.values()),
         failures=count_failures(traces.rollouts),

@@ -22,7 +22,7 @@ from agl_otel.algorithms.report import (
     MANY_WITHOUT_SAMPLE,
     NOT_FINITE_STEPS,
     choices_warning,
-    own_sampling_warning,
+    differing_warning,
     singleton_warning,
     without_sample_warning,
 )
@@ -32,7 +32,7 @@ from agl_otel.algorithms.verl.figures import Update, as_metrics, not_finite_in, 
 from agl_otel.algorithms.verl.order import in_order
 from agl_otel.algorithms.verl.publish import Publisher, sampling_by_mode
 from agl_otel.algorithms.verl.ratios import compared
-from agl_otel.algorithms.verl.samples import Counts, all_refused, own_temperature_warning
+from agl_otel.algorithms.verl.samples import Counts, all_refused
 from agl_otel.algorithms.verl.singletons import compares_groups, groups_of, singleton_keys
 from agl_otel.algorithms.verl.spec import SECTION, Spec, training_step
 from agl_otel.algorithms.verl.tally import make_tally
@@ -65,7 +65,7 @@ class InstrumentedTrainer(_Trainer):
         self._ratios: tuple[float, float] | None = None
         self._not_finite: list[str] = []
         """Of the last steps in a row that were not finite: what was not."""
-        self._told_own_sampling = self._told_choices = False
+        self._told_choices = False
         self._run_log = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
         super().__init__(config)
 
@@ -163,11 +163,8 @@ class InstrumentedTrainer(_Trainer):
         step, without = self.global_steps, counts.rollouts - counts.sampled
         if (reward := counts.equal_rewards) is not None:
             _log.warning("step %d changes no weights: the rewards are all %s", step, reward)
-        if refused := counts.refused["own_temperature"]:
-            _log.warning("%s", own_temperature_warning(step, refused, counts.calls, self.config.actor_rollout_ref.rollout.temperature))
-        if counts.own_sampling:
-            told, self._told_own_sampling = self._told_own_sampling, True
-            _log.warning("%s", own_sampling_warning(step, counts.own_sampling, counts.sampled_calls, told=told))
+        if refused := counts.refused["sampling_differs"]:
+            _log.warning("%s", differing_warning(step, refused, counts.calls, counts.differing))
         if counts.several_choices:
             told, self._told_choices = self._told_choices, True
             _log.warning("%s", choices_warning(step, counts.several_choices, counts.sampled_calls, told=told))

@@ -15,7 +15,7 @@ from agl_otel.proxy.dialects.openai import CHAT, COMPLETIONS, EMBEDDINGS, TOKEN_
 from agl_otel.proxy.dialects.responses import RESPONSES
 from agl_otel.proxy.reply import Json, dicts
 
-__all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "prepare", "take_out"]
+__all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "prepare", "take_out", "told_of"]
 
 DIALECTS: Final = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS)}
 _ID_FIELDS: Final = ("prompt_token_ids", "token_ids")
@@ -33,8 +33,7 @@ class Prepared:
 
 def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sampling: Mapping[str, Any], capture: bool) -> Prepared:
     """Return the fields to set in the agent's body: the model, defaults for unset sampling parameters, and what capture needs."""
-    names = dialect.sampling
-    defaults = sampling if names is None else {names[name]: value for name, value in sampling.items() if name in names}
+    defaults = told_of(dialect, sampling)
     fields = {name: value for name, value in defaults.items() if asked.get(name) is None}  # null counts as unset
     if model and asked.get("model") != model:
         fields["model"] = model
@@ -42,6 +41,12 @@ def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sa
         return Prepared(fields, frozenset())
     added = {name: value for name, value in dialect.extras.items() if asked.get(name) is None or asked[name] is False}
     return Prepared(fields | added, frozenset(added))
+
+
+def told_of(dialect: Dialect, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sampling parameters that are sent to this route, by its own names."""
+    names = dialect.sampling
+    return sampling if names is None else {names[name]: value for name, value in sampling.items() if name in names}
 
 
 def as_sampled(asked: Mapping[str, Any], sampling: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
       'agentlightning.llm.model_version', 'agentlightning.llm.incomplete', 'agentlightning.llm.retry_of', 'gen_ai.agent.name',
       'agent.name', 'traceloop.association.properties.langgraph_node', 'traceloop.association.properties.ls_integration',
       'gen_ai.response.finish_reasons', 'gen_ai.request.temperature', 'gen_ai.request.top_p',
-      'agentlightning.llm.constrained', 'gen_ai.usage.input_tokens', 'gen_ai.usage.output_tokens')
+      'agentlightning.llm.sampling', 'gen_ai.usage.input_tokens', 'gen_ai.usage.output_tokens')
     OR startsWith(key, 'agentlightning.reward.'), SpanAttributes) CODEC(LZ4),
   HasMedia Bool
     DEFAULT multiSearchAny(SpanAttributes['gen_ai.input.messages'], ['"image', '"input_image', '"blob"', '"uri"', '"file"', '"audio', '"input_audio', '"video', '"input_video']),

@@ -9,6 +9,7 @@ import pytest
 
 from agl_otel.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Verdict, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
+from agl_otel.types.sampling import NEUTRAL, Contract
 
 
 @dataclass
@@ -32,6 +33,17 @@ class CallRow:
     """NaN: its span does not say."""
     top_p: float = 1.0
     constrained: bool = False
+    """By a tool choice of the agent's."""
+    unrecorded: bool = False
+
+
+def contract_of(row: CallRow) -> str:
+    """The contract of a call whose agent set these parameters; the resource sent the neutral ones."""
+    if row.unrecorded:
+        return ""
+    given = {"temperature": row.temperature, "top_p": row.top_p} | ({"tool_choice": "required"} if row.constrained else {})
+    asked = {name: value for name, value in given.items() if value == value}
+    return Contract.of(asked, NEUTRAL).dumps()
 
 
 def call_columns(rows: Sequence[CallRow]) -> CallColumns:
@@ -56,8 +68,8 @@ def call_columns(rows: Sequence[CallRow]) -> CallColumns:
         incomplete=[r.incomplete for r in rows],
         truncated=np.array([r.truncated for r in rows], np.bool_),
         temperature=np.array([r.temperature for r in rows], np.float64),
+        contract=[contract_of(r) for r in rows],
         top_p=np.array([r.top_p for r in rows], np.float64),
-        constrained=np.array([r.constrained for r in rows], np.bool_),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agl_otel.adapters.sampling import Assumed
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, to_trajectories
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.types import Rollout
@@ -74,23 +75,28 @@ def test_breaks_are_counted_by_reason_also_between_processes(traces: Any, row: A
         ({"logprobs": [-math.inf, -1.0]}, "logprobs_not_finite"),
         ({"prefix": (7, 0)}, "dangling_prefix"),
         ({"agent": "judge"}, "other_agent"),
-        ({"temperature": 0.5}, "own_temperature"),
+        ({"temperature": 0.0}, "greedy"),
+        ({"temperature": 0.5}, "sampling_differs"),
+        ({"temperature": math.nan}, "sampling_differs"),
+        ({"top_p": 0.9}, "sampling_differs"),
+        ({"constrained": True}, "sampling_differs"),
+        ({"unrecorded": True}, "sampling_differs"),
     ],
 )
 def test_call_that_cannot_be_trained_on_is_refused_and_counted(traces: Any, row: Any, changes: dict[str, Any], reason: str) -> None:
     agent = {"agent": "solver"}
     built = traces.build(row(rollout="ro-1", **agent), row(rollout="ro-2", **(agent | changes)), row(rollout="ro-3", **agent))
-    batch = to_trajectories(built, agent_match="^solver$", temperature=1.0)
+    batch = to_trajectories(built, agent_match="^solver$", sampling=Assumed(1.0))
     assert batch.rollout_id == ["ro-1", "ro-3"]
     assert batch.refused == {reason: 1}
     assert reason in CALL_REFUSALS
 
 
-@pytest.mark.parametrize(("temperature", "trained"), [(0.0, False), (0.001, False), (0.01, True), (0.5, True), (None, True)])
-def test_greedy_calls_are_refused_where_samples_are_needed(traces: Any, row: Any, temperature: float | None, trained: bool) -> None:
+@pytest.mark.parametrize(("temperature", "trained"), [(0.0, False), (0.001, False), (0.01, True), (0.5, True)])
+def test_greedy_calls_are_refused_where_samples_are_needed(traces: Any, row: Any, temperature: float, trained: bool) -> None:
     built = traces.build(row(rollout="ro-1", temperature=1.0), row(rollout="ro-2", temperature=temperature))
-    batch = to_trajectories(built, greedy=False)
-    assert (batch.rollout_id, batch.refused["own_temperature"]) == (["ro-1", *["ro-2"] * trained], not trained)
+    batch = to_trajectories(built, sampling=Assumed(1.0, temperatures="any"))
+    assert (batch.rollout_id, batch.refused["greedy"]) == (["ro-1", *["ro-2"] * trained], not trained)
     assert len(to_trajectories(built)) == 2, "exports take them"
 
 

@@ -14,7 +14,9 @@ from agl_otel.types.columns import CallColumns, Ragged, Reward, Traces
 
 NONE = np.zeros(0, np.int64)
 ROWS = Ragged.from_rows([], np.int32)
-NO_CALLS = CallColumns([], [], [], [], [], NONE, NONE, NONE.astype(np.uint64), NONE, NONE, ROWS, ROWS, ROWS, [], [], [])
+NO_CALLS = CallColumns(
+    [], [], [], [], [], NONE, NONE, NONE.astype(np.uint64), NONE, NONE, ROWS, ROWS, ROWS, [], [], [], NONE.astype(np.float64), []
+)
 
 
 def traces(rewards: dict[tuple[str, str], list[tuple[int, int, float]]]) -> Traces:

@@ -33,7 +33,7 @@ from agl_otel.types.scores import Score
 
 OF_VERL = {"actor/loss": 0.25, "actor/grad_norm": 2.0, "actor/kl_loss": 0.125, "critic/score/mean": 1.0}
 COUNTS = Counts(
-    rollouts=8, sampled=5, samples=6, calls=12, spans=40, sampled_calls=8, several_choices=2, own_sampling=2, cut=3, replies_cut=1,
+    rollouts=8, sampled=5, samples=6, calls=12, spans=40, sampled_calls=8, several_choices=2, cut=3, replies_cut=1,
     alarms=1, reward_total=3.0, without_reward=3, refused=Counter(no_reward=2, not_succeeded=1), breaks=Counter(process=1),
     verdicts=Counter(complete=7, incomplete=1), rewards={"1-0": [], "1-1": [1.0], "1-2": [1.0, 0.0], "1-3": [0.5, 0.5]},
 )  # fmt: skip
@@ -79,7 +79,7 @@ def test_a_line_has_every_figure_of_grpos_report_under_its_name_and_in_its_form(
         "cut_share": 0.5,
         "break_share": 1 / 6,
         "stale_share": 0.25,
-        "own_sampling_share": 0.25,
+        "own_sampling_share": 0,
     }
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from agl_otel.adapters.own_sampling import several_choices_warning
-from agl_otel.algorithms.report import choices_warning, own_sampling_warning
-from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, own_temperature_warning, to_samples
+from agl_otel.adapters.sampling import several_choices_warning
+from agl_otel.algorithms.report import choices_warning, differing_warning
+from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, reward
 
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
@@ -124,33 +124,29 @@ def test_calls_of_different_processes_or_attempts_are_not_choices() -> None:
     assert (call_columns([]).count, call_columns([]).several_choices.tolist()) == (0, [])
 
 
-def test_calls_with_a_temperature_of_their_own_are_refused_in_training_only() -> None:
+def test_calls_that_were_sampled_otherwise_are_refused_in_training_only() -> None:
     rows = [
         CallRow(call=1, prompt=[1], response=[7], temperature=0.7, top_p=0.9),
         CallRow(call=2, prompt=[1, 7], response=[8], temperature=0.2, top_p=0.9),
-        CallRow(call=3, prompt=[1, 7, 8], response=[9], temperature=0.7, top_p=1.0),
-        CallRow(call=4, prompt=[4], temperature=math.nan, top_p=math.nan, constrained=True),
+        CallRow(call=3, prompt=[1, 7, 8], response=[9], temperature=0.7, top_p=0.9),
+        CallRow(call=4, prompt=[4], temperature=0.7, top_p=1.0),
+        CallRow(call=5, prompt=[5], temperature=0.7, top_p=0.9, constrained=True),
     ]
     built, rules = TracesBuilder().build(*rows), Rules(temperature=0.7, top_p=0.9)
     found, counts = to_samples(built, rules)
-    assert [(sample.prompt_ids, sample.response_ids, sample.response_mask) for sample in found["ro-1"]] == [
-        ([1], [7, 8, 9], [1, 0, 1]),
-        ([4], [7, 8], [1, 1]),
-    ]
-    assert counts.refused == {"own_temperature": 1}
-    assert (counts.own_sampling, counts.sampled_calls) == (2, 3), "a top_p of its own is trained on, and counted, and a constraint"
-    assert "step 3: 1 of 3 model calls read for training (33 %)" in own_sampling_warning(3, 1, 3)
-    assert "rollout.temperature = 0.7. Remove" in own_temperature_warning(3, 1, 4, 0.7)
+    assert [(each.prompt_ids, each.response_ids, each.response_mask) for each in found["ro-1"]] == [([1], [7, 8, 9], [1, 0, 1])]
+    assert counts.refused == {"sampling_differs": 3}
+    assert counts.differing == {"temperature": 1, "top_p": 1, "tool_choice": 1}
+    assert "refused as sampling_differs: temperature 1, tool_choice 1, top_p 1" in differing_warning(3, 3, 5, counts.differing)
     validation = replace(built, rollouts=[each.model_copy(update={"mode": "val"}) for each in built.rollouts])
-    _, counts = to_samples(validation, rules)
-    assert (counts.own_sampling, counts.refused) == (0, {})
+    assert to_samples(validation, rules)[1].refused == {}
 
 
-def test_a_run_of_which_every_call_has_its_own_temperature_says_what_to_do() -> None:
+def test_a_run_of_which_every_call_was_sampled_otherwise_says_what_to_do() -> None:
     counts = to_samples(TracesBuilder().build(CallRow(temperature=0.2)), Rules())[1]
     message = all_refused(counts, "step 1")
     assert message is not None
-    assert "refused {'own_temperature': 1}. own_temperature: let the agent set none, or set the same one as actor_rollout_ref" in message
+    assert "refused {'sampling_differs': 1}. Fields that differ: {'temperature': 1}: let the agent set none of them" in message
 
 
 def test_counts_have_the_trained_attempts() -> None:

@@ -161,7 +161,7 @@ WRONG = {
     "greedy calls": (
         once(CallRow(temperature=0.0)),
         "training takes its calls: none",
-        "let the agent set no temperature",
+        "let the agent set no temperature, or one of at least 0.01",
     ),
 }
 
@@ -263,7 +263,7 @@ def test_reasons_of_trajectories_and_refusals_are_listed() -> None:
     ]
     refused = found["training takes its calls"]
     assert (refused.state, refused.detail) == ("advice", "2 of 3 calls")
-    assert refused.reasons[0].startswith("1 × own_temperature: ")
+    assert refused.reasons[0].startswith("1 × greedy: ")
 
 
 def test_what_was_found_around_the_agent_spoils_too() -> None:

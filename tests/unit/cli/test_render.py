@@ -12,6 +12,7 @@ from agl_otel.cli.render import SHOWN_CHARACTERS, attempt_tree, span_trees
 from agl_otel.spans.conversations import read_call
 from agl_otel.spans.log_records import with_records
 from agl_otel.types import Attempt, Rollout, Span, Verdict
+from agl_otel.types.sampling import Contract
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import RECORDED, recorded
 
@@ -63,9 +64,12 @@ def test_rewards_and_tokens_are_highlighted() -> None:
 
 def test_sampling_that_deviates_from_the_resources_is_marked_as_own() -> None:
     call = span("call", "a", None, 0, **{"gen_ai.request.temperature": 0.2, "gen_ai.request.top_p": 1})
-    assert "own temperature 0.2, top_p 1" in rendered([call])
-    assert "own temperature 0.2\n" in rendered([call], sampling={"temperature": 1.0, "top_p": 1.0})
-    assert "own" not in rendered([call], sampling={"temperature": 0.2, "top_p": 1.0})
+    assert "own temperature 0.2\n" in rendered([call])
+    assert "own" not in rendered([call], sampling={"temperature": 0.2})
+    asked = {"temperature": 0.2, "top_p": 0.9, "tool_choice": "required", "max_tokens": 7}
+    call = span("call", "a", None, 0, **{conventions.LLM_SAMPLING: Contract.of(asked, {}).dumps()})
+    assert "own temperature 0.2, top_p 0.9, tool_choice\n" in rendered([call])
+    assert "own tool_choice\n" in rendered([call], sampling={"temperature": 0.2, "top_p": 0.9})
 
 
 @pytest.mark.parametrize("recording", sorted(path.stem for path in RECORDED.glob("*.json")))

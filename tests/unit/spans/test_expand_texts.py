@@ -55,4 +55,5 @@ def columns(*span_ids: str) -> CallColumns:
         rollout_id=["ro-1"] * count, attempt_id=["at-1"] * count, process=["p"] * count, span_id=list(span_ids), parent_span_id=empty,
         call=np.arange(1, count + 1), choice=zeros, sequence=zeros.astype(np.uint64), prefix_call=zeros, prefix_choice=zeros,
         prompt=nothing, response=nothing, logprobs=nothing, model_version=empty, agent=empty, incomplete=empty,
+        temperature=np.full(count, np.nan), contract=empty,
     )  # fmt: skip

@@ -92,7 +92,7 @@ def calls(order: list[int], ids: int = IDS) -> Any:
                 "Call": pa.array(numbers, pa.int64()),
                 "Temperature": [0.0] * count,
                 "TopP": [0.0] * count,
-                "IsConstrained": pa.array([0] * count, pa.uint8()),
+                "Sampling": [""] * count,
                 "Rewards": [None] * count,
                 "PromptTokenIds": pa.ListArray.from_arrays(offsets, pa.array(held)),
                 "ResponseTokenIds": pa.ListArray.from_arrays(pa.array([0] * (count + 1), pa.int32()), pa.array([], pa.uint32())),

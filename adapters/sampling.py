@@ -1,0 +1,126 @@
+"""Holds the sampling contract of each call against the distribution that a trainer assumes. Pure.
+
+A call's tokens were drawn from the distribution that its agent, its resource and its model server made together (types/sampling.py).
+A policy gradient of tokens that were drawn from another one than the trainer evaluates is biased, and nothing else shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agl_otel.types.columns import CallColumns, Ragged
+from agl_otel.types.sampling import NEUTRAL, Contract
+from agl_otel_hook import conventions
+
+TOLERANCE: Final = 1e-6
+"""Allowed difference between two temperatures."""
+LEAST_TEMPERATURE: Final = 0.01
+"""Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""
+GREEDY_REMEDY: Final = (
+    f". greedy: the agent asks for a temperature below {LEAST_TEMPERATURE:g}, which gives no sample of the policy; let it set none, so"
+    " that the run's temperature holds"
+)
+_REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
+UNRECORDED: Final = "unrecorded"
+"""Stands for the fields of a call without a contract: one that no proxy of ours forwarded."""
+Temperatures = Literal["run", "one", "any"]
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """The distribution that a trainer assumes: softmax(logits / temperature), with the other parameters."""
+
+    temperature: float
+    """Of the run."""
+    others: Mapping[str, Any] = field(default_factory=lambda: dict(NEUTRAL))
+    temperatures: Temperatures = "run"
+    """The calls that the trainer can score: those at the run's temperature; at any, if all of a batch have one; or at any."""
+    agent_alone: bool = False
+    """Whether only what the agent sets counts: a trial has no training resource, which would send all other parameters."""
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """What of the calls was sampled otherwise than assumed: one entry for each call."""
+
+    greedy: NDArray[np.bool_]
+    """Sampled below LEAST_TEMPERATURE: such tokens are no samples of a distribution, and have no gradient."""
+    differs: NDArray[np.bool_]
+    """Another distribution than the assumed one, or an unknown one."""
+    fields: list[tuple[str, ...]]
+    """By which fields it differs."""
+
+    def counted(self, rows: NDArray[np.bool_]) -> Counter[str]:
+        """Count the fields of the calls in `rows` that differ."""
+        return Counter(name for row in np.flatnonzero(rows & self.differs).tolist() for name in self.fields[row])
+
+
+def unlike(calls: CallColumns, assumed: Assumed) -> Unlike:
+    """Compare each call's contract with the assumed distribution."""
+    others = {text: _differing(text, assumed) for text in set(calls.contract)}
+    temperature = calls.temperature
+    fields = [others[text] for text in calls.contract]
+    off = np.isnan(temperature) & (not assumed.agent_alone)
+    if assumed.temperatures == "run":
+        off |= np.abs(temperature - assumed.temperature) > TOLERANCE
+    for row in np.flatnonzero(off).tolist():
+        fields[row] = fields[row] if fields[row] == (UNRECORDED,) else ("temperature", *fields[row])
+    return Unlike(temperature < LEAST_TEMPERATURE, np.array([bool(each) for each in fields], np.bool_), fields)
+
+
+def at_one_temperature(calls: CallColumns, fit: NDArray[np.bool_], preferred: float) -> NDArray[np.bool_]:
+    """Return those of the `fit` calls that have one temperature: the preferred one if any has it, else the most frequent one."""
+    values, counts = np.unique(calls.temperature[fit], return_counts=True)
+    if len(values) < 2:
+        return fit
+    near = np.abs(values - preferred) <= TOLERANCE
+    chosen = values[near][0] if near.any() else values[np.argmax(counts)]
+    return fit & (np.abs(calls.temperature - chosen) <= TOLERANCE)
+
+
+def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> Ragged:
+    """Return the sampling temperature of each token that the model wrote: float32, a row for each trajectory.
+
+    `rows`: TrajectoryBatch.rows of trajectories that no length limit has cut; `default`: of calls whose temperature is unknown.
+    """
+    row: Any = rows.values
+    of_calls = np.where(np.isnan(calls.temperature[row]), default, calls.temperature[row]).astype(np.float32)
+    lengths = calls.response.lengths[row]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])[rows.offsets]
+    return Ragged(np.repeat(of_calls, lengths), offsets)
+
+
+def own_sampling_of(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+    """Return in words what of a call's sampling was its agent's own and differs from its resource's parameters (`told`)."""
+    contract = Contract.loads(attributes.get(conventions.LLM_SAMPLING, ""))
+    if contract is None:  # a span of the agent's own
+        contract = Contract({name: attributes[key] for name, key in _REQUESTED.items() if key in attributes})
+    own = {name: value for name, value in contract.own().items() if value != told.get(name)}
+    return [f"{name} {value:g}" if isinstance(value, float | int) else name for name, value in own.items()]
+
+
+def several_choices_warning(several: int, calls: int, *, told: bool = False) -> str:
+    """Return a warning if requests of training calls asked for several choices: `several` of the `calls` read are such choices.
+
+    `told`: return the count alone, because the user has read the advice.
+    """
+    counted = f"{several} of {calls} sampled replies ({100 * several / calls:.0f} %) are choices beside others of the same request (n > 1)"
+    if told:
+        return counted
+    return (
+        f"{counted}: which of them the agent used is not known, so each has the attempt's reward. "
+        "Let the agent ask for one choice while it is trained"
+    )
+
+
+def _differing(text: str, assumed: Assumed) -> tuple[str, ...]:
+    contract = Contract.loads(text) if text else None
+    if assumed.agent_alone:
+        contract = Contract(contract.agent if contract is not None else {})
+    return (UNRECORDED,) if contract is None else contract.differing(assumed.others)
