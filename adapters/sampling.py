@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.types.columns import CallColumns, Ragged
-from agl_otel.types.sampling import NEUTRAL, Contract
+from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract
 from agl_otel_hook import conventions
 
 TOLERANCE: Final = 1e-6
 """Allowed difference between two temperatures."""
-LEAST_TEMPERATURE: Final = 0.01
-"""Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""
 GREEDY_REMEDY: Final = (
     f". greedy: the agent asks for a temperature below {LEAST_TEMPERATURE:g}, which gives no sample of the policy; let it set none, so"
     " that the run's temperature holds"
@@ -38,7 +36,8 @@ class Assumed:
 
     temperature: float
     """Of the run."""
-    others: Mapping[str, Any] = field(default_factory=lambda: dict(NEUTRAL))
+    others: Mapping[str, Any] | None = field(default_factory=lambda: dict(NEUTRAL))
+    """None: whatever they are, only greedy replies are refused."""
     temperatures: Temperatures = "run"
     """The calls that the trainer can score: those at the run's temperature; at any, if all of a batch have one; or at any."""
     agent_alone: bool = False
@@ -63,8 +62,10 @@ class Unlike:
 
 def unlike(calls: CallColumns, assumed: Assumed) -> Unlike:
     """Compare each call's contract with the assumed distribution."""
-    others = {text: _differing(text, assumed) for text in set(calls.contract)}
     temperature = calls.temperature
+    if assumed.others is None:
+        return Unlike(temperature < LEAST_TEMPERATURE, np.zeros(len(calls), np.bool_), [()] * len(calls))
+    others = {text: _differing(text, assumed) for text in set(calls.contract)}
     fields = [others[text] for text in calls.contract]
     off = np.isnan(temperature) & (not assumed.agent_alone)
     if assumed.temperatures == "run":
@@ -123,4 +124,4 @@ def _differing(text: str, assumed: Assumed) -> tuple[str, ...]:
     contract = Contract.loads(text) if text else None
     if assumed.agent_alone:
         contract = Contract(contract.agent if contract is not None else {})
-    return (UNRECORDED,) if contract is None else contract.differing(assumed.others)
+    return (UNRECORDED,) if contract is None else contract.differing(assumed.others or {})

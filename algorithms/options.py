@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from agl_otel.adapters.sampling import LEAST_TEMPERATURE
 from agl_otel.errors import UsageError
+from agl_otel.types.sampling import LEAST_TEMPERATURE
 from agl_otel.types.scores import MAX_REWARD
 
 Kind = TypeVar("Kind", bound=type[Any])

@@ -47,6 +47,7 @@ class ModelServer:
         self.tool_call: Json | None = None
         """{"name", "arguments"}: every reply of chat/completions calls that tool, after what it says."""
         self.vocabulary: int | str | None = None
+        self.heeds: str | None = None
         self.prompt_tokens: list[Any] | None = None
         self.gap: asyncio.Event | None = None
         """Without it set, a stream stops after its first chunk."""
@@ -147,6 +148,8 @@ class ModelServer:
         headers = {conventions.HEADER_MODEL_VERSION: self.version} if self.version else {}
         if self.vocabulary is not None:
             headers[conventions.HEADER_VOCABULARY] = str(self.vocabulary)
+        if self.heeds is not None:
+            headers[conventions.HEADER_SAMPLING] = self.heeds
         if body.get("stream"):
             return await self._stream(request, body, headers)
         choices = [self._choice(body, index, self.reply(body["messages"], index), "message") for index in range(body.get("n", 1))]

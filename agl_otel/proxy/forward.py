@@ -41,6 +41,7 @@ from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, ca
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import error_text, without_secrets
+from agl_otel.types.sampling import overridden
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
@@ -172,7 +173,7 @@ class Forwarder:
                 default = self._limits.budget
                 budget = default if route.budget is None else route.budget.or_else(default)
                 self._admit(key, budget if dialect.samples else Budget())
-            return await self._forward_recorded(agent, key, dialect, raw, body, pool, route.seed)
+            return await self._forward_recorded(agent, key, dialect, raw, body, pool, route)
         finally:
             self._gate.leave()
 
@@ -246,18 +247,22 @@ class Forwarder:
                 )
 
     async def _forward_recorded(
-        self, agent: Agent, key: Key | None, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream], seed: int | None
+        self, agent: Agent, key: Key | None, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream], route: Route
     ) -> web.Response | None:
         traceparent = None if agent.own_key else agent.headers.get("traceparent")
+        told = told_of(dialect, pool[0].fields)
+        if own := overridden(route.policy, body, told):
+            nothing: Json = dict.fromkeys(own)
+            raw, body = with_fields(raw, body, nothing), body | nothing
         shown = as_sampled(body, pool[0].fields)
         retry, fingerprint = _retry(agent.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # needed to know whether the first try failed
         caller = None if agent.own_key else caller_of(agent.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
-        call.asked, call.told = body, told_of(dialect, pool[0].fields)
-        if seed is not None and dialect.samples:
-            drawn = {SEED: call_seed(seed, call.logical_number)}
+        call.asked, call.told, call.overridden = body, told, own
+        if route.seed is not None and dialect.samples:
+            drawn = {SEED: call_seed(route.seed, call.logical_number)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
             call.body = {**drawn, **shown}
         try:

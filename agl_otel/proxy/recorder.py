@@ -96,6 +96,8 @@ class Call:
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The agent's request, and what its resource adds: of its sampling contract."""
     told: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    overridden: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What of the agent's request the rollout's policy replaced."""
     honoured: str | None = None
     """The answer's header `agl-sampling` (types.sampling.Contract.of)."""
     logical_number: int = 0
@@ -380,7 +382,7 @@ def _request_attributes(call: Call) -> dict[str, Any]:
                 value = kind.validate_python(call.body[name])
                 held[attribute] = clean(value) if isinstance(value, str) else value
     if call.dialect.samples:
-        held[conventions.LLM_SAMPLING] = Contract.of(call.asked, call.told, call.honoured).dumps()
+        held[conventions.LLM_SAMPLING] = Contract.of(call.asked, call.told, call.honoured, call.overridden).dumps()
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller
     if call.number:

@@ -25,7 +25,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
 )
-from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS
+from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS, POLICY
 from agl_otel_hook.context import Key
 
 MAX_CACHED: Final = 50_000
@@ -105,6 +105,8 @@ class Route:
     """The rollout's budget; None: the proxy's default."""
     seed: int | None = None
     """The sampling seed of the rollout; None: the model server's default."""
+    policy: str | None = None
+    """The rollout's sampling policy (types.sampling.POLICY)."""
 
 
 class Upstreams(Protocol):
@@ -153,8 +155,8 @@ class Queue(Protocol):
 class FixedUpstreams:
     """One pool for every call."""
 
-    def __init__(self, *pool: Upstream, budget: Budget | None = None) -> None:
-        self._route = Route(pool, budget)
+    def __init__(self, *pool: Upstream, budget: Budget | None = None, policy: str | None = None) -> None:
+        self._route = Route(pool, budget, policy=policy)
 
     async def resolve(self, key: Key | None, asked: str | None) -> Route:
         """The pool."""
@@ -187,6 +189,7 @@ class _Known:
     """The version of the resources; None without resources."""
     budget: Budget | None
     seed: int | None = None
+    policy: str | None = None
     routes: dict[str | None, Route] = field(default_factory=dict[str | None, Route])
     """{requested model: its route}, if the resources alone decide it."""
 
@@ -235,7 +238,7 @@ class QueueUpstreams:
         known = await self._look_up(key)
         route = known.routes.get(asked)
         if route is None:
-            route = Route(self._pool(known, asked), known.budget, known.seed)
+            route = Route(self._pool(known, asked), known.budget, known.seed, known.policy)
             by_resources = known.llms and not any(self._is_own(llm) for llm in known.llms.values())
             if by_resources and len(known.routes) < MAX_ROUTES:
                 known.routes[asked] = route
@@ -283,7 +286,8 @@ class QueueUpstreams:
             held.move_to_end(pinned)
             while len(held) > MAX_CACHED or now - next(iter(held.values()))[0] > VERSION_SECONDS:
                 held.popitem(last=False)
-        return _Known(llms, str(update.version) if update is not None else None, budget_of(rollout), seed_of(rollout))
+        version, policy = str(update.version) if update is not None else None, (rollout.metadata or {}).get(POLICY)
+        return _Known(llms, version, budget_of(rollout), seed_of(rollout), policy if isinstance(policy, str) else None)
 
     async def _rollout(self, rollout_id: str) -> Rollout | None:
         if self._next is None:

@@ -50,6 +50,12 @@ FILLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LIMITS: Final = ("max_tokens", "stop", "n")
 """Fields that end or repeat a reply, and change no token's probability."""
 HONOURS_ALL: Final = "*"
+POLICY: Final = "sampling_policy"
+"""In a rollout's metadata: `enforce`, where its resource's parameters win over the agent's but for a temperature of 0; or `enforce_all`."""
+ENFORCED: Final = (*("temperature", *NEUTRAL, "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "best_of", "use_beam_search"),)
+"""Fields that a policy enforces. A grammar, a tool choice and LIMITS stay the agent's: its program relies on them."""
+LEAST_TEMPERATURE: Final = 0.01
+"""Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""
 _ALIASES: Final = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "stop_sequences": "stop"}
 _LONGEST: Final = 100  # characters of a recorded value
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
@@ -84,9 +90,13 @@ class Contract:
     """What the LLM resource adds where the agent sets nothing."""
     server: Sequence[str] = ()
     """Fields that nobody sent, and that the model server may have filled in: unknown."""
+    overridden: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the agent had set, and a policy replaced."""
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any], told: Mapping[str, Any], honoured: str | None = None) -> Contract:
+    def of(
+        cls, asked: Mapping[str, Any], told: Mapping[str, Any], honoured: str | None = None, overridden: Mapping[str, Any] | None = None
+    ) -> Contract:
         """Return the contract of a request.
 
         Args:
@@ -94,30 +104,34 @@ class Contract:
             told: the resource's parameters that are sent with it.
             honoured: the answer's header `agl-sampling`: the fields that the server heeds, of which it fills in none by itself
                 (HONOURS_ALL: all); None: it says nothing.
+            overridden: fields of the agent's that were taken out of `asked`.
         """
         agent = _by_openais_names(asked)
         resource = {name: value for name, value in _by_openais_names(told).items() if name not in agent}
+        replaced = _by_openais_names(overridden or {})
         if honoured is None:
-            return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource))
+            return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource), replaced)
         heeded = {name.strip() for name in honoured.split(",")}
         if HONOURS_ALL in heeded:
-            return cls(agent, resource)
+            return cls(agent, resource, (), replaced)
         heeded.update(LIMITS)
         agent, resource = ({name: value for name, value in part.items() if name in heeded} for part in (agent, resource))
-        return cls(agent, resource)
+        return cls(agent, resource, (), replaced)
 
     @classmethod
     def loads(cls, text: str) -> Contract | None:
         """Read what `dumps` has written; None if it is something else."""
         try:
             held = json.loads(text)
-            return cls(dict(held.get("agent", {})), dict(held.get("resource", {})), tuple(held.get("server", ())))
+            parts = (dict(held.get(name, {})) for name in ("agent", "resource", "overridden"))
+            agent, resource, overridden = parts
+            return cls(agent, resource, tuple(held.get("server", ())), overridden)
         except (ValueError, TypeError, AttributeError):
             return None
 
     def dumps(self) -> str:
-        """Write it as JSON: {"agent": {field: value}, "resource": {field: value}, "server": [field]}, without empty parts."""
-        parts = {"agent": self.agent, "resource": self.resource, "server": self.server}
+        """Write it as JSON: {"agent": {field: value}, "resource": …, "server": [field], "overridden": {…}}, without empty parts."""
+        parts = {"agent": self.agent, "resource": self.resource, "server": self.server, "overridden": self.overridden}
         return json.dumps({name: part for name, part in parts.items() if part}, separators=(",", ":"))
 
     @property
@@ -150,6 +164,19 @@ class Contract:
         return {
             name: value for name, value in self.agent.items() if name == "temperature" or (name in SHAPES and value not in SHAPES[name])
         }
+
+
+def overridden(policy: str | None, asked: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an agent's request that its resource's parameters (`told`) replace by the rollout's policy.
+
+    None are, if the resource sets no temperature (it is no trained one), or the agent asks for greedy replies, as judges and routers do.
+    """
+    if policy not in ("enforce", "enforce_all") or "temperature" not in told:
+        return {}
+    own = {name: asked[name] for name in ENFORCED if asked.get(name) is not None and asked[name] != told.get(name)}
+    temperature = _short("temperature", own.get("temperature", 1.0))
+    greedy = isinstance(temperature, int | float) and temperature < LEAST_TEMPERATURE
+    return own if policy == "enforce_all" or not greedy else {}
 
 
 def _by_openais_names(request: Mapping[str, Any]) -> dict[str, Any]:

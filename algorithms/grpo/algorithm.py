@@ -51,7 +51,7 @@ from agl_otel.types import (
     TrainingStep,
 )
 from agl_otel.types.columns import Traces
-from agl_otel.types.sampling import all_parameters
+from agl_otel.types.sampling import POLICY, all_parameters
 
 _NOT_COMPARED: Final = frozenset(
     {
@@ -80,9 +80,20 @@ class GRPO(GRPOOptions, Algorithm):
         return all_parameters(self.sampling.temperature, self.sampling.max_tokens)
 
     @property
+    def _enforced(self) -> dict[str, str]:
+        """Metadata of the rollouts that are trained on, by which proxies enforce the run's parameters."""
+        policy = self.sampling.sampling_policy
+        return {POLICY: policy} if policy in ("enforce", "enforce_all") else {}
+
+    @property
     def _assumed(self) -> Assumed:
         """The distribution of which a call's tokens must be samples."""
-        return Assumed(self.sampling.temperature, temperatures="any")
+        policy, temperature = self.sampling.sampling_policy, self.sampling.temperature
+        if policy == "any":
+            return Assumed(temperature, others=None)
+        if policy != "correct":
+            return Assumed(temperature)
+        return Assumed(temperature, temperatures="any" if self.sampling.mix_temperatures else "one")
 
     def take_adapter(self, adapter: Any) -> None:
         """Use the adapter's `agent_match`. Raises UsageError for its other options."""
@@ -244,7 +255,7 @@ class GRPO(GRPOOptions, Algorithm):
                 resources_id=self._serving.published.resources_id,
                 config=config,
                 rollout_id=f"ro-{self._run.run_id}-{number:06d}-{member:03d}" if self._run is not None else None,
-                metadata={"step": self._number, "group": place, **seed},
+                metadata={"step": self._number, "group": place, **seed, **self._enforced},
             )
             requests.append(request)
         return requests

@@ -126,10 +126,17 @@ class Rollouts:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Sampling parameters of agents' calls, unless the agent sets its own."""
+    """Sampling parameters of agents' calls, and which of the calls that an agent sampled otherwise are trained on."""
 
     temperature: SamplingTemperature = 1.0
     """The trainer divides its logits by it as well."""
+    sampling_policy: Literal["refuse", "correct", "enforce", "enforce_all", "any"] = "correct"
+    """What becomes of parameters that an agent sets itself. `refuse`: its calls with another distribution are context, and counted as
+    `sampling_differs`. `correct`: so are they, but for another temperature, at which the trainer then scores their tokens. `enforce`: the
+    run's parameters replace the agent's in training, but for a temperature of 0, a grammar or a tool choice; `enforce_all`: of 0 as well.
+    `any`: all calls are trained on, and the gradient may be biased."""
+    mix_temperatures: bool = False
+    """With `correct`: train on calls of several temperatures in one step; otherwise on those of the run's, or the most frequent one."""
     max_tokens: MaxTokens = 64
     """The longest reply."""
     seed_sampling: bool = True
@@ -373,6 +380,11 @@ class GRPOOptions:
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
+        if self.sampling.sampling_policy.startswith("enforce") and self.rollouts.agent_match is not None:
+            raise UsageError(
+                f'sampling_policy = "{self.sampling.sampling_policy}" goes for all calls of a rollout, because the proxy does not know '
+                "which agent makes one: leave out agent_match, or use another policy"
+            )
         if self.updates.warmup_steps > self.schedule.max_steps:
             raise UsageError(
                 f"warmup_steps = {self.updates.warmup_steps}: it must be at most max_steps ({self.schedule.max_steps}), because the run "

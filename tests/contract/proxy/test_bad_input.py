@@ -279,43 +279,6 @@ async def _raw(stand: Stand, body: Any) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-@pytest.mark.parametrize(
-    ("path", "asked", "constraints"),
-    [
-        (
-            "chat/completions",
-            {"response_format": {"type": "json_object"}, "top_k": 5, "stop": ["x"], "top_p": 0.9},
-            ["top_k", "response_format"],
-        ),
-        ("chat/completions", {"tool_choice": "required", "logit_bias": {"7": -100}}, ["logit_bias", "tool_choice"]),
-        ("chat/completions", {"structured_outputs": {"regex": "a+"}, "min_p": "0.1"}, ["min_p", "structured_outputs"]),
-        ("chat/completions", {"response_format": {"type": "text"}, "tool_choice": "auto", "top_k": -1, "min_p": 0, "logit_bias": {}}, None),
-        ("chat/completions", {"response_format": None, "tool_choice": "none", "presence_penalty": 0.0, "frequency_penalty": 0}, None),
-        ("messages", {"tool_choice": {"type": "any"}}, ["tool_choice"]),
-        ("messages", {"tool_choice": {"type": "auto"}, "max_tokens": 5}, None),
-        ("responses", {"text": {"format": {"type": "json_schema"}}}, ["response_format"]),
-        ("responses", {"text": {"format": {"type": "text"}, "verbosity": "low"}}, None),
-    ],
-)
-async def test_a_span_names_the_fields_by_which_its_agent_constrained_the_reply(
-    stand: Stand, path: str, asked: dict[str, Any], constraints: list[str] | None
-) -> None:
-    """Its log-probs are of another distribution than a trainer assumes."""
-    await stand.post(f"{SCOPE}/v1/{path}", {"model": "m", ("input" if path == "responses" else "messages"): HELLO, **asked})
-    (span,) = await stand.calls()
-    found = span.attributes.get(conventions.LLM_CONSTRAINED)
-    assert (list(found) if found is not None else None) == constraints
-
-
-async def test_what_a_resource_constrains_is_not_the_agents_own(model: ModelServer, receiver: OtlpReceiver) -> None:
-    sampling = {"top_k": 20, "min_p": 0.1}
-    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling=sampling))) as stand:
-        for own in ({}, {"top_k": 20}, {"top_k": 5}):
-            await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": HELLO, **own})
-        found = [span.attributes.get(conventions.LLM_CONSTRAINED) for span in await stand.calls()]
-    assert [list(each) if each is not None else None for each in found] == [None, None, ["top_k"]]
-
-
 async def test_a_client_of_http2_is_told_which_protocol_is_spoken(stand: Stand) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(stand.url).port)
     writer.write(HTTP2_PREFACE)

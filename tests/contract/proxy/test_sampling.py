@@ -1,0 +1,122 @@
+"""The sampling contract of each call as its span records it, held against what the model server was asked; and its enforcement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel.types.sampling import NEUTRAL, Contract, all_parameters
+from agl_otel_hook import conventions
+from tests.contract.proxy.stand import SCOPE, Stand, proxy
+from tests.model_server import ModelServer
+from tests.otlp_receiver import OtlpReceiver
+
+HELLO = [{"role": "user", "content": "Hello?"}]
+RUN = all_parameters(0.8, 64)
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    """A model server with routes of all protocols, which writes down what it was asked."""
+
+    async def taken(request: web.Request) -> web.Response:
+        server.requests.append(await request.json())
+        return web.json_response({"id": "x", "model": "m", "type": "message", "role": "assistant", "content": [], "output": []})
+
+    server = ModelServer({"/v1/messages": taken, "/v1/responses": taken})
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def contracts(stand: Stand) -> list[dict[str, Any]]:
+    return [json.loads(str(span.attributes[conventions.LLM_SAMPLING])) for span in await stand.calls()]
+
+
+async def asked(stand: Stand, path: str = "chat/completions", **fields: Any) -> None:
+    status, answer, _ = await stand.post(
+        f"{SCOPE}/v1/{path}", {"model": "m", ("input" if path == "responses" else "messages"): HELLO, **fields}
+    )
+    assert status == 200, answer
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "agent"),
+    [
+        ("chat/completions", {}, None),
+        ("chat/completions", {"temperature": 0.2, "stop": ["x"], "max_completion_tokens": 5}, None),
+        (
+            "chat/completions",
+            {"tool_choice": "required", "logit_bias": {"7": -100}},
+            {"tool_choice": "required", "logit_bias": '{"7": -100}'},
+        ),
+        ("messages", {"tool_choice": {"type": "any"}, "stop_sequences": ["x"]}, {"tool_choice": "any", "stop": '["x"]'}),
+        (
+            "responses",
+            {"text": {"format": {"type": "json_schema"}}, "max_output_tokens": 9},
+            {"response_format": "json_schema", "max_tokens": 9},
+        ),
+    ],
+)
+async def test_a_span_has_what_agent_and_resource_set_and_what_the_server_may_have_filled_in(
+    model: ModelServer, receiver: OtlpReceiver, path: str, fields: dict[str, Any], agent: dict[str, Any] | None
+) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling={"temperature": 0.8, "top_k": 20}))) as stand:
+        await asked(stand, path, **fields)
+        (contract,) = await contracts(stand)
+    (sent,) = model.requests
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        recorded = Contract.loads(json.dumps(contract))
+        assert recorded is not None and recorded.fields.get(name) == sent.get(name), "the span says what the model server was asked"
+        assert (name in recorded.server) == (name not in sent)
+    for name, value in (agent or {}).items():
+        assert contract["agent"][name] == value
+
+
+async def test_a_server_that_says_what_it_heeds_leaves_nothing_unknown(model: ModelServer, receiver: OtlpReceiver) -> None:
+    model.heeds = "temperature, top_p"
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m"))) as stand:
+        await asked(stand, top_k=5, temperature=0.5)
+        assert await contracts(stand) == [{"agent": {"temperature": 0.5}}]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+async def test_the_runs_parameters_replace_the_agents_own_where_the_rollout_says_so(
+    model: ModelServer, receiver: OtlpReceiver, path: str
+) -> None:
+    own = {"temperature": 0.2, "top_p": 0.9, "stream": False}
+    if path == "chat/completions":
+        own |= {"logit_bias": {"7": 5}, "presence_penalty": 1.5, "stop": ["x"], "tool_choice": "required", "n": 1}
+    upstreams = FixedUpstreams(Upstream(model.url, "m", sampling=RUN), policy="enforce")
+    async with proxy(receiver, upstreams) as stand:
+        await asked(stand, path, **own)
+        (contract,) = await contracts(stand)
+    (sent,) = model.requests
+    assert (sent["temperature"], sent["top_p"]) == (0.8, 1.0)
+    assert contract["overridden"]["temperature"] == 0.2 and "temperature" not in contract.get("agent", {})
+    if path == "chat/completions":
+        assert (sent.get("logit_bias"), sent["presence_penalty"], sent["stop"], sent["tool_choice"]) == (None, 0.0, ["x"], "required")
+        recorded = Contract.loads(json.dumps(contract))
+        assert recorded is not None and recorded.differing(NEUTRAL) == ("tool_choice",), "what its program relies on stays"
+
+
+@pytest.mark.parametrize(("policy", "temperature"), [(None, 0), ("enforce", 0), ("enforce_all", 0.8), ("odd", 0)])
+async def test_greedy_calls_stay_greedy_unless_all_are_enforced(
+    model: ModelServer, receiver: OtlpReceiver, policy: str | None, temperature: float
+) -> None:
+    upstreams = FixedUpstreams(Upstream(model.url, "m", sampling=RUN), policy=policy)
+    async with proxy(receiver, upstreams) as stand:
+        await asked(stand, temperature=0, top_p=0.5)
+    assert model.requests[0]["temperature"] == temperature
+    assert model.requests[0]["top_p"] == (1.0 if policy == "enforce_all" else 0.5)
+
+
+async def test_a_resource_that_is_not_trained_enforces_nothing(model: ModelServer, receiver: OtlpReceiver) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling={"max_tokens": 5}), policy="enforce")) as stand:
+        await asked(stand, temperature=0.2)
+    assert model.requests[0]["temperature"] == 0.2
