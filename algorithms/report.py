@@ -77,7 +77,7 @@ class TrainingReport:
     """Of these rows: from calls with several choices (n > 1). The choice that the agent used is unknown: all get the attempt's reward."""
     own_sampling: int = 0
     """Model calls trained on that were sampled otherwise than the run's parameters say (adapters.sampling.unlike)."""
-    differing: Counter[str] = field(default_factory=Counter[str])
+    differing: dict[str, int] = field(default_factory=dict[str, int])
     """{field: calls refused as `sampling_differs` that have another value of it than the run, or an unknown one}."""
     off_policy: int
     """Trajectories trained on that, by the model server's header, other weights than `weights_version` sampled."""
@@ -144,7 +144,7 @@ class TrainingReport:
             calls_trained=len(rows),
             several_choices=several,
             own_sampling=other,
-            differing=Counter(batch.differing),
+            differing=dict(batch.differing),
             **_fields_of_traces(traces),
             **_fields_of_samples(batch, groups),
             **_fields_of_training(trained_on, versions[0]),
@@ -350,8 +350,9 @@ def own_sampling_warning(step: int, other: int, calls: int, *, told: bool = Fals
     if told:
         return f"{counted}of the agent's own"
     return (
-        f"{counted}of the agent's own: GRPO scores each call at the temperature that sampled it; nothing else is corrected. To have one "
-        "temperature, leave it out of the agent's requests; `agl-otel traces show` names the calls. Later steps say only how many they are"
+        f"{counted}of the agent's own: another temperature than the run's, or a constraint (a grammar, a forced tool call, top_p, …). GRPO "
+        "scores each call at its own temperature, and refuses constrained ones; SFT takes all. Leave them out of the agent's requests; "
+        "`agl-otel traces show` names the calls. Later steps say only how many they are"
     )
 
 

@@ -35,6 +35,7 @@ from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout, Span
+from agl_otel.types.sampling import Contract, all_parameters
 from agl_otel_hook import conventions
 from tests.contract.store.test_export import reward_of, span_of
 
@@ -66,16 +67,16 @@ class Did:
 
 def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
     ids = (rollout.rollout_id, rollout.attempt.attempt_id)
+    own = {"response_format": {"type": "json_object"}} if did.constrained else {}
     call: dict[str, Any] = {
         conventions.LLM_CALL: 1,
         conventions.LLM_CHOICE: 0,
         conventions.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
         conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
         conventions.LLM_RESPONSE_LOGPROBS: list(did.logprobs),
+        conventions.LLM_SAMPLING: Contract.of(own, all_parameters(1.0, 64)).dumps(),
         **({conventions.LLM_MODEL_VERSION: did.version} if did.version else {}),
     }
-    if did.constrained:
-        call[conventions.LLM_CONSTRAINED] = ["response_format"]
     if did.cut:
         call["gen_ai.response.finish_reasons"] = ["length"]
     made = [span_of(*ids, 1, conventions.SPAN_LLM, call)] if did.calls else []
@@ -279,7 +280,7 @@ async def test_steps_that_are_not_finite_change_nothing_and_end_the_run_in_time(
 
 
 @pytest.mark.parametrize("kind", SFT_LONG, indirect=True)
-async def test_calls_that_the_agent_constrained_are_counted_and_said(
+async def test_calls_that_the_agent_constrained_are_counted_and_said_and_refused_where_log_probs_matter(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their log-probs are of another distribution than the trainer's, by less than ratio_error_limit where a constraint is loose."""
@@ -287,6 +288,10 @@ async def test_calls_that_the_agent_constrained_are_counted_and_said(
     (report,) = await trained(
         kind, store, folder, tmp_path / "run", lambda rollout: replace(by_place(rollout), constrained=member(rollout) == 1), **options
     )
+    if kind.name == "grpo":
+        assert (report.calls_trained, report.refused, report.differing) == (4, {"sampling_differs": 4}, {"response_format": 4})
+        assert "4 of 8 model calls are not trained on" in caplog.text and "sampling_differs: response_format 4" in caplog.text
+        return
     assert (report.own_sampling, report.calls_trained, report.figures["own_sampling_share"]) == (4, 8, 0.5)
     assert (
         "step 1: 4 of 8 model calls read for training (50 %) were sampled with settings" in caplog.text

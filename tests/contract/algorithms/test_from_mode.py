@@ -15,6 +15,7 @@ from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
 from agl_otel.types import TRIAL, Rollout, RolloutMode
+from agl_otel.types.sampling import Contract, all_parameters
 from agl_otel_hook import conventions
 from tests.contract.algorithms.test_bad_input import make_policy, serving
 from tests.contract.store.test_export import reward_of, span_of
@@ -39,6 +40,8 @@ async def observed(store: LightningStore, model: Any, task: Any, response: list[
         conventions.LLM_RESPONSE_TOKEN_IDS: response,
         conventions.LLM_RESPONSE_LOGPROBS: logprobs(model, response),
     }
+    if mode != "production":  # adopted traces have no contract
+        call[conventions.LLM_SAMPLING] = Contract.of({}, all_parameters(1.0, 64)).dumps()
     await store.add_many_spans([span_of(*ids, 1, conventions.SPAN_LLM, call), reward_of(*ids, 2, float(response == GOOD))])
     await store.update_attempt(*ids, status="succeeded")
     return begun.rollout_id
@@ -59,7 +62,7 @@ async def test_grpo_trains_on_offline_rollouts_once_and_enqueues_none(store: Lig
         async with serving(folder) as url:
             grpo = GRPO.from_options(
                 model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", offline_mode=mode, max_steps=4, importance_cap=2.0,
-                updates_per_step=1, metrics=[],
+                updates_per_step=1, metrics=[], sampling_policy="any" if mode == "production" else "refuse",
             )  # fmt: skip
             return await grpo.train(store, [])
 
