@@ -235,7 +235,8 @@ def _fit_sampling(
     differing.update(found.counted(fit & ~found.greedy))
     if assumed.temperatures == "one":
         like = at_one_temperature(calls, kept, assumed.temperature)
-        differing.update({"temperature": int(np.count_nonzero(kept & ~like))})
+        if others := int(np.count_nonzero(kept & ~like)):
+            differing["temperature"] += others
         kept = like
     for reason, rows in (("greedy", fit & found.greedy), ("sampling_differs", fit & ~found.greedy & ~kept)):
         if count := int(np.count_nonzero(rows)):

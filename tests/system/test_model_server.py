@@ -42,8 +42,8 @@ from agl_otel.types import (
     Verdict,
 )
 from agl_otel.types.columns import CallColumns, Ragged, Reward, Traces
-from agl_otel.types.sampling import NEUTRAL
-from agl_otel_hook.conventions import HEADER_MODEL_VERSION
+from agl_otel.types.sampling import NEUTRAL, Contract
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION, HEADER_SAMPLING
 
 pytestmark = pytest.mark.full
 QUESTION: list[Any] = [{"role": "user", "content": tiny.question(437)}]
@@ -256,6 +256,7 @@ class CallingStore:
         right = [str(tiny.BEHAVIOURS[self.target](number % 10)) for number in numbers]
         values = [float(c["message"]["content"] == wanted) for c, wanted in zip(choices, right, strict=True)]
         logprobs = [[] if self.lose_logprobs else [e["logprob"] for e in c["logprobs"]["content"]] for c in choices]
+        contracts: list[Contract] = [body["contract"] for _, body in answers]
         one, none, empty = np.ones(len(ids), np.int64), np.zeros(len(ids), np.int64), [""] * len(ids)
         calls = CallColumns(
             rollout_id=ids,
@@ -274,7 +275,8 @@ class CallingStore:
             model_version=[version for version, _ in answers],
             agent=empty,
             incomplete=empty,
-            temperature=np.array([body["temperature"] for _, body in answers]),
+            temperature=np.array([contract.temperature for contract in contracts]),
+            contract=[contract.dumps() for contract in contracts],
         )
         rewards = {(r, "at-1"): [Reward(2, "s", 0, "primary", value)] for r, value in zip(ids, values, strict=True)}
         verdicts = {key: Verdict(rollout_id=key[0], attempt_id=key[1], kind="complete") for key in rewards}
@@ -288,10 +290,12 @@ class CallingStore:
             "return_token_ids": True,
             "seed": (task.metadata or {})["sampling_seed"],
         }
+        own: dict[str, float] = {}
         if self.own_temperature is not None and task.metadata and task.metadata["sampling_seed"] % 2:
-            body["temperature"] = self.own_temperature
-        async with self.session.post(f"{self.endpoint}/chat/completions", json=body) as answer:
-            return answer.headers[HEADER_MODEL_VERSION], {**await answer.json(), "temperature": body["temperature"]}
+            own = {"temperature": self.own_temperature}
+        async with self.session.post(f"{self.endpoint}/chat/completions", json=body | own) as answer:
+            contract = Contract.of(own, body, answer.headers[HEADER_SAMPLING])
+            return answer.headers[HEADER_MODEL_VERSION], {**await answer.json(), "contract": contract}
 
 
 @pytest.mark.parametrize(("served", "best"), [("server", 0.7), ("tied_server", 0.5)])
@@ -369,12 +373,15 @@ async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_
     assert set(store.cancelled).isdisjoint(trained)
 
 
-async def test_a_step_warns_of_calls_with_the_agents_own_sampling(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_calls_at_the_agents_own_temperature_are_trained_on_at_it_if_asked_for(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with aiohttp.ClientSession() as session:
         store = CallingStore(session, target=1, own_temperature=0.5)
         grpo = GRPO.from_options(
-            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=4
-        )
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=4,
+            mix_temperatures=True,
+        )  # fmt: skip
         report, later = await grpo.train(store, tiny.TRAIN_NUMBERS)
     sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-64:-32])
     assert sampled == {0.5: report.own_sampling, 1.0: 32 - report.own_sampling}, "as the model server tells"
@@ -384,6 +391,21 @@ async def test_a_step_warns_of_calls_with_the_agents_own_sampling(server: Server
     first, second = [record.message for record in caplog.records if "of the agent's own" in record.message]
     assert first.startswith(f"step 1: {report.own_sampling} of 32 model calls read for training") and first.endswith("how many they are")
     assert second.startswith(f"step 2: {later.own_sampling} of 32 model calls read for training") and second.endswith("of the agent's own")
+
+
+async def test_a_step_trains_on_one_temperature_and_names_what_differs(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        store = CallingStore(session, target=1, own_temperature=0.5)
+        grpo = GRPO.from_options(
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=1, prompts_per_step=4
+        )
+        [report] = await grpo.train(store, tiny.TRAIN_NUMBERS)
+    sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-32:])
+    assert sampled == {0.5: report.refused["sampling_differs"], 1.0: report.calls_trained}, "as the model server tells"
+    assert report.differing == {"temperature": report.refused["sampling_differs"]}
+    assert f"step 1: {report.refused['sampling_differs']} of 32 model calls are not trained on" in caplog.text
 
 
 async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Server, tmp_path: Path) -> None:

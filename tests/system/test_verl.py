@@ -297,7 +297,7 @@ COUNTED: list[dict[str, Any]] = [
         "trajectories": 9,
         "calls_trained": 9,
         "refused.no_reward": 3,
-        "refused.own_temperature": 3,
+        "refused.sampling_differs": 3,
         "groups_gone": 0,
         "singleton_groups": 1,
         "own_sampling": 0,
@@ -314,7 +314,7 @@ COUNTED: list[dict[str, Any]] = [
         "trajectories": 3,
         "calls_trained": 3,
         "refused.no_reward": 13,
-        "refused.own_temperature": None,
+        "refused.sampling_differs": None,
         "groups_gone": 1,
         "singleton_groups": 3,
         "own_sampling": 0,
@@ -441,7 +441,7 @@ def assert_shown(run: dict[str, Any], steps: list[Any]) -> None:
     """Check what `agl-otel runs show` counts, from the store."""
     assert run["rollouts"]["rollouts"] >= VAL + STEPS * TASKS * MEMBERS + VAL, "the validations' and the steps'"
     assert run["metrics"]["reward"]["3"] == pytest.approx(steps[2][-1]["reward_mean"]), "both count a missing reward as 0"
-    assert run["losses"]["3"] == "6 of 16 rollouts gave no sample; refused no_reward 3, own_temperature 3"
+    assert run["losses"]["3"] == "6 of 16 rollouts gave no sample; refused no_reward 3, sampling_differs 3"
     assert run["losses"]["4"] == "13 of 16 rollouts gave no sample; refused no_reward 13; 1 whole group gone"
     assert run["totals"]["response_tokens"] > 0
 
@@ -462,7 +462,7 @@ def assert_lines(steps: list[dict[str, Any]]) -> None:
         assert_line(line)
     assert steps[0]["samples"] > steps[0]["rollouts"] - steps[0]["rollouts_without_sample"] > 0, "two of most rollouts"
     assert steps[0]["calls_trained"] == steps[0]["model_calls"] > steps[0]["rollouts"]
-    assert steps[2]["refused"] == {"no_reward": 3, "own_temperature": 3}
+    assert steps[2]["refused"] == {"no_reward": 3, "sampling_differs": 3}
     assert steps[2]["critic/score/max"] <= 1, "the lone one's 9 is in no score"
     assert steps[2]["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
 

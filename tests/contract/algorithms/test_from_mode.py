@@ -33,7 +33,7 @@ async def observed(store: LightningStore, model: Any, task: Any, response: list[
     """Create a finished offline rollout; the response GOOD is rewarded."""
     begun = await store.start_rollout(task, mode=mode, metadata={TRIAL: "run"} if trial else None)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
-    call = {
+    call: dict[str, Any] = {
         conventions.LLM_CALL: 1,
         conventions.LLM_CHOICE: 0,
         conventions.LLM_PROMPT_TOKEN_IDS: PROMPT,

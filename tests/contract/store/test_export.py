@@ -16,6 +16,7 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.cli import main
 from agl_otel.store import LightningStore
 from agl_otel.types import TRIAL, AttemptedRollout, RolloutMode, Span
+from agl_otel.types.sampling import Contract, all_parameters
 from agl_otel_hook import conventions
 
 ASKED: list[dict[str, Any]] = [{"type": "text", "content": "my number is 42"}]
@@ -64,6 +65,7 @@ def call_of(rollout_id: str, attempt_id: str, sequence: int, asked: list[dict[st
         conventions.LLM_PROMPT_TOKEN_IDS: [1, 2],
         conventions.LLM_RESPONSE_TOKEN_IDS: [3, 4],
         conventions.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
+        conventions.LLM_SAMPLING: Contract.of({}, all_parameters(1.0, 64)).dumps(),
         **(messages if asked is not None else {}),
     }
     return span_of(rollout_id, attempt_id, sequence, conventions.SPAN_LLM, attributes)
