@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from agl_otel.proxy.logprob_mode import FIELDS
 from agl_otel_hook import conventions
 
 Json = dict[str, Any]
@@ -26,6 +27,8 @@ class ModelServer:
         self.routes = routes or {}
         self.requests: list[Json] = []
         self.headers: list[Mapping[str, str]] = []
+        self.probes = 0
+        """How often a proxy asked for its log-probs alone (logprob_mode.py): not in `requests`."""
         self.asked = asyncio.Event()
         self.status = 200
         self.redirect = ""
@@ -70,13 +73,15 @@ class ModelServer:
 
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 27)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/v1/embeddings", self._embeddings)
-        app.router.add_post("/v1/messages/count_tokens", self._count)
-        app.router.add_get("/v1/models", self._models)
-        for path, handler in self.routes.items():
+        own: dict[str, Handler] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._completions,
+            "/v1/embeddings": self._embeddings,
+            "/v1/messages/count_tokens": self._count,
+        }
+        for path, handler in {**own, **self.routes}.items():
             app.router.add_post(path, handler)
+        app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -128,6 +133,10 @@ class ModelServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
+        if body.get("top_logprobs") == FIELDS["top_logprobs"]:
+            self.probes += 1
+            top = [{"token": token, "logprob": logit / body["temperature"] - 1.0} for token, logit in (("a", 0.0), ("b", -1.0))]
+            return web.json_response({"choices": [{"message": {"content": "a"}, "logprobs": {"content": [{"top_logprobs": top}]}}]})
         self.requests.append(body)
         self.headers.append(request.headers)
         self.asked.set()

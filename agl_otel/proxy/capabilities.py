@@ -6,7 +6,8 @@ identifies a Place (a model that the resource leaves to agents, and a key of the
 
 A server may refuse the fields that request token ids; then calls are sent without them. It may have no route for Messages or Responses, or
 answer there without token ids although its chat/completions returns them; then calls are translated, and can be trained on. The answers
-that triggered a probe are not usable as samples, and are counted.
+that triggered a probe are not usable as samples, and are counted. So are those of calls with another distribution than the logits' softmax
+until it is known of which distribution the server's log-probs are (logprob_mode.py).
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from agl_otel.proxy.dialects import CHAT, Dialect, prepare
 from agl_otel.proxy.litellm import HOW
+from agl_otel.proxy.logprob_mode import FIELDS, TEMPERATURES, logprob_mode
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Json, Reply, parse_object
 from agl_otel.proxy.upstream import Upstream
+from agl_otel.types.sampling import LogProbs
 
 AGAIN_SECONDS: Final = 60.0  # after an inconclusive probe
 MAX_PLACES: Final = 10_000  # remembered places; the least recently called is dropped
@@ -54,6 +57,9 @@ class _Detected:
     """Whether the server refuses the fields that request token ids."""
     by_chat: bool = False
     """Whether calls go to chat/completions."""
+    logprobs: LogProbs = ""
+    again_logprobs: float = 0.0
+    """The earliest time of the next probe of its log-probs."""
 
 
 class Capabilities:
@@ -87,6 +93,10 @@ class Capabilities:
         """Whether calls are sent without the fields that request token ids."""
         return self._known(place).plain
 
+    def logprobs(self, place: Place) -> LogProbs:
+        """Of which distribution the server's log-probs are."""
+        return self._known(place).logprobs
+
     async def lacks_route(self, place: Place, dialect: Dialect, ask: Ask) -> bool:
         """Whether a server that answered "not found" has chat/completions but not this route; both are probed with an empty object."""
         detected = self._known(place)
@@ -103,15 +113,31 @@ class Capabilities:
         if now >= detected.again and len(place.model) <= MAX_MODEL:
             detected.again = now + AGAIN_SECONDS
             self._keep(place, detected)
-            task = asyncio.create_task(self._detect(detected, place, dialect, ask))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._start(self._detect(detected, place, dialect, ask))
 
     def answered(self, place: Place, call: Call, upstream: Upstream, ask: Ask) -> None:
         """Start a probe if a call was answered without token ids."""
         useful = self._translate == "auto" or not self._can_translate
         if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_ids(call.reply):
             self.probe(place, call.dialect, ask)
+
+    def sampled(self, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
+        """Start a probe of the server's log-probs if a call has some, and all is known of its distribution but whether they are of it."""
+        if call.honoured is not None or not any(choice.logprobs for choice in call.reply.choices.values()):
+            return
+        if call.contract.server or call.contract.is_plain:
+            return
+        place, now = find_place(), self._clock()
+        detected = self._known(place)
+        if not detected.logprobs and now >= detected.again_logprobs and len(place.model) <= MAX_MODEL:
+            detected.again_logprobs = now + AGAIN_SECONDS
+            self._keep(place, detected)
+            self._start(self._detect_logprobs(detected, place, ask))
+
+    def _start(self, probing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(probing)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def close(self) -> None:
         """Cancel running probes."""
@@ -153,6 +179,20 @@ class Capabilities:
             )
         elif self._translate == "auto":
             await self._detect_chat(detected, place, ask)
+
+    async def _detect_logprobs(self, detected: _Detected, place: Place, ask: Ask) -> None:
+        answers = list[Json]()
+        for temperature in TEMPERATURES:
+            prepared = prepare(CHAT, CHAT.smallest_request, model=place.model, sampling={}, capture=False).fields
+            status, answer = await ask(CHAT, {**CHAT.smallest_request, **prepared, **FIELDS, "temperature": temperature})
+            answers.append((parse_object(answer) if status == 200 else None) or {})
+        detected.logprobs = logprob_mode(*answers)
+        if detected.logprobs == "raw":
+            logger.warning(
+                "%s returns log-probs of the logits before the temperature: calls at another one than 1 cannot be trained on (refused as "
+                "sampling_differs: logprobs). Start vLLM with --logprobs-mode processed_logprobs",
+                place.base_url,
+            )
 
     async def _detect_chat(self, detected: _Detected, place: Place, ask: Ask) -> None:
         status, answer = await _answer(CHAT, place, ask)

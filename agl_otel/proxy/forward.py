@@ -328,7 +328,10 @@ class Forwarder:
         headers["traceparent"] = format_traceparent(call.span.context)
         url = f"{upstream.base_url}/{dialect.path}"
         place, send_probe = partial(_place, upstream, dialect, body, headers), partial(self._send_probe, agent, upstream)
-        for capture in (False,) if self._capabilities and self._capabilities.is_plain(place()) else (True, False):
+        known = place() if self._capabilities else None
+        if known is not None:
+            call.logprobs = self._capabilities.logprobs(known)
+        for capture in (False,) if known is not None and self._capabilities.is_plain(known) else (True, False):
             prepared = prepare(dialect, body, model=upstream.model, sampling=upstream.fields, capture=capture)
             if self._recorder.unsettled:  # while the model server works
                 asyncio.get_running_loop().call_soon(self.settle)
@@ -357,6 +360,7 @@ class Forwarder:
                 )
             if dialect.via_chat:
                 self._capabilities.answered(place(), call, upstream, send_probe)
+            self._capabilities.sampled(call, place, send_probe)
             return True
         raise AssertionError("without extras nothing is refused because of them")
 

@@ -22,7 +22,7 @@ from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_checked, output_message, tool_definitions
 from agl_otel.proxy.prefixes import Prefix
 from agl_otel.proxy.reply import MAX_IDS, Choice, Reply
-from agl_otel.types.sampling import Contract
+from agl_otel.types.sampling import Contract, LogProbs
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import pack_doubles, pack_ints
 from agl_otel_hook.context import Key, parse_traceparent
@@ -100,6 +100,8 @@ class Call:
     """What of the agent's request the rollout's policy replaced."""
     honoured: str | None = None
     """The answer's header `agl-sampling` (types.sampling.Contract.of)."""
+    logprobs: LogProbs = ""
+    """What a probe of the model server found (logprob_mode.py)."""
     logical_number: int = 0
     """Logical call number: a retry has the number of the call that it repeats, and so the same sampling seed."""
     status: int = 0
@@ -119,6 +121,11 @@ class Call:
     """The spans, as written to the journal."""
     built_from: tuple[Any, ...] = ()
     """The value of `changeable` when `built` was built."""
+
+    @property
+    def contract(self) -> Contract:
+        """From which distribution the reply is."""
+        return Contract.of(self.asked, self.told, self.honoured, self.overridden, self.logprobs)
 
     @property
     def no_whole_reply(self) -> str | None:
@@ -382,7 +389,7 @@ def _request_attributes(call: Call) -> dict[str, Any]:
                 value = kind.validate_python(call.body[name])
                 held[attribute] = clean(value) if isinstance(value, str) else value
     if call.dialect.samples:
-        held[conventions.LLM_SAMPLING] = Contract.of(call.asked, call.told, call.honoured, call.overridden).dumps()
+        held[conventions.LLM_SAMPLING] = call.contract.dumps()
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller
     if call.number:

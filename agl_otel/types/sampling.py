@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from agl_otel.text import without_secrets
 
@@ -50,6 +50,9 @@ FILLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LIMITS: Final = ("max_tokens", "stop", "n")
 """Fields that end or repeat a reply, and change no token's probability."""
 HONOURS_ALL: Final = "*"
+LogProbs = Literal["", "processed", "raw"]
+"""Of which distribution a model server's log-probs are: `processed`, the one that it sampled from; `raw`, the softmax of the logits, as vLLM's
+are by default; empty: unknown."""
 POLICY: Final = "sampling_policy"
 """In a rollout's metadata: `enforce`, where its resource's parameters win over the agent's but for a temperature of 0; or `enforce_all`."""
 ENFORCED: Final = (*("temperature", *NEUTRAL, "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "best_of", "use_beam_search"),)
@@ -92,10 +95,16 @@ class Contract:
     """Fields that nobody sent, and that the model server may have filled in: unknown."""
     overridden: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the agent had set, and a policy replaced."""
+    logprobs: LogProbs = ""
 
     @classmethod
     def of(
-        cls, asked: Mapping[str, Any], told: Mapping[str, Any], honoured: str | None = None, overridden: Mapping[str, Any] | None = None
+        cls,
+        asked: Mapping[str, Any],
+        told: Mapping[str, Any],
+        honoured: str | None = None,
+        overridden: Mapping[str, Any] | None = None,
+        logprobs: LogProbs = "",
     ) -> Contract:
         """Return the contract of a request.
 
@@ -103,20 +112,21 @@ class Contract:
             asked: the agent's request, in any protocol.
             told: the resource's parameters that are sent with it.
             honoured: the answer's header `agl-sampling`: the fields that the server heeds, of which it fills in none by itself
-                (HONOURS_ALL: all); None: it says nothing.
+                (HONOURS_ALL: all), and its log-probs are processed; None: it says nothing.
             overridden: fields of the agent's that were taken out of `asked`.
+            logprobs: what a probe of the server found.
         """
         agent = _by_openais_names(asked)
         resource = {name: value for name, value in _by_openais_names(told).items() if name not in agent}
         replaced = _by_openais_names(overridden or {})
         if honoured is None:
-            return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource), replaced)
+            return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource), replaced, logprobs)
         heeded = {name.strip() for name in honoured.split(",")}
         if HONOURS_ALL in heeded:
-            return cls(agent, resource, (), replaced)
+            return cls(agent, resource, (), replaced, "processed")
         heeded.update(LIMITS)
         agent, resource = ({name: value for name, value in part.items() if name in heeded} for part in (agent, resource))
-        return cls(agent, resource, (), replaced)
+        return cls(agent, resource, (), replaced, "processed")
 
     @classmethod
     def loads(cls, text: str) -> Contract | None:
@@ -125,13 +135,15 @@ class Contract:
             held = json.loads(text)
             parts = (dict(held.get(name, {})) for name in ("agent", "resource", "overridden"))
             agent, resource, overridden = parts
-            return cls(agent, resource, tuple(held.get("server", ())), overridden)
+            logprobs = held.get("logprobs")
+            return cls(agent, resource, tuple(held.get("server", ())), overridden, logprobs if logprobs in ("processed", "raw") else "")
         except (ValueError, TypeError, AttributeError):
             return None
 
     def dumps(self) -> str:
-        """Write it as JSON: {"agent": {field: value}, "resource": …, "server": [field], "overridden": {…}}, without empty parts."""
-        parts = {"agent": self.agent, "resource": self.resource, "server": self.server, "overridden": self.overridden}
+        """Write it as JSON: {"agent": {field: value}, "resource": …, "server": [field], "overridden": {…}, "logprobs": …}, without
+        empty parts."""
+        parts = vars(self)
         return json.dumps({name: part for name, part in parts.items() if part}, separators=(",", ":"))
 
     @property
@@ -145,9 +157,18 @@ class Contract:
         value = self.fields.get("temperature", math.nan if "temperature" in self.server else 1.0)
         return float(value) if isinstance(value, int | float) else math.nan
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tokens were drawn from the softmax of the logits, so that raw and processed log-probs are one."""
+        return self.temperature == 1.0 and not self._unlike({})
+
     def differing(self, wanted: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the fields, but for the temperature, that make the distribution another than that of the `wanted` parameters; unknown
-        ones do."""
+        ones do. `logprobs` is among them if the log-probs are not known to be those of the distribution."""
+        found = self._unlike(wanted)
+        return found if self.logprobs == "processed" or self.is_plain else (*found, "logprobs")
+
+    def _unlike(self, wanted: Mapping[str, Any]) -> tuple[str, ...]:
         sent, found = self.fields, list[str]()
         for name, neutral in SHAPES.items():
             value, asked = sent.get(name), wanted.get(name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.otlp_receiver import OtlpReceiver
 
 HELLO = [{"role": "user", "content": "Hello?"}]
 RUN = all_parameters(0.8, 64)
+LOGITS = (2.0, 1.0, -1.0)
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ async def test_a_server_that_says_what_it_heeds_leaves_nothing_unknown(model: Mo
     model.heeds = "temperature, top_p"
     async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m"))) as stand:
         await asked(stand, top_k=5, temperature=0.5)
-        assert await contracts(stand) == [{"agent": {"temperature": 0.5}}]
+        assert await contracts(stand) == [{"agent": {"temperature": 0.5}, "logprobs": "processed"}]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
@@ -102,7 +105,7 @@ async def test_the_runs_parameters_replace_the_agents_own_where_the_rollout_says
     if path == "chat/completions":
         assert (sent.get("logit_bias"), sent["presence_penalty"], sent["stop"], sent["tool_choice"]) == (None, 0.0, ["x"], "required")
         recorded = Contract.loads(json.dumps(contract))
-        assert recorded is not None and recorded.differing(NEUTRAL) == ("tool_choice",), "what its program relies on stays"
+        assert recorded is not None and recorded.differing(NEUTRAL)[0] == "tool_choice", "what its program relies on stays"
 
 
 @pytest.mark.parametrize(("policy", "temperature"), [(None, 0), ("enforce", 0), ("enforce_all", 0.8), ("odd", 0)])
@@ -120,3 +123,43 @@ async def test_a_resource_that_is_not_trained_enforces_nothing(model: ModelServe
     async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling={"max_tokens": 5}), policy="enforce")) as stand:
         await asked(stand, temperature=0.2)
     assert model.requests[0]["temperature"] == 0.2
+
+
+@pytest.mark.parametrize(("mode", "probes"), [("processed", [1.0, 2.0]), ("raw", [1.0, 2.0]), ("", [1.0, 2.0]), ("said", [])])
+async def test_log_probs_of_a_server_that_says_nothing_are_probed_once(receiver: OtlpReceiver, mode: str, probes: list[float]) -> None:
+    asked_for = list[float]()
+
+    async def chat(request: web.Request) -> web.Response:
+        temperature: float = (await request.json())["temperature"]
+        asked_for.append(temperature)
+        scale = 1.0 if mode == "raw" else temperature if mode else 1.4 ** len(asked_for)
+        exponentials = [math.exp(logit / scale) for logit in LOGITS]
+        top = [{"token": str(token), "logprob": math.log(each / sum(exponentials))} for token, each in enumerate(exponentials)]
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "0"},
+            "logprobs": {"content": [{**top[0], "top_logprobs": top}]},
+            "token_ids": [0],
+            "finish_reason": "stop",
+        }
+        headers = {conventions.HEADER_SAMPLING: "*"} if mode == "said" else {}
+        return web.json_response({"id": "x", "model": "m", "prompt_token_ids": [1, 2], "choices": [choice]}, headers=headers)
+
+    server = ModelServer({"/v1/chat/completions": chat})
+    await server.start()
+    try:
+        async with proxy(receiver, FixedUpstreams(Upstream(server.url, "m", sampling=all_parameters(1.0, 5)))) as stand:
+            await asked(stand)
+            assert asked_for == [1.0], "at temperature 1 there is nothing to know"
+            await asked(stand, temperature=0.5)
+            while len(asked_for) < 2 + len(probes):
+                await asyncio.sleep(0.01)
+            await asked(stand, temperature=0.5)
+            while mode and (await contracts(stand))[-1].get("logprobs") is None:  # its answer may not have been read
+                await asked(stand, temperature=0.5)
+            recorded = [each.get("logprobs") for each in await contracts(stand)]
+    finally:
+        await server.stop()
+    assert sorted(asked_for) == sorted([1.0, *probes, *[0.5] * (len(recorded) - 1)])
+    assert recorded[-1] == {"said": "processed", "": None}.get(mode, mode)
+    assert recorded[1] == ("processed" if mode == "said" else None), "the call that shows the need for a probe stays unknown"

@@ -43,7 +43,7 @@ def contract_of(row: CallRow) -> str:
         return ""
     given = {"temperature": row.temperature, "top_p": row.top_p} | ({"tool_choice": "required"} if row.constrained else {})
     asked = {name: value for name, value in given.items() if value == value}
-    return Contract.of(asked, NEUTRAL).dumps()
+    return Contract.of(asked, NEUTRAL, logprobs="processed").dumps()
 
 
 def call_columns(rows: Sequence[CallRow]) -> CallColumns:

@@ -42,13 +42,13 @@ TOLD = all_parameters(1.0, 64)
     ],
 )
 def test_a_call_differs_by_the_fields_that_change_its_distribution(asked: dict[str, Any], fields: tuple[str, ...]) -> None:
-    written = Contract.of(asked, TOLD).dumps()
+    written = Contract.of(asked, TOLD, logprobs="processed").dumps()
     contract = Contract.loads(written)
     assert contract is not None and contract.differing(TOLD) == fields, written
 
 
 def test_what_nobody_sent_is_unknown_unless_the_server_says_that_it_fills_in_nothing() -> None:
-    assert Contract.of({}, {}).differing(NEUTRAL) == FILLED[1:]
+    assert Contract.of({}, {}).differing(NEUTRAL) == (*FILLED[1:], "logprobs")
     assert math.isnan(Contract.of({}, {}).temperature)
     proven = Contract.of({}, {}, "*")
     assert (proven.differing(NEUTRAL), proven.temperature) == ((), 1.0)
@@ -63,7 +63,7 @@ def test_what_the_server_does_not_heed_changes_nothing() -> None:
 
 
 def test_the_agents_own_parameters_win_over_the_resources_and_equal_ones_do_not_differ() -> None:
-    contract = Contract.of({"temperature": 0.2, "top_p": 0.9}, {**TOLD, "top_p": 0.8})
+    contract = Contract.of({"temperature": 0.2, "top_p": 0.9}, {**TOLD, "top_p": 0.8}, logprobs="processed")
     assert (contract.temperature, contract.resource.get("top_p"), contract.own()) == (0.2, None, {"temperature": 0.2, "top_p": 0.9})
     assert contract.differing({**TOLD, "top_p": 0.9}) == ()
 
@@ -73,3 +73,12 @@ def test_a_long_or_odd_value_is_shortened_and_text_of_something_else_is_no_contr
     assert len(contract.dumps()) < 400
     for text in ("", "[]", "7", "null", '{"agent": 7}', "{"):
         assert Contract.loads(text) is None
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0.7}, {"temperature": 2}, {"top_p": 0.9}])
+def test_log_probs_count_only_if_they_are_known_to_be_of_the_sampled_distribution(asked: dict[str, Any]) -> None:
+    wanted = {**NEUTRAL, **asked}
+    assert Contract.of(asked, TOLD).differing(wanted) == Contract.of(asked, TOLD, logprobs="raw").differing(wanted) == ("logprobs",)
+    assert Contract.of(asked, TOLD, logprobs="processed").differing(wanted) == Contract.of(asked, TOLD, "*").differing(wanted) == ()
+    for found in ("", "raw", "processed"):
+        assert Contract.of({"temperature": 1}, TOLD, logprobs=found).differing(NEUTRAL) == (), "at 1 they are the same"
