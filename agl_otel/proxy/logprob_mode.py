@@ -24,9 +24,10 @@ def logprob_mode(at_one: Mapping[str, Any], at_two: Mapping[str, Any]) -> LogPro
     Dividing the logits by 2 halves the difference between two tokens' log-probs: processed ones have half of it, raw ones all.
     """
     first, second = _likely(at_one), _likely(at_two)
-    high, low = (sorted(first, key=lambda token: -first[token]) + [None, None])[:2]
-    if high is None or low is None or high not in second or low not in second or first[high] - first[low] < _LEAST_GAP:
+    shared = sorted(first.keys() & second.keys(), key=lambda token: -first[token])
+    if len(shared) < 2 or first[shared[0]] - first[shared[1]] < _LEAST_GAP:
         return ""
+    high, low = shared[:2]
     ratio = (second[high] - second[low]) / (first[high] - first[low])
     if abs(ratio - 0.5) < _TOLERANCE:
         return "processed"

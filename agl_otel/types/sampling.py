@@ -51,8 +51,8 @@ LIMITS: Final = ("max_tokens", "stop", "n")
 """Fields that end or repeat a reply, and change no token's probability."""
 HONOURS_ALL: Final = "*"
 LogProbs = Literal["", "processed", "raw"]
-"""Of which distribution a model server's log-probs are: `processed`, the one that it sampled from; `raw`, the softmax of the logits, as vLLM's
-are by default; empty: unknown."""
+"""Of which distribution a model server's log-probs are: `processed`, the one that it sampled from; `raw`, the softmax of the logits, as
+vLLM's are by default; empty: unknown."""
 POLICY: Final = "sampling_policy"
 """In a rollout's metadata: `enforce`, where its resource's parameters win over the agent's but for a temperature of 0; or `enforce_all`."""
 ENFORCED: Final = (*("temperature", *NEUTRAL, "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "best_of", "use_beam_search"),)

@@ -127,11 +127,13 @@ async def test_a_resource_that_is_not_trained_enforces_nothing(model: ModelServe
 
 @pytest.mark.parametrize(("mode", "probes"), [("processed", [1.0, 2.0]), ("raw", [1.0, 2.0]), ("", [1.0, 2.0]), ("said", [])])
 async def test_log_probs_of_a_server_that_says_nothing_are_probed_once(receiver: OtlpReceiver, mode: str, probes: list[float]) -> None:
-    asked_for = list[float]()
+    asked_for, probed = list[float](), asyncio.Event()
 
     async def chat(request: web.Request) -> web.Response:
         temperature: float = (await request.json())["temperature"]
         asked_for.append(temperature)
+        if len(asked_for) == 2 + len(probes):
+            probed.set()
         scale = 1.0 if mode == "raw" else temperature if mode else 1.4 ** len(asked_for)
         exponentials = [math.exp(logit / scale) for logit in LOGITS]
         top = [{"token": str(token), "logprob": math.log(each / sum(exponentials))} for token, each in enumerate(exponentials)]
@@ -152,8 +154,7 @@ async def test_log_probs_of_a_server_that_says_nothing_are_probed_once(receiver:
             await asked(stand)
             assert asked_for == [1.0], "at temperature 1 there is nothing to know"
             await asked(stand, temperature=0.5)
-            while len(asked_for) < 2 + len(probes):
-                await asyncio.sleep(0.01)
+            await probed.wait()
             await asked(stand, temperature=0.5)
             while mode and (await contracts(stand))[-1].get("logprobs") is None:  # its answer may not have been read
                 await asked(stand, temperature=0.5)
