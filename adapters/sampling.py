@@ -123,5 +123,6 @@ def several_choices_warning(several: int, calls: int, *, told: bool = False) -> 
 def _differing(text: str, assumed: Assumed) -> tuple[str, ...]:
     contract = Contract.loads(text) if text else None
     if assumed.agent_alone:
-        contract = Contract(contract.agent if contract is not None else {})
+        raw = contract is not None and contract.logprobs == "raw"
+        contract = Contract(contract.agent if contract is not None else {}, logprobs="raw" if raw else "processed")
     return (UNRECORDED,) if contract is None else contract.differing(assumed.others or {})

@@ -296,7 +296,11 @@ async def test_a_killed_runners_agent_ends_and_its_rollout_runs_again(world: Wor
 @pytest.mark.parametrize(
     ("on_sigterm", "kind"),
     [
-        pytest.param("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "incomplete", id="incomplete-because-its-agent-died-in-a-span"),
+        pytest.param(
+            "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))",
+            "incomplete",
+            id="incomplete-because-its-agent-died-in-a-span",
+        ),
         pytest.param("pass", "complete", id="complete-because-the-agent's-hook-closes-on-the-kernel's-SIGTERM"),
     ],
 )

@@ -74,7 +74,7 @@ def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
         conventions.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
         conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
         conventions.LLM_RESPONSE_LOGPROBS: list(did.logprobs),
-        conventions.LLM_SAMPLING: Contract.of(own, all_parameters(1.0, 64)).dumps(),
+        conventions.LLM_SAMPLING: Contract.of(own, all_parameters(1.0, 64), logprobs="processed").dumps(),
         **({conventions.LLM_MODEL_VERSION: did.version} if did.version else {}),
     }
     if did.cut:
