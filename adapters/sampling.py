@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.types.columns import CallColumns, Ragged
-from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract
+from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract, in_words
 from agl_otel_hook import conventions
 
 TOLERANCE: Final = 1e-6
@@ -97,13 +97,14 @@ def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> R
     return Ragged(np.repeat(of_calls, lengths), offsets)
 
 
-def own_sampling_of(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    """Return in words what of a call's sampling was its agent's own and differs from its resource's parameters (`told`)."""
-    contract = Contract.loads(attributes.get(conventions.LLM_SAMPLING, ""))
-    if contract is None:  # a span of the agent's own
-        contract = Contract({name: attributes[key] for name, key in _REQUESTED.items() if key in attributes})
-    own = {name: value for name, value in contract.own().items() if value != told.get(name)}
-    return [f"{name} {value:g}" if isinstance(value, float | int) else name for name, value in own.items()]
+def sampling_notes(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+    """Return in words what is unusual about a call's sampling, against its resource's parameters (`told`)."""
+    return _contract_of(attributes).notes(told)
+
+
+def own_sampling_of(attributes: Mapping[str, Any]) -> list[str]:
+    """Return in words what of a call's sampling was its agent's own."""
+    return in_words(_contract_of(attributes).own())
 
 
 def several_choices_warning(several: int, calls: int, *, told: bool = False) -> str:
@@ -118,6 +119,13 @@ def several_choices_warning(several: int, calls: int, *, told: bool = False) -> 
         f"{counted}: which of them the agent used is not known, so each has the attempt's reward. "
         "Let the agent ask for one choice while it is trained"
     )
+
+
+def _contract_of(attributes: Mapping[str, Any]) -> Contract:
+    known = Contract.loads(attributes.get(conventions.LLM_SAMPLING, ""))
+    if known is None:  # a span of the agent's own
+        return Contract({name: attributes[key] for name, key in _REQUESTED.items() if key in attributes})
+    return known
 
 
 def _differing(text: str, assumed: Assumed) -> tuple[str, ...]:

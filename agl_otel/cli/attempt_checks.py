@@ -216,7 +216,7 @@ def _sampling(once: FinishedAttempt) -> Finding | None:
     """Advise on sampling parameters, which matter to training alone. The attempt's resources set none, so the agent set those of calls."""
     what, total = "it leaves temperature and top_p to training", once.traces.calls.count
     requests = [span for span in _proxied(once) if not span.attributes.get(conventions.LLM_CHOICE)]
-    calls = [own for span in requests if (own := own_sampling_of(span.attributes, {}))]
+    calls = [own for span in requests if (own := own_sampling_of(span.attributes))]
     if not calls:
         return good(what, "no model call sets them") if total else None
     parameters = ", ".join(dict.fromkeys(name for own in calls for name in own))

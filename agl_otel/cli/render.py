@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from agl_otel.adapters.sampling import own_sampling_of
+from agl_otel.adapters.sampling import sampling_notes
 from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.spans.calls import Outline, pairs
@@ -243,8 +243,8 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
         several = f" in {len(responses)} choices" if len(responses) > 1 else ""
         length, weights = attributes.get(PROMPT_TOKENS, "?"), attributes.get(conventions.LLM_MODEL_VERSION, "?")
         parts.append(("magenta", f"{length} + {sum(responses)} tokens{several}, weights {weights}"))
-    if own := own_sampling_of(attributes, sampling):
-        parts.append(("yellow", plain("own " + ", ".join(own))))
+    if notes := sampling_notes(attributes, sampling):
+        parts.append(("yellow", plain("; ".join(notes))))
     prompt, reply, _ = written(span)
     for messages, arrow in ((prompt, "←"), (reply, "→")):
         if messages and (content := text_of(messages[-1])):

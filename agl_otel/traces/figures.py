@@ -18,6 +18,7 @@ from agl_otel.traces.tokens import Table, reward_rows
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
 from agl_otel.types.columns import AttemptKey
+from agl_otel.types.sampling import Contract
 from agl_otel.types.scores import MAX_REWARD, SCORED_MODES, Score, asked_of, is_usable
 
 SETTLED_SECONDS: Final = 30.0  # after an attempt's end, until which its last spans may still arrive
@@ -202,6 +203,8 @@ class OutlineSpan(Model):
     agent: str
     tool: str
     incomplete: str
+    sampling: list[str]
+    """What is unusual about a call's sampling, in words: what its agent set itself, what a policy replaced, raw log-probs."""
     prompt_tokens: int
     response_tokens: int
     rewards: dict[str, float]
@@ -234,6 +237,7 @@ def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
         agent=row["Agent"],
         tool=row["Tool"],
         incomplete=row["Incomplete"],
+        sampling=contract.notes({}) if (contract := Contract.loads(row["Sampling"])) is not None else [],
         prompt_tokens=row["PromptTokens"],
         response_tokens=row["ResponseTokens"],
         rewards={reward.name or str(reward.index): reward.value for reward in rewards if math.isfinite(reward.value)},

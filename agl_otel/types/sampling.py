@@ -186,6 +186,21 @@ class Contract:
             name: value for name, value in self.agent.items() if name == "temperature" or (name in SHAPES and value not in SHAPES[name])
         }
 
+    def notes(self, told: Mapping[str, Any]) -> list[str]:
+        """Return in words what is unusual about the sampling, against the parameters that a resource has for agents (`told`)."""
+        own = in_words({name: value for name, value in self.own().items() if value != told.get(name)})
+        replaced = in_words(self.overridden)
+        return [
+            *(["own " + ", ".join(own)] if own else []),
+            *(["replaced " + ", ".join(replaced)] if replaced else []),
+            *(["raw log-probs"] if self.logprobs == "raw" else []),
+        ]
+
+
+def in_words(fields: Mapping[str, Any]) -> list[str]:
+    """Write each field with its value, if that is a number."""
+    return [f"{name} {value:g}" if isinstance(value, float | int) else name for name, value in fields.items()]
+
 
 def overridden(policy: str | None, asked: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an agent's request that its resource's parameters (`told`) replace by the rollout's policy.

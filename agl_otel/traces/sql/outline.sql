@@ -3,7 +3,7 @@ SELECT *, count() OVER () AS Total FROM (
   SELECT AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName, StatusCode, left(StatusMessage, 500) AS StatusMessage,
     toUnixTimestamp64Nano(Timestamp) AS StartNano, Duration, Facts[{process:String}] AS Process,
     mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND notEmpty(ResponseTokenIds)) AS IsCall, toInt64OrZero(Facts[{call:String}]) AS Call, toInt64OrZero(Facts[{choice:String}]) AS Choice,
-    Facts[{model_version:String}] AS ModelVersion, Facts[{agent:String}] AS Agent, Facts[{incomplete:String}] AS Incomplete,
+    Facts[{model_version:String}] AS ModelVersion, Facts[{agent:String}] AS Agent, Facts[{incomplete:String}] AS Incomplete, Facts[{sampling:String}] AS Sampling,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens,
     mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
     SpanAttributes[{model:String}] AS Model, SpanAttributes[{response:String}] AS ResponseId, SpanAttributes[{tool:String}] AS Tool, length(Events.Name) AS EventCount

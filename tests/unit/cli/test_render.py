@@ -72,6 +72,12 @@ def test_sampling_that_deviates_from_the_resources_is_marked_as_own() -> None:
     assert "own tool_choice\n" in rendered([call], sampling={"temperature": 0.2, "top_p": 0.9})
 
 
+def test_what_a_policy_replaced_and_log_probs_from_before_the_temperature_are_marked() -> None:
+    contract = Contract.of({"n": 2}, {"temperature": 1.0}, overridden={"temperature": 0.2, "logit_bias": {"7": 1}}, logprobs="raw")
+    call = span("call", "a", None, 0, **{conventions.LLM_SAMPLING: contract.dumps()})
+    assert "replaced temperature 0.2, logit_bias; raw log-probs\n" in rendered([call])
+
+
 @pytest.mark.parametrize("recording", sorted(path.stem for path in RECORDED.glob("*.json")))
 def test_the_model_of_every_dialect_is_shown(recording: str) -> None:
     calls = [(each, call) for each in with_records(*recorded(recording)) if (call := read_call(each)) is not None and call.model]

@@ -14,7 +14,7 @@ def span(span_id: str, parent: str = "", **given: Any) -> OutlineSpan:
     numbers = dict.fromkeys(("sequence_id", "call", "choice", "prompt_tokens", "response_tokens", "events"), 0)
     held: dict[str, Any] = {
         **texts, **numbers, "attempt_id": "at-1", "trace_id": "t1", "span_id": span_id, "parent_id": parent, "name": span_id,
-        "kind": "Internal", "start_nano": "0", "duration_nano": "0", "is_call": False, "rewards": {}, **given,
+        "kind": "Internal", "start_nano": "0", "duration_nano": "0", "is_call": False, "rewards": {}, "sampling": [], **given,
     }  # fmt: skip
     return OutlineSpan(**held)
 

@@ -129,6 +129,7 @@ function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "w
     { key: "at", title: "At", width: "84px", right: true, wide: true, cell: ({ from }) => <span className="dim">{from < start ? "−" : "+"}{duration(Math.abs(from - start) / 1e9)}</span> },
     { key: "service", title: "Service", width: "minmax(80px, 0.5fr)", wide: true, cell: ({ span }) => <span className="dim">{oneLine(span.service, 60)}</span> },
     { key: "weights", title: "Weights", width: "70px", right: true, wide: true, cell: ({ span, proxy = span }) => proxy.model_version ? <span className="dim">v{oneLine(proxy.model_version, 20)}</span> : null },
+    { key: "sampling", title: "Sampling", width: "minmax(80px, 0.5fr)", wide: true, cell: ({ span, proxy = span }) => <span className="dim" title={proxy.sampling.join("; ")}>{oneLine(proxy.sampling.join("; "), 80)}</span> },
     { key: "seq", title: "Seq.", width: "52px", right: true, wide: true, cell: ({ span }) => <span className="dim">{span.sequence_id}</span> },
   ];
   const columns = view === "waterfall" ? [name, bar, tokens, rewards] : [name, tokens, rewards, ...more];
