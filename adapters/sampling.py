@@ -50,21 +50,24 @@ class Unlike:
 
     greedy: NDArray[np.bool_]
     """Sampled below LEAST_TEMPERATURE: such tokens are no samples of a distribution, and have no gradient."""
-    differs: NDArray[np.bool_]
-    """Another distribution than the assumed one, or an unknown one."""
     fields: list[tuple[str, ...]]
-    """By which fields it differs."""
+    """By which fields its distribution differs from the assumed one, or is unknown."""
+
+    @property
+    def differs(self) -> NDArray[np.bool_]:
+        """Whether any field does."""
+        return np.array([bool(each) for each in self.fields], np.bool_)
 
     def counted(self, rows: NDArray[np.bool_]) -> Counter[str]:
         """Count the fields of the calls in `rows` that differ."""
-        return Counter(name for row in np.flatnonzero(rows & self.differs).tolist() for name in self.fields[row])
+        return Counter(name for row in np.flatnonzero(rows).tolist() for name in self.fields[row])
 
 
 def unlike(calls: CallColumns, assumed: Assumed) -> Unlike:
     """Compare each call's contract with the assumed distribution."""
     temperature = calls.temperature
     if assumed.others is None:
-        return Unlike(temperature < LEAST_TEMPERATURE, np.zeros(len(calls), np.bool_), [()] * len(calls))
+        return Unlike(temperature < LEAST_TEMPERATURE, [()] * len(calls))
     others = {text: _differing(text, assumed) for text in set(calls.contract)}
     fields = [others[text] for text in calls.contract]
     off = np.isnan(temperature) & (not assumed.agent_alone)
@@ -72,7 +75,7 @@ def unlike(calls: CallColumns, assumed: Assumed) -> Unlike:
         off |= np.abs(temperature - assumed.temperature) > TOLERANCE
     for row in np.flatnonzero(off).tolist():
         fields[row] = fields[row] if fields[row] == (UNRECORDED,) else ("temperature", *fields[row])
-    return Unlike(temperature < LEAST_TEMPERATURE, np.array([bool(each) for each in fields], np.bool_), fields)
+    return Unlike(temperature < LEAST_TEMPERATURE, fields)
 
 
 def at_one_temperature(calls: CallColumns, fit: NDArray[np.bool_], preferred: float) -> NDArray[np.bool_]:
@@ -98,17 +101,17 @@ def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> R
 
 
 def sampling_notes(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    """Return in words what is unusual about a call's sampling, against its resource's parameters (`told`)."""
+    """Describe how a call was sampled otherwise than its resource's parameters (`told`) say."""
     return _contract_of(attributes).notes(told)
 
 
 def own_sampling_of(attributes: Mapping[str, Any]) -> list[str]:
-    """Return in words what of a call's sampling was its agent's own."""
+    """Describe the sampling parameters that the agent set itself."""
     return in_words(_contract_of(attributes).own())
 
 
 def several_choices_warning(several: int, calls: int, *, told: bool = False) -> str:
-    """Return a warning if requests of training calls asked for several choices: `several` of the `calls` read are such choices.
+    """Warn that `several` of the `calls` read are choices of requests that asked for more than one.
 
     `told`: return the count alone, because the user has read the advice.
     """

@@ -125,7 +125,8 @@ class Capabilities:
         """Start a probe of the server's log-probs if a call has some, and all is known of its distribution but whether they are of it."""
         if call.honoured is not None or not any(choice.logprobs for choice in call.reply.choices.values()):
             return
-        if call.contract.server or call.contract.is_plain:
+        contract = call.contract
+        if contract.server or contract.is_plain:
             return
         place, now = find_place(), self._clock()
         detected = self._known(place)

@@ -94,8 +94,9 @@ class Call:
     """The client's retry count; 0 is the first try."""
     retry_of: int | None = None
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The agent's request, and what its resource adds: of its sampling contract."""
+    """The agent's request, without what the rollout's policy replaced."""
     told: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The sampling parameters that its resource adds."""
     overridden: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What of the agent's request the rollout's policy replaced."""
     honoured: str | None = None

@@ -373,16 +373,18 @@ async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_
     assert set(store.cancelled).isdisjoint(trained)
 
 
+async def trained_at_two_temperatures(server: Server, folder: Path, **options: Any) -> tuple[CallingStore, list[StepReport]]:
+    """Train while about half of the agents ask for a temperature of 0.5."""
+    async with aiohttp.ClientSession() as session:
+        store = CallingStore(session, target=1, own_temperature=0.5)
+        grpo = GRPO.from_options(model_dir=server.folder, model_server_url=server.url, weights_dir=folder, prompts_per_step=4, **options)
+        return store, await grpo.train(store, tiny.TRAIN_NUMBERS)
+
+
 async def test_calls_at_the_agents_own_temperature_are_trained_on_at_it_if_asked_for(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with aiohttp.ClientSession() as session:
-        store = CallingStore(session, target=1, own_temperature=0.5)
-        grpo = GRPO.from_options(
-            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=4,
-            mix_temperatures=True,
-        )  # fmt: skip
-        report, later = await grpo.train(store, tiny.TRAIN_NUMBERS)
+    store, (report, later) = await trained_at_two_temperatures(server, tmp_path, max_steps=2, mix_temperatures=True)
     sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-64:-32])
     assert sampled == {0.5: report.own_sampling, 1.0: 32 - report.own_sampling}, "as the model server tells"
     assert 0 < report.own_sampling < 32 == report.calls_trained
@@ -396,12 +398,7 @@ async def test_calls_at_the_agents_own_temperature_are_trained_on_at_it_if_asked
 async def test_a_step_trains_on_one_temperature_and_names_what_differs(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with aiohttp.ClientSession() as session:
-        store = CallingStore(session, target=1, own_temperature=0.5)
-        grpo = GRPO.from_options(
-            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=1, prompts_per_step=4
-        )
-        [report] = await grpo.train(store, tiny.TRAIN_NUMBERS)
+    _, (report,) = await trained_at_two_temperatures(server, tmp_path, max_steps=1)
     sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-32:])
     assert sampled == {0.5: report.refused["sampling_differs"], 1.0: report.calls_trained}, "as the model server tells"
     assert report.differing == {"temperature": report.refused["sampling_differs"]}
