@@ -12,9 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from agl_otel.proxy.bridge import Bridge, Conversations
 from agl_otel.proxy.prefixes import MessagePrefixes, Prefix, TokenPrefixes
+from agl_otel.proxy.reply import Reply
 from agl_otel_hook.context import Key
 
 MAX_ATTEMPTS: Final = 50_000
@@ -47,6 +49,7 @@ class Attempt:
     """Start time of the latest call; infinite once the attempt is idle."""
     token_prefixes: TokenPrefixes = field(default_factory=TokenPrefixes)
     message_prefixes: MessagePrefixes = field(default_factory=MessagePrefixes)
+    conversations: Conversations = field(default_factory=Conversations)
     logical_calls: int = 0
     """Logical calls: those that are not retries of others."""
     _tries: OrderedDict[int, Try] = field(default_factory=OrderedDict[int, "Try"])
@@ -71,6 +74,7 @@ class Attempt:
         """Drop the history, so that later calls are stored in full; return how many items were dropped."""
         held = self.held
         self.token_prefixes, self.message_prefixes, self.held = TokenPrefixes(), MessagePrefixes(), 0
+        self.conversations = Conversations()
         return held
 
     def drop_all_but_counts(self) -> int:
@@ -133,6 +137,10 @@ class Attempts:
     def remember(self, attempt: Attempt, call: int, digests: Sequence[bytes]) -> None:
         """Index the messages of a call, given by their digests, so that later calls can refer to them."""
         self._hold(attempt, attempt.message_prefixes.remember(call, digests))
+
+    def answered(self, attempt: Attempt, call: int, body: Mapping[str, Any], reply: Reply, bridge: Bridge) -> None:
+        """Remember the answers of a call, so that later ones can continue them by a bridge."""
+        self._hold(attempt, attempt.conversations.remember(call, body, reply, bridge))
 
     def _hold(self, attempt: Attempt, count: int) -> None:
         """Count remembered items; beyond the limit drop the longest histories, so that later calls of those attempts are stored in full."""

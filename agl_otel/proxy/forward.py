@@ -27,8 +27,9 @@ from agl_otel.proxy import crowded
 from agl_otel.proxy.agent import Agent, RequestAgent
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
+from agl_otel.proxy.bridging import Bridges
 from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
-from agl_otel.proxy.dialects import DIALECTS, Dialect, as_sampled, prepare, told_of
+from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect, as_sampled, prepare, told_of
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.outgoing import REDIRECT, Asked, RedirectedError, RefusedAnswerError, ask, whole
@@ -106,6 +107,7 @@ class Forwarder:
         self._limits = limits
         self._token = token
         self._settling: asyncio.TimerHandle | None = None
+        self._bridges = Bridges()
         self._capabilities = Capabilities(limits.translate, can_translate=litellm is not None)
         self._litellm = litellm
         self._translation = (
@@ -269,7 +271,7 @@ class Forwarder:
             if self._witnesses is not None and key is not None:
                 await self._witnesses.announce(key, call.span.marker)
             ordered = self.health.order(pool, key[0] if key is not None else None)
-            if not (dialect.via_chat and self._goes_by_chat(agent, ordered[0], body, dialect)):
+            if not self._goes_by_chat(agent, ordered[0], body, dialect):
                 with contextlib.suppress(_NoRouteError):
                     return await self._try_endpoints(agent, ordered, raw, body, call)
             return await self._forward_translated(agent, ordered, raw, body, call)
@@ -331,11 +333,14 @@ class Forwarder:
         known = place() if self._capabilities else None
         if known is not None:
             call.logprobs = self._capabilities.logprobs(known)
+        ids: Json = {}
+        if upstream.bridge != "off" and dialect is CHAT:
+            ids = await self._bridges.fields(call, upstream, known or place(), partial(self._ask_server, agent, upstream, dialect))
         for capture in (False,) if known is not None and self._capabilities.is_plain(known) else (True, False):
             prepared = prepare(dialect, body, model=upstream.model, sampling=upstream.fields, capture=capture)
             if self._recorder.unsettled:  # while the model server works
                 asyncio.get_running_loop().call_soon(self.settle)
-            sent = _request_data(with_fields(raw, body, _with_key(prepared.fields, upstream)))
+            sent = _request_data(with_fields(raw, body, _with_key(prepared.fields | ids, upstream)))
             self._recorder.forwarded(call)
             async with Asked(self._session, url, sent, headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
@@ -345,6 +350,9 @@ class Forwarder:
                 content = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
                 if response.status in NO_ROUTE and dialect.via_chat and await self._capabilities.lacks_route(place(), dialect, send_probe):
                     raise _NoRouteError
+                if ids and response.status in REFUSED:
+                    self._bridges.refused(call, place())
+                    return await self._exchange(agent, upstream, raw, body, call, may_skip=may_skip)
                 if content is not None and response.status in REFUSED and names_any(content, prepared.added):
                     self._capabilities.probe(place(), dialect, send_probe)
                     continue
@@ -358,6 +366,8 @@ class Forwarder:
                     body=content,
                     write_down=self._recorder.write_down,
                 )
+            if ids:
+                self._bridges.answered(call, place())
             if dialect.via_chat:
                 self._capabilities.answered(place(), call, upstream, send_probe)
             self._capabilities.sampled(call, place, send_probe)
@@ -366,19 +376,25 @@ class Forwarder:
 
     async def _send_probe(self, agent: Agent, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
         """Send a probe (capabilities.Ask)."""
+        return await self._ask_server(agent, upstream, dialect, f"{upstream.base_url}/{dialect.path}", body)
+
+    async def _ask_server(self, agent: Agent, upstream: Upstream, dialect: Dialect, url: str, body: Json) -> tuple[int, bytes]:
+        """Send a request of the proxy's own to a model server; return status and body of the answer, status 0 without one."""
         headers = CIMultiDict(_credentials(self._headers(agent, upstream, dialect.key_headers), upstream))
         headers["content-type"] = "application/json"
         data = encoded(_with_key(body, upstream))
         try:
             async with (
                 asyncio.timeout(PROBE_SECONDS),
-                ask(self._session, "POST", f"{upstream.base_url}/{dialect.path}", data=data, headers=headers) as response,
+                ask(self._session, "POST", url, data=_request_data(data), headers=headers) as response,
             ):
                 return response.status, await whole(response, self._limits.answer_bytes)
         except (aiohttp.ClientError, OSError, RedirectedError):
             return 0, b""
 
     def _goes_by_chat(self, agent: Agent, upstream: Upstream, body: Json, dialect: Dialect) -> bool:
+        if dialect.via_chat and upstream.bridge != "off" and self._translation is not None:
+            return True  # only there do servers take token ids beside messages
         headers = self._headers(agent, upstream, dialect.key_headers)
         return self._capabilities.uses_chat(dialect, upstream, _place(upstream, dialect, body, headers))
 

@@ -17,11 +17,12 @@ from opentelemetry.trace import SpanKind
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from agl_otel.proxy.attempts import Attempt, Attempts
+from agl_otel.proxy.bridge import Bridge
 from agl_otel.proxy.dialects import Dialect
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_checked, output_message, tool_definitions
 from agl_otel.proxy.prefixes import Prefix
-from agl_otel.proxy.reply import MAX_IDS, Choice, Reply
+from agl_otel.proxy.reply import MAX_IDS, Choice, Reply, dense
 from agl_otel.types.sampling import Contract, LogProbs
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import pack_doubles, pack_ints
@@ -103,6 +104,8 @@ class Call:
     """The answer's header `agl-sampling` (types.sampling.Contract.of)."""
     logprobs: LogProbs = ""
     """What a probe of the model server found (logprob_mode.py)."""
+    bridge: Bridge | None = None
+    """What is done to continue an earlier call by its tokens; None where the resource does not ask for it."""
     logical_number: int = 0
     """Logical call number: a retry has the number of the call that it repeats, and so the same sampling seed."""
     status: int = 0
@@ -264,6 +267,11 @@ class Recorder:
         prefix = None
         if call.attempt is not None and call.number:
             prefix = self._attempts.continued(call.attempt, call.number, reply.prompt_token_ids, replies)
+            if call.bridge is not None:
+                call.bridge.settle(reply.prompt_token_ids)
+                if not call.failed:
+                    self._attempts.answered(call.attempt, call.number, call.asked, reply, call.bridge)
+                self.counts["bridged" if call.bridge.prompt and not call.bridge.refused else "not_bridged"] += 1
             call.attempt.tokens += reply.output_tokens or sum(map(len, replies.values()))
         further = [self._spans.begin(call.key, call.span.parent) for _ in range(len(reply.choices) - 1)]
         (first, others), tools = self._messages(call), self._tools(call)
@@ -391,6 +399,8 @@ def _request_attributes(call: Call) -> dict[str, Any]:
                 held[attribute] = clean(value) if isinstance(value, str) else value
     if call.dialect.samples:
         held[conventions.LLM_SAMPLING] = call.contract.dumps()
+    if call.bridge is not None and (bridge := call.bridge.described()):
+        held[conventions.LLM_BRIDGE] = dense(bridge)
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller
     if call.number:

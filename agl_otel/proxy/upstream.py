@@ -25,6 +25,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
 )
+from agl_otel.types.resources import Bridging
 from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS, POLICY
 from agl_otel_hook.context import Key
 
@@ -54,6 +55,7 @@ class Upstream:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: str | None = None
     """The version of the resources; used as the weights version if the server reports none."""
+    bridge: Bridging = "off"
     provider: Literal["openai", "litellm"] = "openai"
     """Whether the server is called directly or through litellm."""
     provider_key: str | None = field(default=None, repr=False)
@@ -341,7 +343,13 @@ class QueueUpstreams:
         own = self._own_pool(wanted) or listed(self._models, wanted)
         sampling = chosen.sampling_parameters
         return [
-            replace(each, model=each.model or chosen.model or None, version=known.version, sampling={**each.sampling, **sampling})
+            replace(
+                each,
+                model=each.model or chosen.model or None,
+                version=known.version,
+                sampling={**each.sampling, **sampling},
+                bridge=chosen.bridge,
+            )
             for each in own
         ]
 
@@ -351,9 +359,9 @@ class QueueUpstreams:
     def _upstream(self, llm: LLM | ProxyLLM, version: str | None) -> Upstream:
         endpoint = llm.endpoint.rstrip("/")
         if endpoint == LITELLM:
-            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, "litellm")
+            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, provider="litellm")
         own_key = next((each.api_key for each in self._fallback if each.base_url == endpoint), None)
-        return Upstream(endpoint, llm.model or None, llm.api_key or own_key or "", llm.sampling_parameters, version)
+        return Upstream(endpoint, llm.model or None, llm.api_key or own_key or "", llm.sampling_parameters, version, llm.bridge)
 
 
 def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> LLM | ProxyLLM:

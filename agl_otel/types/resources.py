@@ -20,6 +20,12 @@ _UNBOUNDED: Final = re.compile(r"\d{3}|[{]")
 _log = logging.getLogger(__name__)
 
 
+Bridging = Literal["off", "keep", "drop"]
+"""What the proxy does with a call that goes on with an answer of the model server's (proxy/bridge.py). `off`: the messages are sent, and
+the chat template writes the answer again. `keep`: the sampled tokens are sent, thinking included. `drop`: so they are, but where the
+template leaves out thinking."""
+
+
 class Resource(Model):
     """Base of everything that an algorithm can provide to agents."""
 
@@ -36,6 +42,7 @@ class LLM(Resource):
     """Empty: the model that the agent's request names."""
     api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
+    bridge: Bridging = "off"
 
     def get_base_url(self, *_: Any, **__: Any) -> str:
         """Return the base URL for an OpenAI client."""
@@ -64,7 +71,9 @@ class ProxyLLM(LLM):
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """Return a plain LLM whose endpoint is the attempt's."""
         endpoint = self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
-        return LLM(endpoint=endpoint, model=self.model, api_key=self.api_key, sampling_parameters=self.sampling_parameters)
+        return LLM(
+            endpoint=endpoint, model=self.model, api_key=self.api_key, sampling_parameters=self.sampling_parameters, bridge=self.bridge
+        )
 
 
 def _read_inside() -> bool:

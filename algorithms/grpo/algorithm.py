@@ -155,7 +155,12 @@ class GRPO(GRPOOptions, Algorithm):
                 self._worker = worker
                 self._in_flight = InFlight(store)
                 self._serving = Serving(
-                    store, session, url=self.model_server_url, sampling=self.sampling_parameters, run_id=self._log.run_id
+                    store,
+                    session,
+                    url=self.model_server_url,
+                    sampling=self.sampling_parameters,
+                    run_id=self._log.run_id,
+                    bridge=self.sampling.bridge,
                 )
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)

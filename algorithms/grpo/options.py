@@ -45,6 +45,7 @@ from agl_otel.algorithms.options import (
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import RolloutConfig, RolloutMode
+from agl_otel.types.resources import Bridging
 
 
 def require_lora(what: str = "lora_rank") -> None:
@@ -139,6 +140,9 @@ class Sampling:
     """With `correct`: train on calls of several temperatures in one step; otherwise on those of the run's, or the most frequent one."""
     max_tokens: MaxTokens = 64
     """The longest reply."""
+    bridge: Bridging = "off"
+    """How conversations go on after a reply. `off`: the chat template writes the reply again. `keep`: by its sampled tokens, thinking
+    included, so that a conversation stays one sample. `drop`: so too, but where the template leaves out thinking (docs/bridging.md)."""
     seed_sampling: bool = True
     """Give every rollout a seed, which the proxy adds to each of its calls. With a model server that honours it (grpo/server.py does so
     bit for bit), a run is reproducible. False leaves sampling to the server."""

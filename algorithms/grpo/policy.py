@@ -54,15 +54,19 @@ class Policy:
 
         return decode
 
-    def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Render `messages` and `tools` by the chat template, with the generation prompt, and return token ids.
+    def prompt_ids(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *, generation_prompt: bool = True
+    ) -> list[int]:
+        """Render `messages` and `tools` by the chat template, with the generation prompt or without, and return token ids.
 
         Raises UsageError where the template fails or does not support tools.
         """
         if tools and "tools" not in str(self.tokenizer.chat_template):
             raise UsageError("the model's chat template does not support tools: use a model whose template does")
         try:
-            text = self.tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=True, tokenize=False)
+            text = self.tokenizer.apply_chat_template(
+                messages, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
+            )
         except Exception as error:  # jinja2 templates may raise anything
             raise UsageError(f"the model's chat template refuses these messages: {error}") from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

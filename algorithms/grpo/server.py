@@ -2,8 +2,8 @@
 
     python -m agl_otel.algorithms.grpo.server --model DIR --port 8000
 
-POST /v1/chat/completions (plain and streamed), GET /v1/models, GET /health, and for the trainer POST /weights {"path", "version"} and
-GET /weights. It samples on the CPU; with --device cuda on a GPU, in float32.
+POST /v1/chat/completions (plain and streamed), POST /tokenize, GET /v1/models, GET /health, and for the trainer POST /weights
+{"path", "version"} and GET /weights. It samples on the CPU; with --device cuda on a GPU, in float32.
 The header `agl-model-version` of a response is the version of the weights that sampled it. Any server with OpenAI's API that returns
 token ids and log-probs (vLLM) can be used instead.
 """
@@ -55,6 +55,7 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)
+    app.router.add_post("/tokenize", _tokenize)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
     if loads:
@@ -99,7 +100,9 @@ async def _set_weights(request: web.Request) -> web.Response:
 async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     chat = parse(await json_body(request))
-    prompt = engine.policy.prompt_ids(chat.messages, chat.tools)
+    prompt = chat.prompt_token_ids or engine.policy.prompt_ids(chat.messages, chat.tools)
+    if (most := max(prompt)) >= engine.policy.vocabulary:
+        raise UsageError(f"prompt_token_ids has {most}: the model's tokens are 0 to {engine.policy.vocabulary - 1}")
     room = engine.policy.context_tokens - len(prompt)
     if room < 1:
         raise UsageError(f"the prompt has {len(prompt)} tokens; the model's context is {engine.policy.context_tokens}, reply included")
@@ -112,6 +115,15 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         return await _stream(request, engine, job, reply)
     version = await engine.submit(job)
     return web.json_response(reply.whole(), headers={HEADER_MODEL_VERSION: version, HEADER_SAMPLING: HEEDED})
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    """Answer with the token ids of a conversation, as vLLM's /tokenize does."""
+    body, policy = await json_body(request), request.app[ENGINE].policy
+    known = ("model", "messages", "tools", "tool_choice")
+    chat = parse({name: body[name] for name in known if name in body} if isinstance(body, dict) else body)
+    ids = policy.prompt_ids(chat.messages, chat.tools, generation_prompt=body.get("add_generation_prompt") is not False)
+    return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": policy.context_tokens})
 
 
 async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) -> web.StreamResponse:

@@ -22,6 +22,7 @@ from agl_otel.errors import ModelServerError, UsageError
 from agl_otel.text import error_text
 from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutQuery, is_trial
 from agl_otel.types.columns import Traces
+from agl_otel.types.resources import Bridging
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
@@ -138,12 +139,22 @@ class Serving:
         url: of the model server.
         sampling: sampling parameters for agents.
         run_id: also the id of the resources.
+        bridge: how conversations go on.
     """
 
-    def __init__(self, store: RolloutStore, session: aiohttp.ClientSession, *, url: str, sampling: dict[str, Any], run_id: str) -> None:
+    def __init__(
+        self,
+        store: RolloutStore,
+        session: aiohttp.ClientSession,
+        *,
+        url: str,
+        sampling: dict[str, Any],
+        run_id: str,
+        bridge: Bridging = "off",
+    ) -> None:
         self._store, self._session, self._url, self._run_id, self._sampling = store, session, url, run_id, sampling
         self.resources: NamedResources = {
-            RESOURCE_NAME: LLM(endpoint=f"{url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)
+            RESOURCE_NAME: LLM(endpoint=f"{url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling, bridge=bridge)
         }
         self._current: ResourcesUpdate | None = None
         self._stored: ResourcesUpdate | None = None

@@ -184,6 +184,7 @@ class Front:
             app.router.add_post("/sleep", self._sleep_route)
             app.router.add_post("/wake", self._wake_route)
         app.router.add_route("*", "/v1/{tail:.*}", self._forward)
+        app.router.add_post("/tokenize", self._forward)
         return app
 
     async def load(self, folder: Path, version: str) -> None:

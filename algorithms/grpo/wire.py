@@ -57,6 +57,8 @@ class ChatRequest:
     logprobs: bool
     top_logprobs: int
     return_token_ids: bool
+    prompt_token_ids: list[int]
+    """The prompt in place of the messages; empty: they are rendered."""
     tools: list[dict[str, Any]]
     """Empty where `tool_choice` is `none`, too."""
 
@@ -91,11 +93,18 @@ def parse(body: Any) -> ChatRequest:
         logprobs=_take(fields, "logprobs", bool, False),
         top_logprobs=_number(fields, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS, int),
         return_token_ids=_take(fields, "return_token_ids", bool, False),
+        prompt_token_ids=_ids(_take(fields, "prompt_token_ids", list, [])),
         tools=_tools(_take(fields, "tools", list, []), body.get("tool_choice")),
     )
     if fields:
         raise UsageError(f"unknown fields: {', '.join(sorted(fields))}")
     return request
+
+
+def _ids(given: list[Any]) -> list[int]:
+    if not all(type(each) is int and each >= 0 for each in given):
+        raise UsageError("prompt_token_ids must be a list of token ids")
+    return given
 
 
 def _take(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:

@@ -124,6 +124,10 @@ LLM_DEFECT: Final = "agentlightning.llm.defect"
 """Why token ids or log-probs of the server are not recorded (`token_count`, `logprobs_length`, …; training-files.md has all)."""
 LLM_SAMPLING: Final = "agentlightning.llm.sampling"
 """The call's sampling contract, as JSON: {"agent": {field: value}, "resource": {field: value}, "server": [field that it may fill in]}."""
+LLM_BRIDGE: Final = "agentlightning.llm.bridge"
+"""How the call continues an earlier one by its sampled tokens, as JSON: {"call": number, "choice": index, "template": {"tokens": length of
+the template's own prompt, "shared": length of its beginning that is the same}}, or {"refused": why not}; absent where the resource does not
+ask for it, and on the first call of a conversation."""
 LLM_RETRY: Final = "agentlightning.llm.retry"
 """The client's retry number, 1 for its first retry; absent on a first try."""
 LLM_RETRY_OF: Final = "agentlightning.llm.retry_of"
