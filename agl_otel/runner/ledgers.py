@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from agl_otel.service.processes import is_alive
 from agl_otel.spans.tolerant import json_of
-from agl_otel.text import printable
+from agl_otel.text import printable, without_secrets
 from agl_otel.types import AttemptLedger, LedgerReach, ProcessRecord
 from agl_otel_hook import records
 
@@ -287,8 +287,13 @@ def is_running(pid: int, start_ticks: int) -> bool:
     return records.start_ticks(pid) == start_ticks and is_alive(pid)  # without /proc both are 0
 
 
+def _shown(command: str) -> str:
+    """Return a command line on one line, without the secrets in it: it goes into verdicts."""
+    return printable(" ".join(without_secrets(command.split())))
+
+
 def _read(folder: Path, key: Key, reach: LedgerReach, command: str, runner: tuple[int, int] | None) -> AttemptLedger:
-    ledger = AttemptLedger(reach=reach, command=printable(command)[:MAX_COMMAND_CHARACTERS])
+    ledger = AttemptLedger(reach=reach, command=_shown(command)[:MAX_COMMAND_CHARACTERS])
     try:
         found = records.read(folder, records.key_of(*key), last=True)
     except records.UnreadableError as error:
@@ -297,7 +302,7 @@ def _read(folder: Path, key: Key, reach: LedgerReach, command: str, runner: tupl
     limit = min(MAX_COMMAND_CHARACTERS, MAX_ATTEMPT_COMMAND_CHARACTERS // max(1, len(found)))
     for process in found:
         is_runner = (process.pid, process.start_ticks) == runner
-        record = ProcessRecord(pid=process.pid, command=printable(" ".join(process.command.split()))[:limit], runner=is_runner)
+        record = ProcessRecord(pid=process.pid, command=_shown(process.command)[:limit], runner=is_runner)
         if (slot := process.slot) is not None:
             record.marker, record.closed = slot.marker, slot.closed
             record.begun, record.ended, record.abandoned, record.dropped = slot.begun, slot.ended, slot.abandoned, slot.dropped

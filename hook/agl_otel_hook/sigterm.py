@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 PAUSE_SECONDS: Final = (0.2, 5.0)
 """Delay before SIGTERM is sent again to this process if it still runs: initial and maximum; doubled each time."""
 _set_handler: Final = signal.signal
+_get_handler: Final = signal.getsignal
 
 
 class Termination:
@@ -51,12 +52,20 @@ class Termination:
         @functools.wraps(_set_handler)
         def set_handler(signalnum: Any, handler: Any) -> Any:
             replaced = signalnum == signal.SIGTERM and handler == signal.SIG_DFL
-            return _set_handler(signalnum, self._handle if replaced else handler)
+            return self._shown(_set_handler(signalnum, self._handle if replaced else handler))
 
-        signal.signal = set_handler
+        @functools.wraps(_get_handler)
+        def get_handler(signalnum: Any) -> Any:
+            return self._shown(_get_handler(signalnum))
+
+        signal.signal, signal.getsignal = set_handler, get_handler
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             _set_handler(signal.SIGTERM, self._handle)
         block_during_fork()
+
+    def _shown(self, handler: Any) -> Any:
+        """Return a handler as the agent is to see it: the default action in place of ours, which an agent's own would not go on to call."""
+        return signal.SIG_DFL if handler == self._handle else handler
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ending == "finishing":  # the kernel sends one for each thread of a killed parent (die_with_parent)

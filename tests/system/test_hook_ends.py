@@ -43,6 +43,16 @@ ENDS = {
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)",
         5,
     ),
+    "own sigterm handler that goes on to the one before": (
+        "def bye(n, f):\n    if callable(before): before(n, f)\n    sys.exit(5)\n"
+        "before = signal.signal(signal.SIGTERM, bye); os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)",
+        5,
+    ),
+    "own sigterm handler where there is none": (
+        "if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL: signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)",
+        5,
+    ),
     "sigterm in asyncio": (
         "import asyncio\nasync def main():\n    os.kill(os.getpid(), signal.SIGTERM)\n    await asyncio.sleep(30)\nasyncio.run(main())",
         -signal.SIGTERM,

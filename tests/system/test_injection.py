@@ -112,6 +112,15 @@ def test_a_file_of_the_agents_own_is_not_run_unless_it_imports_it(tmp_path: Path
     assert (done.stdout.splitlines(), done.stderr) == (["runs", f"local {name}", str(tmp_path / f"{name}.py")], "")
 
 
+@pytest.mark.parametrize("name", ["queue", "csv", "secrets"])
+def test_a_file_in_place_of_the_standard_librarys_is_not_run_unless_the_agent_imports_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text(f"print('local {name}')\n")
+    (tmp_path / "httpx.py").write_text("")
+    (tmp_path / "agent.py").write_text(f"import httpx\nprint('runs')\nimport {name}\nprint({name}.__file__)\n")
+    done = python("agent.py", cwd=tmp_path, **BRINGING)
+    assert (done.stdout.splitlines(), done.stderr) == (["runs", f"local {name}", str(tmp_path / f"{name}.py")], "")
+
+
 OLD = {
     "an old typing_extensions": ("typing_extensions", "3.7.4", {"typing_extensions.py": "TypedDict = dict\n"}),
     "an API that lacks what is brought with it": ("opentelemetry-api", "1.28.0", {"opentelemetry/own.py": ""}),

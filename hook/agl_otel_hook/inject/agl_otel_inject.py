@@ -119,8 +119,8 @@ def instrumentations(path: Iterable[str]) -> set[str]:
 
 def start(here: str) -> bool:
     """Load the hook, the SDK and the instrumentations, as `opentelemetry-instrument` does. Return False where they do not fit."""
-    with NoWarnings():
-        if _is_ending() or not bring(here):
+    with NoWarnings(), _Guard() as guard:
+        if _is_ending() or not bring(here) or guard.met:
             return False
         import logging
 
@@ -274,6 +274,38 @@ class _Starting:
     def exec_module(self, module: ModuleType) -> None:
         """Restore its spec, which the import system has replaced."""
         module.__spec__ = self._spec
+
+
+class _Guard:
+    """A finder that, in its block, fails for modules of the standard library in whose place the agent has files, which are not run."""
+
+    def __init__(self) -> None:
+        self.met = False
+        """Whether one was asked for."""
+        own = list[str]()
+        for folder in sys.path:
+            if os.path.abspath(folder) == os.path.dirname(os.__file__):
+                break
+            try:
+                found = [name for name in os.listdir(folder or ".") if name.partition(".")[0] in sys.stdlib_module_names]
+            except OSError:
+                continue
+            own += (name for name in found if "." in name or os.path.exists(os.path.join(folder, name, "__init__.py")))
+        self.names: frozenset[str] = frozenset(name.partition(".")[0] for name in own) - sys.modules.keys()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Raise ImportError for such a name."""
+        if name in self.names:
+            self.met = True
+            raise ImportError(name)
+
+    def __enter__(self) -> _Guard:
+        if self.names:
+            sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.names = frozenset()  # it stays in sys.meta_path, which the import system may go through at this moment
 
 
 class _OpenTelemetry:

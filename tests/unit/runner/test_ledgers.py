@@ -298,3 +298,12 @@ def test_a_ledger_without_read_permission_is_removed(tmp_path: Path) -> None:
     folder.chmod(0)
     ledgers.remove(KEY)
     assert not folder.exists()
+
+
+def test_secrets_of_a_command_line_are_not_in_a_ledger(tmp_path: Path) -> None:
+    ledgers = Ledgers("hooked", "python agent.py --api-key sk-proj-abcdefghijklmnopqrstuvwx --password=hunter2", tmp_path)
+    ledgers.create([KEY])
+    shown = ledgers.read(KEY).command
+    assert shown.startswith("python agent.py --api-key ")
+    assert "sk-proj" not in shown
+    assert "hunter2" not in shown
