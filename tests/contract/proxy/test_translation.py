@@ -29,6 +29,7 @@ from tests.contract.proxy.stand import HELLO, Stand, proxy
 from tests.litellm_environment import litellm_python
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver, Received
+from tests.thinking_server import ThinkingServer
 
 pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module")]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -408,3 +409,48 @@ async def test_without_litellm_the_error_names_the_remedy(shared_receiver: OtlpR
         spans = [span for span in await stand.calls() if span.key[0] == f"ro-{path}"]
         assert [(span.error, span.attributes[conventions.LLM_CALL]) for span in spans] == [(True, 1), (True, 2)]
     await model.stop()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("path", ["messages", "responses"])
+async def test_a_bridged_conversation_continues_in_the_agents_protocol(translated: Translated, path: str, streamed: bool) -> None:
+    async with ThinkingServer() as server:
+        translated.upstreams.others[translated.rollout] = Upstream(server.url, "policy", "key", bridge="keep")
+        said: list[Any] = [{"role": "user", "content": "first"}]
+        for turn in range(3):
+            answer = await (anthropics if path == "messages" else openais)(translated, said, streamed)
+            said += [*answer, {"role": "user", "content": f"question {turn}"}]
+        spans = await translated.spans()
+    bridges = [json.loads(span.attributes.get(conventions.LLM_BRIDGE, "{}")) for span in spans]
+    assert [bridge.get("refused") for bridge in bridges] == [None, None, None]
+    for (prompt, reply), (later, _) in itertools.pairwise(server.sampled):
+        assert later[: len(prompt) + len(reply)] == prompt + reply
+
+
+async def anthropics(translated: Translated, said: list[Any], streamed: bool) -> list[Any]:
+    """Ask as Anthropic's SDK does; return the answer's blocks as an agent gives them back."""
+    async with translated.messages({"messages": said, "stream": streamed}) as answer:
+        text = await answer.text()
+    assert answer.status == 200, text
+    if not streamed:
+        return [{"role": "assistant", "content": json.loads(text)["content"]}]
+    blocks: list[Any] = []
+    for event in [json.loads(line[5:]) for line in text.splitlines() if line.startswith("data:")]:
+        if event["type"] == "content_block_start":
+            blocks.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            for name in ("text", "thinking"):
+                if name in event["delta"]:
+                    blocks[-1][name] = blocks[-1].get(name, "") + event["delta"][name]
+    return [{"role": "assistant", "content": blocks}]
+
+
+async def openais(translated: Translated, said: list[Any], streamed: bool) -> list[Any]:
+    """Ask in the Responses protocol; return the answer's items as an agent gives them back."""
+    async with openai.AsyncOpenAI(base_url=translated.base_url, api_key="agl-own", max_retries=0) as client:
+        if streamed:
+            events = [event async for event in await client.responses.create(model="gpt-any", input=said, stream=True)]
+            (whole,) = [event.response for event in events if event.type == "response.completed"]
+        else:
+            whole = await client.responses.create(model="gpt-any", input=said)
+    return [item.model_dump(exclude_none=True) for item in whole.output]
