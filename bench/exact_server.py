@@ -2,7 +2,8 @@
 
 Token ids are the code points of the text, so that a reply in an agent's history has its sampled ids, as with a faithful chat template; a
 tool call has random ids, recorded by the id of the call. `Truth` is the record that stored tokens are compared with. The header `x-fault`
-injects a fault.
+injects a fault. The model DRIFTING ends its replies in chat/completions with a token, and its template writes them otherwise than
+they were sampled. It takes the prompt's token ids beside the messages, and has /tokenize.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aiohttp import web
 Json = dict[str, Any]
 ALPHABET: Final = 'abcdefghijklmnopqrstuvwxyz 0123456789"\\\n,{}äßéñ漢字あ😀🦆\u2028'
 OPEN, CLOSE = 1, 2
+DRIFTING: Final = "drifting"
 FAULTS: Final = ("error", "cut", "hold", "logprobs_length", "logprobs_nan", "ids_negative", "no_ids")
 """Injected faults: HTTP 500, a stream cut in the middle, no response, invalid log-probs, invalid ids, no ids."""
 MAX_PIECE_BYTES: Final = 40
@@ -70,6 +72,7 @@ class Server:
         app = web.Application(client_max_size=64 << 20)
         for path, serve in PROTOCOLS.items():
             app.router.add_post(f"/v1/{path}", self._handler(serve))
+        app.router.add_post("/tokenize", self._tokenize)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024).start()
@@ -91,7 +94,8 @@ class Server:
                 return web.json_response({"error": {"message": "injected fault"}}, status=500)
             name = f"{serve.prefix}{next(self._number)}"
             prompt = serve.prompt(self, request_body)
-            replies = [self._reply(bool(request_body.get("tools"))) for _ in range(request_body.get("n") or 1)]
+            drifts = serve.prompt is _chat_prompt and request_body["model"] == DRIFTING
+            replies = [self._reply(bool(request_body.get("tools")), drifts) for _ in range(request_body.get("n") or 1)]
             for choice, reply in enumerate(replies if not own else ()):
                 self.truth.sampled[name, choice] = Sampled(prompt, reply.ids, reply.logprobs, fault)
             if fault == "hold":
@@ -105,7 +109,11 @@ class Server:
 
         return handle
 
-    def _reply(self, tools: bool) -> Reply:
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        asked = json.loads(await request.read())
+        return web.json_response({"tokens": _drifting_prompt(self, asked["messages"], asked["add_generation_prompt"])})
+
+    def _reply(self, tools: bool, drifts: bool) -> Reply:
         chance = self._chance
         text = "".join(chance.choices(ALPHABET, k=chance.randint(1, 40)))
         ids = [ord(letter) for letter in text]
@@ -114,6 +122,7 @@ class Server:
             tool = {"id": f"call_{chance.getrandbits(64):x}", "name": "look", "arguments": json.dumps({"for": text})}
             ids = [0x2F000 + chance.randrange(500) for _ in range(chance.randint(3, 30))]
             self.truth.tools[tool["id"]] = ids
+        ids = [*ids, CLOSE] if drifts else ids
         return Reply("" if tool else text, ids, [-chance.expovariate(1.0) for _ in ids], tool)
 
     async def _stream(self, request: web.Request, events: list[bytes], fault: str) -> web.StreamResponse:
@@ -165,12 +174,26 @@ def _event(payload: Json, name: str = "") -> bytes:
 
 
 def _chat_prompt(server: Server, request_body: Json) -> list[int]:
+    if request_body["model"] == DRIFTING:
+        return request_body.get("prompt_token_ids") or _drifting_prompt(server, request_body["messages"], True)
     ids: list[int] = []
     for message in request_body["messages"]:
         own = message["role"] == "assistant"
         tools = [call["id"] for call in message.get("tool_calls") or ()]
         ids += server.sampled_ids(message["content"] or "", tools) if own else server.input_ids(message["content"])
     return [*ids, OPEN]
+
+
+def _drifting_prompt(server: Server, messages: list[Json], generation_prompt: bool) -> list[int]:
+    """Render replies with a space behind them, and tool calls by their arguments' text."""
+    ids: list[int] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = "".join(call["function"]["arguments"] for call in message.get("tool_calls") or ())
+            ids += server.input_ids(f"{message['content'] or ''}{calls} ")
+        else:
+            ids += server.input_ids(message["content"])
+    return [*ids, OPEN] if generation_prompt else ids
 
 
 def _tool_call(tool: Json) -> Json:

@@ -5,7 +5,8 @@ python -m bench.exactness --calls=100000 --seed=3
 
 Agents (exact_agents.py) call, through the proxy, a server that samples at random and records its samples (exact_server.py). The
 trajectories adapted from the stored spans must equal the record: every token of every prompt and reply, log-probs, masks. A fifth of the
-attempts have calls with injected faults. Every call must be in one trajectory, or be refused and counted; at least 99 % of the calls
+attempts have calls with injected faults. For half of them the chat template writes replies otherwise than they were sampled, and the
+resource asks for bridges (proxy/bridge.py). Every call must be in one trajectory, or be refused and counted; at least 99 % of the calls
 without faults must be accepted. Exits with 1 otherwise.
 """
 
@@ -38,7 +39,7 @@ from agl_otel.types.columns import Traces
 from agl_otel_hook import conventions
 from bench import harness
 from bench.exact_agents import Agent
-from bench.exact_server import Sampled, Server, Truth
+from bench.exact_server import CLOSE, DRIFTING, Sampled, Server, Truth
 from bench.otlp import request_of
 
 ACCEPTED_BAR: Final = 0.99
@@ -48,7 +49,7 @@ FAULTY_ATTEMPTS: Final = 0.2
 FAULTS: Final = 0.3  # share of the calls in such an attempt
 _CALLS: Final = f"""
 SELECT RolloutId, SpanId, SpanAttributes['gen_ai.response.id'] AS Response,
-  toInt64OrZero(SpanAttributes['{conventions.LLM_CHOICE}']) AS Choice
+  toInt64OrZero(SpanAttributes['{conventions.LLM_CHOICE}']) AS Choice, SpanAttributes['{conventions.LLM_BRIDGE}'] AS Bridge
 FROM otel_traces WHERE RolloutId IN {{rollouts:Array(String)}} AND SpanName = '{conventions.SPAN_LLM}'
 """
 
@@ -68,6 +69,8 @@ class Result:
     trained_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])
     breaks: Counter[str] = field(default_factory=Counter[str])
+    bridges: Counter[str] = field(default_factory=Counter[str])
+    """Calls that were bridged, and why others were not."""
     wrong: list[str] = field(default_factory=list[str])
     """Differences from the record, and calls that are not counted."""
 
@@ -84,7 +87,8 @@ class Services(NamedTuple):
     reader: TraceReader
     proxy: str
     otlp: str
-    resources_id: str
+    resources_ids: Sequence[str]
+    """With a template that is true to the replies, and with one that is not."""
 
 
 @contextlib.asynccontextmanager
@@ -95,13 +99,14 @@ async def services(directory: Path, upstream: str, start_seconds: float) -> Asyn
         QueueClient(made.queue) as queue,
         TraceReader(made.clickhouse, collectors=[made.otlp]) as reader,
     ):
-        update = await queue.put_resources({"llm": LLM(endpoint=upstream, model="m")})
-        yield Services(queue, reader, made.proxy, made.otlp, update.resources_id)
+        llms = LLM(endpoint=upstream, model="m"), LLM(endpoint=upstream, model=DRIFTING, bridge="keep")
+        updates = [await queue.put_resources({"llm": llm}) for llm in llms]
+        yield Services(queue, reader, made.proxy, made.otlp, [update.resources_id for update in updates])
 
 
 async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: random.Random, truth: Truth, result: Result) -> str:
     """Run an agent as an attempt, reward it, close and complete it; return the rollout's id."""
-    (started,) = await stack.queue.start([EnqueueRolloutRequest(input=1, resources_id=stack.resources_id)])
+    (started,) = await stack.queue.start([EnqueueRolloutRequest(input=1, resources_id=chance.choice(stack.resources_ids))])
     key = (started.rollout_id, started.attempt.attempt_id)
     base = f"{stack.proxy}/rollout/{key[0]}/attempt/{key[1]}"
     agent = Agent(session, chance.choice((base, f"{base}/v1")), chance, faults=FAULTS if chance.random() < FAULTY_ATTEMPTS else 0.0)
@@ -111,7 +116,7 @@ async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: r
         for choice, reply in enumerate(answer.replies):
             sampled = truth.sampled[answer.id, choice].response
             ids = truth.tools[reply.tool["id"]] if reply.tool else [ord(letter) for letter in reply.text]
-            if ids != sampled:
+            if ids != (sampled[:-1] if sampled[-1] == CLOSE else sampled):
                 result.wrong.append(f"{path} {answer.id}: the agent got another reply than was sampled")
     reward = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): chance.random()}
     ids = {"trace_id": os.urandom(16).hex(), "span_id": os.urandom(8).hex()}
@@ -134,6 +139,7 @@ async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, resul
     traces = await stack.reader.traces(found, [rollout.attempt for rollout in found])
     batch = to_trajectories(traces)
     rows = await stack.reader.query(_CALLS, params={"rollouts": list(rollout_ids)})
+    result.bridges += Counter(_bridge(row["Bridge"]) for row in rows if row["Bridge"])
     named = {(row["RolloutId"], row["SpanId"]): (row["Response"], int(row["Choice"])) for row in rows}
     accepted = set[tuple[str, int]]()
     for place in range(len(batch)):
@@ -141,6 +147,10 @@ async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, resul
         accepted.update(names)
         result.wrong += [f"{batch.rollout_id[place]}: {what}" for what in differences(batch, place, [truth.sampled[n] for n in names])]
     _count(result, traces, batch, {name: truth.sampled.pop(name, None) for name in named.values() if name[0]}, accepted)
+
+
+def _bridge(recorded: str) -> str:
+    return json.loads(recorded).get("refused", "bridged")
 
 
 def differences(batch: TrajectoryBatch, place: int, calls: Sequence[Sampled]) -> list[str]:
@@ -232,7 +242,7 @@ def main() -> int:
     figures = {"value": round(share, 6), "baseline": ACCEPTED_BAR, "ratio": round(share / ACCEPTED_BAR, 4), "wrong": len(result.wrong)}
     counts = {name: getattr(result, name) for name in ("calls", "sampled", "accepted", "whole", "trained_tokens")}
     seconds = round(time.perf_counter() - started, 1)
-    why = {"refused": dict(result.refused), "breaks": dict(result.breaks), "examples": result.wrong[:10]}
+    why = {name: dict(getattr(result, name)) for name in ("refused", "breaks", "bridges")} | {"examples": result.wrong[:10]}
     print(json.dumps({**head, **figures, **counts, **why, "seed": given.seed, "seconds": seconds}), flush=True)
     return 0 if result.good else 1
 

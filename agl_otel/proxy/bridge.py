@@ -122,7 +122,7 @@ class Bridge:
 
     def settle(self, prompt: Sequence[int] | None) -> None:
         """Compare with the prompt that the model server says it had."""
-        if self.prompt and not self.refused and prompt != self.prompt:
+        if self.prompt and not self.refused and prompt is not None and prompt != self.prompt:
             self.refused = "not_taken"
 
     def described(self) -> Json:

@@ -18,3 +18,5 @@ async def test_trained_ids_are_the_sampled_ids_in_every_protocol_with_faults_and
     assert result.whole_accepted == result.whole  # only deliberately broken calls are refused
     assert result.refused.total() > 0
     assert {"choice", "sub_agent"} <= set(result.breaks)
+    assert result.bridges["bridged"] > 20
+    assert result.bridges.keys() <= {"bridged", "edited", "unknown", "media", "request", "no_ids", "cut", "server"}
