@@ -40,6 +40,7 @@ from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, sink_step
 from agl_otel.errors import AglError, DataError, SettingsError, UsageError
 from agl_otel.service.processes import Process
 from agl_otel.types import RUN_LABEL, Dataset, RolloutConfig, TrainingStep
+from agl_otel.types.resources import Bridging
 
 POLL_SECONDS: Final = 0.5  # between two reads of the metrics
 STOP_SECONDS: Final = 30.0  # for Ray to end its processes
@@ -83,6 +84,7 @@ class VERL(Algorithm):
         fill_reward: reward of attempts without one; None refuses such attempts.
         reward_name: dimension of the reward; None: the primary one.
         by_call: make each model call a separate sample, instead of merging calls that continue each other.
+        bridge: "keep" and "drop" continue conversations by their sampled tokens, so that they stay one sample (docs/bridging.md).
         rollout_config: retries and time limits of rollouts; None: 1200 seconds, and a retry where the runner was lost.
         step_timeout_seconds: rollouts of a step that have not finished by then are cancelled, left out and counted.
         ratio_error_limit: verl's probability of each token before a step's update is compared with the one captured during sampling. The
@@ -111,6 +113,7 @@ class VERL(Algorithm):
         fill_reward: FillReward | None = None,
         reward_name: Annotated[str | None, Field(min_length=1, description="rewards are found by their dimension's name")] = None,
         by_call: bool | None = None,
+        bridge: Bridging = "off",
         rollout_config: RolloutConfig | None = None,
         step_timeout_seconds: StepTimeout | None = None,
         ratio_error_limit: RatioErrorLimit | None = 0.1,
@@ -136,6 +139,7 @@ class VERL(Algorithm):
             raise UsageError(f"trainer.v1.trainer_mode is {self.trainer_mode!r}: use one of {', '.join(TRAINER_MODES)}")
         self.run_dir = run_dir
         self.seed = seed
+        self.bridge: Bridging = bridge
         self.rollout_config = rollout_config if rollout_config is not None else retry_lost_runner(ROLLOUT_SECONDS)
         self.step_timeout_seconds = step_timeout_seconds
         self.ratio_error_limit = ratio_error_limit
@@ -159,7 +163,14 @@ class VERL(Algorithm):
         compared = {section: keys for section, keys in self.config.items() if section not in _NOT_COMPARED}
         model = str(get(self.config, "actor_rollout_ref.model.path", ""))
         of_model = {"model": model_fingerprint(model)} if (Path(model) / "config.json").exists() else {}
-        return {"config": compared, **of_model, "rules": asdict(self.rules), "train": digest_of(list(train)), "val": digest_of(list(val))}
+        return {
+            "config": compared,
+            **of_model,
+            "rules": asdict(self.rules),
+            "bridge": self.bridge,
+            "train": digest_of(list(train)),
+            "val": digest_of(list(val)),
+        }
 
     def check(self) -> None:
         """Raise UsageError for a key that verl does not have, if the extra [verl] is here, and for one rollout in a group to compare."""
@@ -264,6 +275,7 @@ class VERL(Algorithm):
             trainer_mode=self.trainer_mode,
             reports_version=on_cpu(self.config),
             seed=self.seed,
+            bridge=self.bridge,
             rollout_config=self.rollout_config.model_dump(),
             step_seconds=self.step_timeout_seconds,
             ratio_error_limit=self.ratio_error_limit,
