@@ -53,6 +53,7 @@ SPLIT: Final = {
     "model_version": "nothing: the weights changed while the agent ran",
     "template_drift": "use a chat template that keeps earlier replies as they were sampled, their reasoning included",
     "truncated": "keep the whole conversation in the prompt, if the model's context allows it",
+    "compacted": "nothing, where the agent has to shorten its conversation; a larger context makes it do so later",
     "history_edited": "only add to the conversation: leave what was sent and answered as it was",
     "response_changed": "only add to the conversation: leave the replies as they were",
     "prompt_changed": "only add to the conversation, in one list of messages",

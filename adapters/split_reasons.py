@@ -10,6 +10,7 @@ are searched only among the COMPARED_CALLS latest calls of the agent: an attempt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -25,6 +26,8 @@ SYSTEM: Final = ("system", "developer")
 """Roles of messages that do not identify a conversation."""
 
 COMPARED_CALLS: Final = 64
+_LEAST_LINE: Final = 30  # characters: shorter lines are in many texts
+_TAGS: Final = re.compile(r"</?\w+>")
 
 SPLIT_REASONS: Final = {
     "choice": "a further choice of the same call (n > 1)",
@@ -33,6 +36,7 @@ SPLIT_REASONS: Final = {
     "model_version": "it continues an earlier call, but another version of the weights answered",
     "template_drift": "it has all messages of an earlier call and its reply, in other tokens: the template or tokeniser changed them",
     "truncated": "it leaves out a part of an earlier call, and keeps the rest up to its reply",
+    "compacted": "under the instructions of an earlier call it is told an earlier reply, as after a compaction: the summary",
     "history_edited": "it keeps some messages of an earlier call, and changes others or the reply",
     "response_changed": "it starts with an earlier prompt, but not with the reply to it; its messages are unknown",
     "prompt_changed": "it does not start with an earlier prompt; its messages are unknown",
@@ -150,6 +154,8 @@ def _by_messages(call: Call, known: Sequence[Call], bases: Sequence[Call]) -> st
         return "template_drift"
     if any(_left_out(call, other) for other in nearest):
         return "truncated"
+    if any(_is_told(call, other) for other in known) and any(_same_instructions(call, other) for other in known):
+        return "compacted"
     return "history_edited" if any(_opening(call.asked) == _opening(other.asked) for other in known) else "sub_agent"
 
 
@@ -161,9 +167,29 @@ def _shares(asked: Sequence[str], history: Sequence[str], kept: int) -> bool:
     return asked[kept : kept + 1] == history[kept : kept + 1] or not replies.isdisjoint(asked[kept:])
 
 
+def _is_told(call: Call, other: Call) -> bool:
+    """Whether messages that the model did not write have most lines of the other call's reply."""
+    said = other.answer.partition(":")[2]
+    lines = {line for line in map(str.strip, _TAGS.sub("\n", said).splitlines()) if len(line) >= _LEAST_LINE}
+    given = [message for message in call.asked if not message.startswith("assistant:") and message not in other.asked]
+    return bool(lines) and 2 * sum(any(line in message for message in given) for line in lines) >= len(lines)
+
+
+def _same_instructions(call: Call, other: Call) -> bool:
+    """Whether most lines are the same: some agents have a line there that changes with each conversation."""
+    lines, others = (
+        {line for message in each.asked[:1] if _is_of(message, SYSTEM) for line in message.splitlines()} for each in (call, other)
+    )
+    return 2 * len(lines & others) >= max(len(lines), len(others))
+
+
+def _is_of(message: str, roles: Sequence[str]) -> bool:
+    return message.partition(":")[0] in roles
+
+
 def _opening(messages: Sequence[str]) -> str:
     """Return the first message that is not an instruction."""
-    return next((message for message in messages if message.partition(":")[0] not in SYSTEM), "")
+    return next((message for message in messages if not _is_of(message, SYSTEM)), "")
 
 
 def left_out(sequence: Sequence[T], history: Sequence[T]) -> bool:

@@ -36,6 +36,27 @@ def test_break_of_a_conversation_is_explained_by_its_messages(traces: Any, row: 
     assert found == [{"template_drift": 1}, {"history_edited": 1}, {"sub_agent": 1}, {"response_changed": 1}]
 
 
+def test_a_conversation_that_begins_with_the_summary_of_an_earlier_one_is_compacted(traces: Any, row: Any) -> None:
+    built = traces.build(row(call=1, prompt=(1, 2), response=(3,)), row(call=2, prompt=(1, 4), response=(5,)))
+    facts = "The file A1.txt says that 1940 people live there."
+    rules = text("system", "You write code.")
+    asked = [rules, text("user", "How many live in A1?")]
+    summary = f"<analysis>\nSo far:\n</analysis>\n<summary>\n{facts}\n</summary>"
+    going_on = text("user", f"This session is continued from an earlier one. Summary:\n{facts}\nGo on.")
+    stamped = [text("system", f"Version 1.{number}.\nYou write code.\nYou use tools.") for number in range(2)]
+    for openings, expected in (
+        ([rules, going_on], "compacted"),
+        ([*asked, going_on], "compacted"),
+        ([text("system", "You edit texts."), going_on], "sub_agent"),
+        ([rules, text("user", "How many live in B1?")], "sub_agent"),
+        ([*asked, text("assistant", facts), text("user", "Sure?")], "history_edited"),
+    ):
+        found = to_trajectories(replace(built, texts=texts((asked, summary), (openings, "1940"))))
+        assert dict(found.breaks) == {expected: 1}
+    found = to_trajectories(replace(built, texts=texts(([stamped[0], *asked[1:]], summary), ([stamped[1], going_on], "1940"))))
+    assert dict(found.breaks) == {"compacted": 1}
+
+
 def test_images_of_the_last_call_are_kept(traces: Any, row: Any) -> None:
     built = traces.build(row(rollout="ro-1"), row(rollout="ro-2"))
     parts = [
