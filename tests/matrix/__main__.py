@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.matrix.environments import CannotInstallError, environment
-from tests.matrix.frameworks import BY_NAME, Framework
+from tests.matrix.frameworks import FRAMEWORKS, Framework
+from tests.matrix.harnesses import HARNESSES
 from tests.matrix.page import keep, recorded
 from tests.matrix.play import Ground, ground, played
+
+BY_NAME = {framework.name: framework for framework in (*FRAMEWORKS, *HARNESSES)}
 
 
 async def main(names: Sequence[str], rollouts: int) -> int:
@@ -40,7 +43,7 @@ async def _one(on: Ground, framework: Framework) -> bool:
         return False
     results = await played(on, framework, framework.plays, installed)
     for play, found in zip(framework.plays, results, strict=True):
-        shown = f"{found.exact}/{found.calls} exact, {found.joined} joined, {found.own_spans} own spans, trajectories {found.trajectories}"
+        shown = f"{found.exact}/{found.calls} exact, joined {found.joined}, {found.own_spans} own spans, trajectories {found.trajectories}"
         print(f"{play.mode}: {shown}, {found.verdicts}{''.join(f'{chr(10)}    {problem}' for problem in found.problems)}", flush=True)
     keep(framework.name, recorded(framework, installed.version, list(zip(framework.plays, results, strict=True))))
     return not any(found.problems for found in results)

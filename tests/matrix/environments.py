@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,7 @@ class Environment:
     command: tuple[str, ...]
     """The agent, without its arguments."""
     version: str
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class CannotInstallError(Exception):
@@ -35,7 +38,7 @@ class CannotInstallError(Exception):
 
 def environment(framework: Framework) -> Environment:
     """Install what the framework's folder asks for, unless that has been done. Raises CannotInstallError."""
-    make = _node if framework.program.endswith(".js") else _python
+    make = _node if (framework.folder / "package.json").exists() else _python
     folder = PLACE / framework.name
     wanted = "".join(path.read_text() for path in _asking(framework)) + (ROOT / "uv.lock").read_text()
     stamp = folder / f".complete-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
@@ -55,16 +58,30 @@ def _python(framework: Framework, folder: Path, stamp: Path) -> Environment:
     uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
     if not stamp.exists():
         _run(uv, "venv", "--quiet", "--python", "3.11", str(folder))
-        asked, overrides = framework.folder / "requirements.txt", framework.folder / "overrides.txt"
-        own = folder / "constraints.txt"
-        own.write_text(_locked(uv, asked.read_text() + (overrides.read_text() if overrides.exists() else "")))
-        more = ("--overrides", str(overrides)) if overrides.exists() else ()
-        into = ("--python", str(folder / "bin" / "python"))
-        _run(uv, "pip", "install", "--quiet", *into, "-r", str(asked), "-c", str(own), *more, "-e", str(ROOT))
+        into, asked = ("--python", str(folder / "bin" / "python")), framework.folder / "requirements.txt"
+        if framework.is_harness:  # beside which only the hook is installed: many pin all that they need
+            _run(uv, "pip", "install", "--quiet", *into, "-r", str(asked), "-e", str(ROOT / "hook"))
+        else:
+            _run(uv, "pip", "install", "--quiet", *into, "-r", str(asked), *_bounds(uv, framework, folder), "-e", str(ROOT))
         stamp.touch()
     python = str(folder / "bin" / "python")
-    version = _run(python, "-c", f"from importlib.metadata import version; print(version({framework.package!r}))")
-    return Environment((python, str(framework.folder / framework.program)), version.strip())
+    version = _run(python, "-c", f"from importlib.metadata import version; print(version({framework.package!r}))").strip()
+    if framework.is_harness:
+        return _harness(framework, folder / "bin", version)
+    return Environment((python, str(framework.folder / framework.program)), version)
+
+
+def _harness(framework: Framework, programs: Path, version: str) -> Environment:
+    """The script that starts a command-line agent, with its programs first on the path."""
+    path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return Environment(("bash", str(framework.folder / framework.program)), version, {"PATH": path})
+
+
+def _bounds(uv: str, framework: Framework, folder: Path) -> list[str]:
+    asked, overrides = framework.folder / "requirements.txt", framework.folder / "overrides.txt"
+    own = folder / "constraints.txt"
+    own.write_text(_locked(uv, asked.read_text() + (overrides.read_text() if overrides.exists() else "")))
+    return ["-c", str(own), *(("--overrides", str(overrides)) if overrides.exists() else ())]
 
 
 def _locked(uv: str, asked: str) -> str:
@@ -85,9 +102,12 @@ def _node(framework: Framework, folder: Path, stamp: Path) -> Environment:
     shutil.copy(framework.folder / framework.program, folder)  # Node finds packages beside the script
     if not stamp.exists():
         shutil.copy(framework.folder / "package.json", folder)
-        _run("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", cwd=folder)
+        scripts = () if framework.is_harness else ("--ignore-scripts",)  # by which harnesses install their programs
+        _run("npm", "install", *scripts, "--no-audit", "--no-fund", "--silent", cwd=folder)
         stamp.touch()
     package = json.loads((folder / "node_modules" / framework.package / "package.json").read_text())
+    if framework.is_harness:
+        return _harness(framework, folder / "node_modules" / ".bin", package["version"])
     return Environment(("node", "--require", str(folder / _NODE_HOOK), str(folder / framework.program)), package["version"])
 
 

@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from tests.matrix.script import Task
+
 AGENTS: Final = Path(__file__).parent / "agents"
 ProtocolName = Literal["chat", "responses", "messages"]
+Join = Literal["traceparent", "response id", "time", "address"]
+"""How a call is joined to the agent's own spans: the header that named the span; its response id; the only span whose time encloses it, and
+no other call; or none, so that the call's address tells its attempt and no more."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,14 @@ class Play:
     """That they make."""
     breaks: tuple[str, ...] = ()
     """Why there are more than one (keys of adapters' SPLIT_REASONS)."""
-    joined: bool = True
-    """Whether the calls come below a span of the agent's own."""
+    untrainable: tuple[str, ...] = ()
+    """By which fields of sampling, or for which other reasons, training refuses calls."""
+    joined: Join = "traceparent"
+    """How the calls are joined to spans of the agent's own."""
+    flushes: bool = True
+    """Whether it sends all of these before it ends; else some calls are joined in another way."""
+    task: Task = "tool"
+    """What it asks for."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +66,31 @@ class Framework:
         """Where its agent is."""
         return AGENTS / self.name
 
+    @property
+    def is_harness(self) -> bool:
+        """Whether it is a command-line agent, which a script starts."""
+        return self.program.endswith(".sh")
 
+
+_STRICT: Final = ("strict_tools",)
 FRAMEWORKS: Final = (
     Framework(
         "openai",
         "OpenAI SDK",
         "openai",
         (
-            Play("chat"),
-            Play("chat-stream", streamed=True),
-            Play("chat-async"),
-            Play("chat-async-stream", streamed=True),
+            Play("chat", untrainable=_STRICT),
+            Play("chat-stream", streamed=True, untrainable=_STRICT),
+            Play("chat-async", untrainable=_STRICT),
+            Play("chat-async-stream", streamed=True, untrainable=_STRICT),
             # Other messages are sent back than the model's: no call goes on from another.
-            Play("chat-edited", trajectories=3, breaks=("history_edited",)),
-            Play("responses", "responses"),
-            Play("responses-stream", "responses", streamed=True),
-            Play("responses-async", "responses"),
+            Play("chat-edited", trajectories=3, breaks=("history_edited",), untrainable=_STRICT),
+            Play("responses", "responses", untrainable=_STRICT),
+            Play("responses-stream", "responses", streamed=True, untrainable=_STRICT),
+            Play("responses-async", "responses", untrainable=_STRICT),
         ),
         "opentelemetry-instrumentation-openai",
+        "the agent's tool is strict.",
     ),
     Framework(
         "httpx",
@@ -107,31 +125,45 @@ FRAMEWORKS: Final = (
         "openai-agents",
         "openai-agents",
         (
-            Play("chat"),
-            Play("chat-stream", streamed=True),
+            Play("chat", untrainable=_STRICT),
+            Play("chat-stream", streamed=True, untrainable=_STRICT),
             Play("mcp"),
-            Play("responses", "responses"),
-            Play("responses-stream", "responses", streamed=True),
+            Play("responses", "responses", untrainable=_STRICT),
+            Play("responses-stream", "responses", streamed=True, untrainable=_STRICT),
         ),
         "opentelemetry-instrumentation-openai-agents, -openai",
+        "tools are strict by default; `function_tool(strict_mode=False)` makes them trainable, as those of MCP servers are.",
     ),
     Framework(
         "pydantic_ai",
         "pydantic-ai",
         "pydantic-ai-slim",
-        (Play("sync"), Play("async"), Play("stream", streamed=True), Play("responses", "responses")),
+        (
+            Play("sync", untrainable=_STRICT),
+            Play("async", untrainable=_STRICT),
+            Play("stream", streamed=True, untrainable=_STRICT),
+            Play("responses", "responses", untrainable=_STRICT),
+        ),
         "itself, opentelemetry-instrumentation-openai",
+        "tools are strict by default; `tool_plain(strict=False)` makes them trainable.",
     ),
     Framework(
         "smolagents",
         "smolagents",
         "smolagents",
         tuple(
-            Play(mode, streamed="stream" in mode, trajectories=3, breaks=("history_edited",))
+            Play(
+                mode,
+                streamed="stream" in mode,
+                trajectories=3,
+                breaks=("history_edited",),
+                untrainable=("tool_choice",) if "tools" in mode else (),
+            )
             for mode in ("tools", "tools-stream", "code", "code-stream")
         ),
         "openinference-instrumentation-smolagents, opentelemetry-instrumentation-openai",
-        "it changes the model's messages in its history (`Calling tools: …`), so no call continues another: each is a trajectory.",
+        "it changes the model's messages in its history (`Calling tools: …`), so no call continues another: each is a trajectory. "
+        '`ToolCallingAgent` sends `tool_choice = "required"`.',
     ),
     Framework(
         "autogen",
@@ -154,10 +186,9 @@ FRAMEWORKS: Final = (
         "crewai",
         "CrewAI",
         "crewai",
-        (Play("run"), Play("stream", streamed=True)),
+        (Play("run", untrainable=_STRICT), Play("stream", streamed=True, untrainable=_STRICT)),
         "opentelemetry-instrumentation-crewai, -openai",
-        "crewai asks for opentelemetry-sdk 1.45.1 or newer and this package for 1.45.0 exactly: installed by "
-        "`uv pip install --overrides` with [overrides.txt](../tests/matrix/agents/crewai/overrides.txt).",
+        "it makes its tools strict.",
     ),
     Framework(
         "llama_index",

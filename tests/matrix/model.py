@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from agl_otel.types.sampling import HONOURS_ALL
 from agl_otel_hook import conventions
 from tests.matrix.script import Message, Reply, Request, Sampled, riddle, sample
 from tests.matrix.wire import PROTOCOLS, Json, Protocol
@@ -27,6 +28,7 @@ class Served:
     cities: tuple[str, str] | None
     """Of the question that it answered: whose call it is, told by the conversation itself."""
     sampled: Sampled
+    answer_id: str = ""
 
 
 class ScriptedModel:
@@ -73,8 +75,8 @@ class ScriptedModel:
         self._said[answer_id] = (*asked.messages, sampled.reply)
         parts = request.headers.get("traceparent", "").split("-")
         span_id = parts[2] if len(parts) == 4 else ""
-        self.served.append(Served(span_id, protocol.path, bool(body.get("stream")), asked.cities, sampled))
-        headers = {conventions.HEADER_MODEL_VERSION: VERSION}
+        self.served.append(Served(span_id, protocol.path, bool(body.get("stream")), asked.cities, sampled, answer_id))
+        headers = {conventions.HEADER_MODEL_VERSION: VERSION, conventions.HEADER_SAMPLING: HONOURS_ALL}
         if not body.get("stream"):
             return web.json_response(protocol.whole(sampled, answer_id, body), headers=headers)
         response = web.StreamResponse(headers={**headers, "content-type": "text/event-stream"})

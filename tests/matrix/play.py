@@ -16,6 +16,7 @@ from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import Stack
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Rollout, Span
+from agl_otel.types.sampling import all_parameters
 from tests.matrix.check import Result, result
 from tests.matrix.environments import Environment
 from tests.matrix.frameworks import AGENTS, Framework, Play
@@ -24,6 +25,7 @@ from tests.matrix.script import Reply, people, question, riddle
 
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
 ATTEMPT_SECONDS: Final = 300.0
+MAX_TOKENS: Final = 4096
 _FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "AGL_", "VIRTUAL_ENV", "PYTHON")
 
 
@@ -50,7 +52,9 @@ async def ground(data_dir: Path, rollouts: int = 2, reply: Reply = riddle) -> As
         Stack(settings, only=("queue", "collector", "proxy")) as stack,
         await Store.connect(stack.address) as store,
     ):
-        await store.publish({"main": LLM(endpoint=model.url, model="scripted", api_key="sk-secret")})
+        await store.publish(
+            {"main": LLM(endpoint=model.url, model="scripted", api_key="sk-secret", sampling_parameters=all_parameters(1.0, MAX_TOKENS))}
+        )
         yield Ground(store, model, rollouts)
 
 
@@ -77,7 +81,7 @@ async def played(on: Ground, framework: Framework, plays: Sequence[Play], enviro
 
 async def _enqueue(on: Ground, play: Play) -> list[tuple[Rollout, tuple[str, str]]]:
     pairs = [(f"A{number}", f"B{number}") for number in itertools.islice(on.numbers, on.rollouts)]
-    tasks = [{"mode": play.mode, "question": question(*pair), "expected": str(sum(map(people, pair)))} for pair in pairs]
+    tasks = [{"mode": play.mode, "question": question(*pair, play.task), "expected": str(sum(map(people, pair)))} for pair in pairs]
     return list(zip(await on.store.enqueue([EnqueueRolloutRequest(input=task) for task in tasks]), pairs, strict=True))
 
 
@@ -88,7 +92,7 @@ async def _run(store: Store, framework: Framework, environment: Environment, cou
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agl_otel.runner", *arguments, "--timeout", str(ATTEMPT_SECONDS)),
         *("--", *environment.command, "{mode}", "{question}"),
-        env={**kept, **framework.environment, "AGL_STORE": store.description.queue},
+        env={**kept, **environment.variables, **framework.environment, "AGL_STORE": store.description.queue},
         cwd=AGENTS.parents[2],
     )
     try:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 TOOL: Final = "population"
 FINAL_TOOL: Final = "final_answer"
@@ -27,9 +27,22 @@ _CITIES: Final = re.compile(r"people live in (\w+) and (\w+) together")
 _KNOWN: Final = re.compile(r"\b(\w+) has (\d+) people")
 
 
-def question(first: str, second: str) -> str:
+Task = Literal["tool", "told", "files", "sub_agent", "compaction"]
+"""`tool`: the agent has the tool; `told`: the question has the facts; the others: files in the agent's folder have them."""
+_BY_ANOTHER: Final = "Have a sub-agent answer this. "
+_TEXTS: Final[dict[Task, str]] = {
+    "tool": "{0}",
+    "told": "{1} has {3} people. {2} has {4} people. {0}",
+    "files": "The files {1}.txt and {2}.txt tell. {0}",
+    "sub_agent": _BY_ANOTHER + "The files {1}.txt and {2}.txt tell. {0}",
+    "compaction": "The files {1}.txt and {2}.txt tell. {0}",
+}
+
+
+def question(first: str, second: str, task: Task = "tool") -> str:
     """The riddle about two cities."""
-    return f"How many people live in {first} and {second} together?"
+    asked = f"How many people live in {first} and {second} together?"
+    return _TEXTS[task].format(asked, first, second, people(first), people(second))
 
 
 def people(city: str) -> int:
@@ -66,9 +79,9 @@ class Request:
 
     @property
     def cities(self) -> tuple[str, str] | None:
-        """The cities of the first question in it; None where there is none."""
-        for message in self.messages:
-            if message.role != "assistant" and (found := _CITIES.findall(message.text)):
+        """The cities of the first question in it, or else of a reply that stands for it (a summary); None where there is none."""
+        for message in (*(each for each in self.messages if each.role != "assistant"), *self.messages):
+            if found := _CITIES.findall(message.text):
                 return found[-1]
         return None
 
@@ -118,13 +131,55 @@ def _characters(text: str) -> list[int]:
     return [ord(character) + _FIRST_CHARACTER for character in text]
 
 
+_SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""By this command mini-swe-agent has the model end."""
+_SUMMARIES: Final = {
+    "a <summary> block": "summary",  # Claude Code
+    "CONTEXT CHECKPOINT COMPACTION": "summary",  # Codex
+    "<state_snapshot> XML": "state_snapshot",  # Qwen Code
+    "<template>": "summary",  # opencode
+}
+"""{what a harness has in the message that asks for a summary of the conversation: the tag of the summary}."""
+_SHELLS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
+    **dict.fromkeys(("bash", "Bash"), lambda command: {"command": command, "description": "Look it up"}),
+    # Qwen Code loses the output of a command that ends at once, at times.
+    "run_shell_command": lambda command: {"command": f"{command} && sleep 0.5", "description": "Look it up"},
+    "exec_command": lambda command: {"cmd": command},
+}
+"""{tool by which a harness runs commands: the arguments for a command}."""
+_DELEGATES: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
+    "Agent": lambda prompt: {"description": "Look it up", "prompt": prompt, "subagent_type": "general-purpose"},
+    "Task": lambda prompt: {"description": "Look it up", "prompt": prompt, "subagent_type": "general-purpose"},
+    "agent": lambda prompt: {
+        "description": "Look it up",
+        "prompt": prompt,
+        "subagent_type": "general-purpose",
+        "run_in_background": False,
+    },
+    "task": lambda prompt: {"description": "Look it up", "prompt": prompt, "subagent_type": "general"},
+}
+"""{tool by which a harness starts a sub-agent: the arguments for a task}."""
+
+
 def riddle(request: Request, call_id: str) -> Message:
     """What the model of the riddle says next."""
     cities = request.cities
     known = dict(found for message in request.messages for found in _KNOWN.findall(message.text))
     if cities is None:
         return Message("assistant", "I know only about cities.")
+    tag = next((tag for mark, tag in _SUMMARIES.items() if mark in request.messages[-1].text), None)
+    if tag is not None:
+        facts = " ".join(f"{city} has {count} people." for city, count in known.items())
+        return Message("assistant", f"<{tag}>{question(*cities)} {facts}</{tag}>")
     turns = sum(message.role == "assistant" for message in request.messages)
+    by_another = next((name for name in request.tools if name in _DELEGATES), None)
+    if (
+        by_another
+        and not any(message.role == "tool" for message in request.messages)
+        and any(_BY_ANOTHER in message.text for message in request.messages)
+    ):
+        task = question(*cities, "files")
+        return calling(by_another, _DELEGATES[by_another](task), call_id)
     unknown = [city for city in cities if city not in known]
     if not unknown:
         return _last(request, str(sum(int(known[city]) for city in cities)), call_id)
@@ -134,6 +189,8 @@ def riddle(request: Request, call_id: str) -> Message:
 def _last(request: Request, answer: str, call_id: str) -> Message:
     if FINAL_TOOL in request.tools:
         return calling(FINAL_TOOL, {"answer": answer}, call_id)
+    if _marked(request, _SUBMIT) and "bash" in request.tools:
+        return calling("bash", {"command": f"{_SUBMIT} && echo {answer}"}, call_id)
     return Message("assistant", next((said.format(answer) for mark, _, said in _STYLES if _marked(request, mark)), answer))
 
 
@@ -141,6 +198,9 @@ def _ask(request: Request, city: str, call_id: str) -> Message:
     tool = next((name for name in request.tools if name.endswith(TOOL)), None)
     if tool is not None:
         return calling(tool, {"city": city}, call_id)
+    shell = next((name for name in request.tools if name in _SHELLS), None)
+    if shell is not None:
+        return calling(shell, _SHELLS[shell](f"cat {city}.txt"), call_id)
     return Message("assistant", next((asked.format(city) for mark, asked, _ in _STYLES if _marked(request, mark)), "I have no tool."))
 
 
