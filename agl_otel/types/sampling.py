@@ -61,6 +61,8 @@ LEAST_TEMPERATURE: Final = 0.01
 """Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""
 _ALIASES: Final = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "stop_sequences": "stop"}
 _LONGEST: Final = 100  # characters of a recorded value
+_BEYOND: Final = 1 << 63  # no parameter is as large; an integer of JSON may be too large for a float
+_UNREADABLE: Final = "unreadable"
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
@@ -130,14 +132,17 @@ class Contract:
 
     @classmethod
     def loads(cls, text: str) -> Contract | None:
-        """Read what `dumps` has written; None if it is something else."""
+        """Read what `dumps` has written; None if it is something else. Anybody may have written it: its values are bounded again."""
         try:
             held = json.loads(text)
-            parts = (dict(held.get(name, {})) for name in ("agent", "resource", "overridden"))
+            parts = (
+                {name: _short(name, value) for name, value in held.get(part, {}).items()} for part in ("agent", "resource", "overridden")
+            )
             agent, resource, overridden = parts
+            server = tuple(name for name in held.get("server", ()) if isinstance(name, str))
             logprobs = held.get("logprobs")
-            return cls(agent, resource, tuple(held.get("server", ())), overridden, logprobs if logprobs in ("processed", "raw") else "")
-        except (ValueError, TypeError, AttributeError):
+            return cls(agent, resource, server, overridden, logprobs if logprobs in ("processed", "raw") else "")
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     def dumps(self) -> str:
@@ -248,7 +253,12 @@ def _short(name: str, value: Any) -> Any:
         if name in NEUTRAL or name in ("temperature", "max_tokens", "n"):
             with contextlib.suppress(ValueError):
                 number = float(value)
-        return number if math.isfinite(number) else value[:_LONGEST]
-    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)) or value in ({}, []):
+        return number if abs(number) < _BEYOND else value[:_LONGEST]
+    if isinstance(value, int | float):
+        return value if abs(value) < _BEYOND else _UNREADABLE
+    if value in ({}, []):
         return value
-    return json.dumps(value)[:_LONGEST]
+    try:
+        return json.dumps(value)[:_LONGEST]
+    except (ValueError, RecursionError):  # an integer of thousands of digits; very deep
+        return _UNREADABLE

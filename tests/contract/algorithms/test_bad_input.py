@@ -63,6 +63,8 @@ class Did:
     """Of the weights that sampled, as its server says it."""
     constrained: bool = False
     """The agent had the reply sampled by a grammar."""
+    contract: str = ""
+    """As its span has it, instead of one that says so."""
 
 
 def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
@@ -74,7 +76,7 @@ def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
         conventions.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
         conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
         conventions.LLM_RESPONSE_LOGPROBS: list(did.logprobs),
-        conventions.LLM_SAMPLING: Contract.of(own, all_parameters(1.0, 64), logprobs="processed").dumps(),
+        conventions.LLM_SAMPLING: did.contract or Contract.of(own, all_parameters(1.0, 64), logprobs="processed").dumps(),
         **({conventions.LLM_MODEL_VERSION: did.version} if did.version else {}),
     }
     if did.cut:
@@ -297,6 +299,15 @@ async def test_calls_that_the_agent_constrained_are_counted_and_said_and_refused
         "step 1: 4 of 8 model calls read for training (50 %) were sampled with settings" in caplog.text
         and "a forced tool call" in caplog.text
     )
+
+
+@pytest.mark.parametrize("text", ['{"agent": {"temperature": 1' + "0" * 400 + "}}", "[" * 200_000], ids=["huge", "deep"])
+async def test_a_contract_that_is_malformed_costs_its_own_call_only(store: LightningStore, folder: Path, tmp_path: Path, text: str) -> None:
+    def decide(rollout: AttemptedRollout) -> Did:
+        return replace(by_place(rollout), contract=text if rollout.input == {"n": 2} and member(rollout) == 0 else "")
+
+    (report,) = await trained(KINDS[0], store, folder, tmp_path / "run", decide)
+    assert (report.calls_trained, report.refused) == (7, {"sampling_differs": 1})
 
 
 async def test_equal_rewards_change_no_weights(

@@ -81,6 +81,13 @@ async def test_a_span_has_what_agent_and_resource_set_and_what_the_server_may_ha
         assert contract["agent"][name] == value
 
 
+async def test_a_number_beyond_all_bounds_is_recorded_as_no_number(model: ModelServer, receiver: OtlpReceiver) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling=RUN))) as stand:
+        await asked(stand, temperature=10**400, top_p=10**400)
+        recorded = Contract.loads(json.dumps((await contracts(stand))[0]))
+    assert recorded is not None and math.isnan(recorded.temperature) and "top_p" in recorded.differing(NEUTRAL)
+
+
 async def test_a_server_that_says_what_it_heeds_leaves_nothing_unknown(model: ModelServer, receiver: OtlpReceiver) -> None:
     model.heeds = "temperature, top_p"
     async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m"))) as stand:

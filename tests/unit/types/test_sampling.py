@@ -71,8 +71,40 @@ def test_the_agents_own_parameters_win_over_the_resources_and_equal_ones_do_not_
 def test_a_long_or_odd_value_is_shortened_and_text_of_something_else_is_no_contract() -> None:
     contract = Contract.of({"logit_bias": {str(token): 1 for token in range(1000)}, "stop": "x" * 1000}, {})
     assert len(contract.dumps()) < 400
-    for text in ("", "[]", "7", "null", '{"agent": 7}', "{"):
+    for text in ("", "[]", "7", "null", '{"agent": 7}', "{", DEEP):
         assert Contract.loads(text) is None
+
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "max_tokens", "logit_bias"])
+@pytest.mark.parametrize(
+    "value",
+    [10**400, -(10**400), 10**5000, "1" + "0" * 400, math.inf, 1e300, [10**5000], {"7": [[10**5000]]}],
+    ids=["huge", "negative", "unprintable", "text", "infinite", "float", "list", "object"],
+)
+def test_a_number_beyond_all_bounds_is_no_error(name: str, value: Any) -> None:
+    """Its server may have refused it, but each reader of the attempt's calls reads its contract."""
+    for contract in (Contract.of({name: value}, TOLD), Contract.loads(Contract.of({name: value}, TOLD).dumps())):
+        assert contract is not None and len(contract.dumps()) < 400
+        assert math.isnan(contract.temperature) == (name == "temperature") and contract.is_plain == (name == "max_tokens")
+        assert contract.notes({}) == ([f"own {name}"] if name != "max_tokens" else [])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1" + "0" * 400, "1" + "0" * 5000, "1e999", "-Infinity", "NaN", "[[1]]", '{"a": 1}', DEEP],
+    ids=["huge", "unreadable", "overflow", "negative", "nan", "list", "object", "deep"],
+)
+@pytest.mark.parametrize("part", ["agent", "resource", "overridden"])
+def test_a_forged_contract_is_no_error(part: str, value: str) -> None:
+    contract = Contract.loads(
+        f'{{"{part}": {{"temperature": {value}, "top_p": {value}, "logit_bias": {value}}}, "server": ["min_p", [7], 7]}}'
+    )
+    if contract is not None:
+        assert isinstance(contract.temperature, float) and contract.differing(TOLD) and isinstance(contract.notes({}), list)
+        assert len(contract.dumps()) < 800 and contract.server == ("min_p",)
 
 
 @pytest.mark.parametrize("asked", [{"temperature": 0.7}, {"temperature": 2}, {"top_p": 0.9}])
