@@ -227,14 +227,18 @@ def _by_openais_names(request: Mapping[str, Any]) -> dict[str, Any]:
         name = _ALIASES.get(name, name)
         if value is not None and (name in SHAPES or name in LIMITS or name == "temperature"):
             found[name] = _short(name, value)
-    text, output = request.get("text"), request.get("output_config")  # of the Responses API, and of Anthropic's
-    for holder, name in ((text, "format"), (output, "format"), (request, "output_format")):
-        if isinstance(holder, Mapping) and holder.get(name) is not None:
-            found["response_format"] = _short("response_format", holder[name])
+    for value in (_format_of(request.get("text")), _format_of(request.get("output_config")), request.get("output_format")):
+        if value is not None and found.get("response_format") in (None, "text"):  # a server may heed any of them
+            found["response_format"] = _short("response_format", value)
     tools = request.get("tools")
     if isinstance(tools, Sequence) and found.get("tool_choice") != "none" and any(map(_is_strict, tools)):
         found["strict_tools"] = True
     return found
+
+
+def _format_of(holder: Any) -> Any:
+    """Return the format in `text` of the Responses API, or in `output_config` of Anthropic's."""
+    return holder.get("format") if isinstance(holder, Mapping) else None
 
 
 def _is_strict(tool: Any) -> bool:

@@ -81,6 +81,15 @@ async def test_a_span_has_what_agent_and_resource_set_and_what_the_server_may_ha
         assert contract["agent"][name] == value
 
 
+@pytest.mark.parametrize("policy", [None, "enforce"])
+async def test_a_grammar_is_not_hidden_by_another_protocols_field(model: ModelServer, receiver: OtlpReceiver, policy: str | None) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling=RUN), policy=policy)) as stand:
+        await asked(stand, response_format={"type": "json_object"}, text={"format": {"type": "text"}}, output_format="text")
+        recorded = Contract.loads(json.dumps((await contracts(stand))[0]))
+    assert model.requests[0]["response_format"] == {"type": "json_object"}
+    assert recorded is not None and "response_format" in recorded.differing(NEUTRAL)
+
+
 async def test_a_number_beyond_all_bounds_is_recorded_as_no_number(model: ModelServer, receiver: OtlpReceiver) -> None:
     async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling=RUN))) as stand:
         await asked(stand, temperature=10**400, top_p=10**400)
