@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -37,18 +38,69 @@ SHAPES: Final[Mapping[str, Sequence[Any]]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
     "response_format": ("text",),
-    "tool_choice": ("auto", "none"),
+    **dict.fromkeys(("tool_choice", "function_call"), ("auto", "none")),
     "strict_tools": (False,),
     **dict.fromkeys(("structured_outputs", "regex", "ebnf", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
 }
 """{field beside the temperature that makes some tokens more or less likely than the model has them: its values without effect}.
 
 `strict_tools`: whether a tool's arguments are held to its schema (`strict`), which vLLM does from 0.25 on and OpenAI always.
+Any other field of a request that is neither among LIMITS nor HARMLESS may do the same, whatever its value.
 """
 FILLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields that a model server may fill in from generation_config.json if a request leaves them out."""
 LIMITS: Final = ("max_tokens", "stop", "n")
 """Fields that end or repeat a reply, and change no token's probability."""
+HARMLESS: Final = frozenset(
+    {
+        # the prompt, and what a server makes it of
+        *(
+            "model",
+            "messages",
+            "system",
+            "prompt",
+            "suffix",
+            "input",
+            "instructions",
+            "prompt_token_ids",
+            "input_ids",
+            "kv_transfer_params",
+        ),
+        *("tools", "functions", "parallel_tool_calls", "max_tool_calls", "mcp_servers", "container", "documents", "reasoning", "thinking"),
+        *("reasoning_effort", "enable_thinking", "verbosity", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
+        *("continue_final_message", "add_special_tokens", "mm_processor_kwargs", "media_io_kwargs", "context_management", "compaction"),
+        *("previous_response_id", "previous_response", "previous_input_messages", "conversation", "truncation", "truncation_side"),
+        *("truncate_prompt_tokens", "echo", "text", "output_config", "output_format"),  # these three but for a format: SHAPES
+        # where a reply ends
+        *("stop_token_ids", "stop_regex", "no_stop_trim", "include_stop_str_in_output", "ignore_eos", "repetition_detection"),
+        # what an answer contains, and how it is sent
+        *("stream", "stream_options", "stream_interval", "stream_reasoning", "background", "include", "include_reasoning"),
+        *("separate_reasoning", "skip_special_tokens", "spaces_between_special_tokens", "enable_response_messages"),
+        *("logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"),
+        *("return_prompt_token_ids", "return_token_offsets", "return_prompt_text", "return_meta_info", "return_hidden_states"),
+        *("return_routed_experts", "routed_experts_start_len", "routed_experts_prompt_start", "return_cached_tokens_details"),
+        # whose call it is, and which machine computes it when
+        *(
+            "user",
+            "user_profile_id",
+            "metadata",
+            "client_metadata",
+            "safety_identifier",
+            "request_id",
+            "rid",
+            "session_id",
+            "custom_labels",
+        ),
+        *("store", "service_tier", "priority", "timeout", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("cache_control", "cache_salt", "extra_key", "inference_geo", "diagnostics", "bootstrap_host", "bootstrap_port"),
+        *("bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank", EXTRA_HEADERS),
+        # how it is computed: the distribution is the same
+        *("seed", "sampling_seed", "prediction", "ngram_corpus_id", "ec_transfer_params"),
+        "length_penalty",  # of beam search alone
+    }
+)
+"""Fields that leave the distribution of the next token, given the tokens before it, as it is: by the source of vLLM and SGLang, and the
+protocols' reference. Servers of today read of `thinking` whether it is on, and ignore its budget."""
 HONOURS_ALL: Final = "*"
 LogProbs = Literal["", "processed", "raw"]
 """Of which distribution a model server's log-probs are: `processed`, the one that it sampled from; `raw`, the softmax of the logits, as
@@ -63,6 +115,10 @@ _ALIASES: Final = {"max_completion_tokens": "max_tokens", "max_output_tokens": "
 _LONGEST: Final = 100  # characters of a recorded value
 _BEYOND: Final = 1 << 63  # no parameter is as large; an integer of JSON may be too large for a float
 _UNREADABLE: Final = "unreadable"
+_KNOWN: Final = frozenset({"temperature", *SHAPES, *LIMITS})
+_MOST_UNKNOWN: Final = 8  # recorded fields that are not known; one suffices
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_UNKNOWN: Final = "unknown_field"
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
@@ -135,9 +191,7 @@ class Contract:
         """Read what `dumps` has written; None if it is something else. Anybody may have written it: its values are bounded again."""
         try:
             held = json.loads(text)
-            parts = (
-                {name: _short(name, value) for name, value in held.get(part, {}).items()} for part in ("agent", "resource", "overridden")
-            )
+            parts = (_by_openais_names(held.get(part, {})) for part in ("agent", "resource", "overridden"))
             agent, resource, overridden = parts
             server = tuple(name for name in held.get("server", ()) if isinstance(name, str))
             logprobs = held.get("logprobs")
@@ -183,13 +237,11 @@ class Contract:
                 asked = neutral[0] if neutral else None
             if value != asked and not (value in neutral and asked in neutral):
                 found.append(name)
-        return tuple(found)
+        return (*found, *(name for name, value in sent.items() if name not in _KNOWN and value != wanted.get(name)))
 
     def own(self) -> Mapping[str, Any]:
-        """Return what the agent itself set of the distribution: its temperature, and the fields of SHAPES that have an effect."""
-        return {
-            name: value for name, value in self.agent.items() if name == "temperature" or (name in SHAPES and value not in SHAPES[name])
-        }
+        """Return what the agent itself set of the distribution: its temperature, and the fields that have an effect, or may have one."""
+        return {name: value for name, value in self.agent.items() if name not in LIMITS and value not in SHAPES.get(name, ())}
 
     def notes(self, told: Mapping[str, Any]) -> list[str]:
         """Return in words what is unusual about the sampling, against the parameters that a resource has for agents (`told`)."""
@@ -223,13 +275,26 @@ def overridden(policy: str | None, asked: Mapping[str, Any], told: Mapping[str, 
 def _by_openais_names(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that belong to its contract, by the names of OpenAI's chat/completions, long values shortened."""
     found: dict[str, Any] = {}
+    unknown = 0
     for name, value in request.items():
+        if value is None or name in HARMLESS:
+            continue
         name = _ALIASES.get(name, name)
-        if value is not None and (name in SHAPES or name in LIMITS or name == "temperature"):
-            found[name] = _short(name, value)
-    for value in (_format_of(request.get("text")), _format_of(request.get("output_config")), request.get("output_format")):
-        if value is not None and found.get("response_format") in (None, "text"):  # a server may heed any of them
-            found["response_format"] = _short("response_format", value)
+        if name not in _KNOWN:
+            unknown += 1
+            if unknown > _MOST_UNKNOWN:
+                continue
+            name = name if _NAME.fullmatch(name) else _UNKNOWN
+        found[name] = _short(name, value)
+    formats = (
+        request.get("response_format"),
+        request.get("output_format"),
+        *(_format_of(request.get(each)) for each in ("text", "output_config")),
+    )
+    grammar = next((kind for each in formats if each is not None and (kind := _short("response_format", each)) != "text"), None)
+    found.pop("response_format", None)
+    if grammar is not None:  # a server may heed any of them
+        found["response_format"] = grammar
     tools = request.get("tools")
     if isinstance(tools, Sequence) and found.get("tool_choice") != "none" and any(map(_is_strict, tools)):
         found["strict_tools"] = True

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from agl_otel.types.sampling import FILLED, NEUTRAL, Contract, all_parameters
+from agl_otel.proxy.dialects import DIALECTS
+from agl_otel.types.sampling import FILLED, HARMLESS, LIMITS, NEUTRAL, SHAPES, Contract, all_parameters
 
 TOLD = all_parameters(1.0, 64)
+
+
+def processed(asked: Mapping[str, Any], told: Mapping[str, Any] = TOLD) -> Contract:
+    """The contract of a call to a server whose log-probs are of the distribution."""
+    return Contract.of(asked, told, logprobs="processed")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +59,85 @@ def test_a_call_differs_by_the_fields_that_change_its_distribution(asked: dict[s
     assert contract is not None and contract.differing(TOLD) == fields, written
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("thinking_token_budget", "vllm_xargs", "watermarking", "json_schema", "custom_logit_processor", "custom_params", "lora_path"),
+        *("typical_p", "grammar", "guided_json_object", "structural_tag", "logits_processors", "no_repeat_ngram_size", "function_call"),
+        *("structured_outputs", "session_params", "fallbacks", "some_field_of_tomorrow"),
+    ],
+)
+def test_a_field_that_is_not_known_to_leave_the_distribution_alone_differs(name: str) -> None:
+    for value in ({"a": 1}, "x", 3, True):
+        for contract in (processed({name: value}), Contract.of({name: value}, TOLD, "*"), processed({}, {**TOLD, name: value})):
+            read = Contract.loads(contract.dumps())
+            assert read is not None and read.differing(TOLD) == (name,)
+        assert processed({name: value}).notes({})[0].startswith(f"own {name}") and not processed({name: value}).is_plain
+        assert Contract.of({name: value}, TOLD, "temperature").differing(TOLD) == (), "its server does not heed it"
+    assert processed({name: None}).differing(TOLD) == (), "null is unset"
+
+
+def test_the_fields_of_the_protocols_are_known_and_few_of_them_count() -> None:
+    """Those of hosted models, whose calls nobody trains on, may."""
+    hosted = {*("audio", "modalities", "web_search_options", "moderation", "image"), "access_programs", "speed"}
+    for dialect in DIALECTS.values():
+        asked = dict.fromkeys(dialect.fields, "x") | {"tools": [], "text": {}, "output_config": {}, "output_format": None}
+        assert not dialect.samples or set(processed(asked).differing(TOLD)) <= {*hosted, *SHAPES}, dialect.path
+    assert not HARMLESS & {*SHAPES, *LIMITS, "temperature"}
+
+
+def test_fields_without_number_or_of_odd_names_take_no_room() -> None:
+    contract = processed({f"field_{number}": 1 for number in range(10_000)} | {"top_k": 5})
+    assert len(contract.dumps()) < 1000 and "top_k" in contract.differing(TOLD)
+    assert processed({"x" * 1000: 1, "a\nb": 2, "": 3}).differing(TOLD) == ("unknown_field",)
+
+
+HARNESSES: dict[str, dict[str, Any]] = {
+    "Claude Code": {
+        "model": "m", "messages": [], "system": [], "tools": [{"name": "Bash", "input_schema": {}}], "metadata": {"user_id": "u"},
+        "max_tokens": 32000, "thinking": {"type": "enabled", "budget_tokens": 31999}, "context_management": {"edits": []},
+        "output_config": {"effort": "high"}, "stream": True,
+    },
+    "Codex CLI": {
+        "model": "m", "instructions": "…", "input": [], "tools": [{"type": "function", "name": "shell", "strict": False, "parameters": {}}],
+        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"effort": "medium", "summary": "auto"}, "store": False,
+        "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "text": {"verbosity": "medium"},
+        "client_metadata": {}, "service_tier": "auto",
+    },
+    "opencode": {
+        "model": "m", "max_tokens": 32000, "messages": [], "tools": [], "tool_choice": "auto", "stream": True,
+        "stream_options": {"include_usage": True}, "reasoning_effort": "medium", "verbosity": "low",
+    },
+    "vLLM's own": {
+        "messages": [], "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True, "return_token_ids": True,
+        "logprobs": True, "top_logprobs": 1, "prompt_token_ids": [1], "kv_transfer_params": {}, "stop_token_ids": [2], "ignore_eos": True,
+        "seed": 1, "priority": 0, "request_id": "r", "cache_salt": "s", "include_reasoning": True, "skip_special_tokens": False,
+    },
+    "SGLang's own": {
+        "messages": [], "input_ids": [1], "rid": "r", "separate_reasoning": True, "stream_reasoning": True, "return_prompt_token_ids": True,
+        "bootstrap_room": 1, "session_id": "s", "extra_key": "k", "no_stop_trim": True, "stop_regex": "a",
+    },
+}  # fmt: skip
+"""{agent: the fields of its requests}, by what their releases send."""
+
+
+@pytest.mark.parametrize("name", HARNESSES)
+def test_what_agents_send_beside_the_distribution_is_not_refused(name: str) -> None:
+    contract = processed(HARNESSES[name])
+    assert (contract.differing(TOLD), contract.notes({}), contract.is_plain) == ((), [], True)
+
+
 def test_what_nobody_sent_is_unknown_unless_the_server_says_that_it_fills_in_nothing() -> None:
     assert Contract.of({}, {}).differing(NEUTRAL) == (*FILLED[1:], "logprobs")
     assert math.isnan(Contract.of({}, {}).temperature)
     proven = Contract.of({}, {}, "*")
     assert (proven.differing(NEUTRAL), proven.temperature) == ((), 1.0)
     assert Contract.of({"top_k": 20}, {}, "*").differing(NEUTRAL) == ("top_k",)
+
+
+def test_a_grammar_of_the_resources_is_not_hidden_by_a_format_of_the_agents() -> None:
+    told = {**TOLD, "response_format": {"type": "json_object"}}
+    assert processed({"text": {"format": {"type": "text"}}}, told).differing(TOLD) == ("response_format",)
 
 
 def test_what_the_server_does_not_heed_changes_nothing() -> None:
