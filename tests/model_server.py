@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from agl_otel.proxy.logprob_mode import FIELDS
 from agl_otel_hook import conventions
@@ -50,7 +51,7 @@ class ModelServer:
         self.tool_call: Json | None = None
         """{"name", "arguments"}: every reply of chat/completions calls that tool, after what it says."""
         self.vocabulary: int | str | None = None
-        self.heeds: str | None = None
+        self.heeds: Sequence[str] = ()
         self.prompt_tokens: list[Any] | None = None
         self.gap: asyncio.Event | None = None
         """Without it set, a stream stops after its first chunk."""
@@ -154,11 +155,11 @@ class ModelServer:
             return web.Response(status=307, headers={"Location": self.redirect})
         if self.status != 200:
             return web.json_response({"error": {"message": "told to fail", "type": "server_error"}}, status=self.status)
-        headers = {conventions.HEADER_MODEL_VERSION: self.version} if self.version else {}
+        headers = CIMultiDict({conventions.HEADER_MODEL_VERSION: self.version} if self.version else {})
         if self.vocabulary is not None:
             headers[conventions.HEADER_VOCABULARY] = str(self.vocabulary)
-        if self.heeds is not None:
-            headers[conventions.HEADER_SAMPLING] = self.heeds
+        for each in self.heeds:
+            headers.add(conventions.HEADER_SAMPLING, each)
         if body.get("stream"):
             return await self._stream(request, body, headers)
         choices = [self._choice(body, index, self.reply(body["messages"], index), "message") for index in range(body.get("n", 1))]
@@ -180,8 +181,8 @@ class ModelServer:
         request.transport.close()
         return response
 
-    async def _stream(self, request: web.Request, body: Json, headers: Mapping[str, str]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={**headers, "content-type": "text/event-stream"})
+    async def _stream(self, request: web.Request, body: Json, headers: CIMultiDict[str]) -> web.StreamResponse:
+        response = web.StreamResponse(headers=CIMultiDict(headers, **{"content-type": "text/event-stream"}))
         await response.prepare(request)
         sent = 0
         for index in range(body.get("n", 1)):

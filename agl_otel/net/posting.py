@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -19,7 +18,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError
 from aiohttp.streams import StreamReader
-from multidict import CIMultiDict
+from multidict import CIMultiDict, MultiMapping
 from yarl import URL
 
 from agl_otel.net.front import NotSimpleError, read_head
@@ -49,7 +48,7 @@ class Answer:
     """A response: its head, and its body or the stream of it."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: MultiMapping[str]
     content: StreamReader | None
     body: bytes | None = None
     began: int = 0

@@ -79,7 +79,8 @@ async def pass_on(
     call.status = response.status
     call.first_byte = (response.began if isinstance(response, Answer) else 0) or time.time_ns()
     call.model_version = response.headers.get(conventions.HEADER_MODEL_VERSION, call.model_version)
-    call.honoured = response.headers.get(conventions.HEADER_SAMPLING)
+    said = response.headers.getall(conventions.HEADER_SAMPLING, ())
+    call.honoured = ",".join(said) if said else None
     vocabulary = response.headers.get(conventions.HEADER_VOCABULARY)
     call.vocabulary = max(0, whole_of(vocabulary)) or None if vocabulary else None
     if response.content_type == "text/event-stream":

@@ -26,7 +26,7 @@ from agl_otel.proxy.logprob_mode import FIELDS, TEMPERATURES, logprob_mode
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Json, Reply, parse_object
 from agl_otel.proxy.upstream import Upstream
-from agl_otel.types.sampling import LogProbs
+from agl_otel.types.sampling import LogProbs, heeded
 
 AGAIN_SECONDS: Final = 60.0  # after an inconclusive probe
 MAX_PLACES: Final = 10_000  # remembered places; the least recently called is dropped
@@ -123,7 +123,7 @@ class Capabilities:
 
     def sampled(self, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
         """Start a probe of the server's log-probs if a call has some, and all is known of its distribution but whether they are of it."""
-        if call.honoured is not None or not any(choice.logprobs for choice in call.reply.choices.values()):
+        if heeded(call.honoured) is not None or not any(choice.logprobs for choice in call.reply.choices.values()):
             return
         contract = call.contract
         if contract.server or contract.is_plain:

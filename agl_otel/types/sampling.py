@@ -169,21 +169,21 @@ class Contract:
         Args:
             asked: the agent's request, in any protocol.
             told: the resource's parameters that are sent with it.
-            honoured: the answer's header `agl-sampling`: the fields that the server heeds, of which it fills in none by itself
-                (HONOURS_ALL: all), and its log-probs are processed; None: it says nothing.
+            honoured: the answer's header `agl-sampling` (`heeded`): the server fills in no field by itself, and its log-probs are
+                processed; None: it says nothing.
             overridden: fields of the agent's that were taken out of `asked`.
             logprobs: what a probe of the server found.
         """
         agent = _by_openais_names(asked)
         resource = {name: value for name, value in _by_openais_names(told).items() if name not in agent}
         replaced = _by_openais_names(overridden or {})
-        if honoured is None:
+        said = heeded(honoured)
+        if said is None:
             return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource), replaced, logprobs)
-        heeded = {name.strip() for name in honoured.split(",")}
-        if HONOURS_ALL in heeded:
-            return cls(agent, resource, (), replaced, "processed")
-        heeded.update(LIMITS)
-        agent, resource = ({name: value for name, value in part.items() if name in heeded} for part in (agent, resource))
+        if HONOURS_ALL not in said:
+            agent, resource = (
+                {name: value for name, value in part.items() if name in said or name in LIMITS} for part in (agent, resource)
+            )
         return cls(agent, resource, (), replaced, "processed")
 
     @classmethod
@@ -252,6 +252,15 @@ class Contract:
             *(["replaced " + ", ".join(replaced)] if replaced else []),
             *(["raw log-probs"] if self.logprobs == "raw" else []),
         ]
+
+
+def heeded(header: str | None) -> frozenset[str] | None:
+    """Return the fields that a model server heeds by its header `agl-sampling`, several of which are joined by commas; HONOURS_ALL: all.
+
+    None, as without a header, if anything in it is no name of a field: a misspelt one would hide what the agent set.
+    """
+    names = frozenset(name.strip() for name in header.split(",")) if header is not None else frozenset({""})
+    return names if names <= _KNOWN | HARMLESS | {HONOURS_ALL} else None
 
 
 def in_words(fields: Mapping[str, Any]) -> list[str]:

@@ -98,10 +98,35 @@ async def test_a_number_beyond_all_bounds_is_recorded_as_no_number(model: ModelS
 
 
 async def test_a_server_that_says_what_it_heeds_leaves_nothing_unknown(model: ModelServer, receiver: OtlpReceiver) -> None:
-    model.heeds = "temperature, top_p"
+    model.heeds = ["temperature, top_p"]
     async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m"))) as stand:
         await asked(stand, top_k=5, temperature=0.5)
         assert await contracts(stand) == [{"agent": {"temperature": 0.5}, "logprobs": "processed"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        (["temperature", "*"], ("top_k",)),
+        (["*", "temperature"], ("top_k",)),
+        (["temperature", "top_k"], ("top_k",)),
+        (["temperature", "garbage;q=1"], ("top_k", "logprobs")),
+        ([""], ("top_k", "logprobs")),
+        (["temperature"], ()),
+    ],
+)
+async def test_all_headers_of_a_server_count_and_one_that_cannot_be_read_says_nothing(
+    model: ModelServer, receiver: OtlpReceiver, headers: list[str], fields: tuple[str, ...], stream: bool
+) -> None:
+    model.heeds = headers
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "m", sampling=RUN))) as stand:
+        async with stand.client() as client:
+            own: Any = {"temperature": 0.5, "extra_body": {"top_k": 5}, "stream": stream}
+            answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello?"}], **own)
+            assert not stream or [each async for each in answer]
+        recorded = Contract.loads(json.dumps((await contracts(stand))[0]))
+    assert recorded is not None and (recorded.temperature, recorded.differing(NEUTRAL)) == (0.5, fields)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])

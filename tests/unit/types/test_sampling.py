@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agl_otel.proxy.dialects import DIALECTS
-from agl_otel.types.sampling import FILLED, HARMLESS, LIMITS, NEUTRAL, SHAPES, Contract, all_parameters
+from agl_otel.types.sampling import FILLED, HARMLESS, LIMITS, NEUTRAL, SHAPES, Contract, all_parameters, heeded
 
 TOLD = all_parameters(1.0, 64)
 
@@ -145,6 +145,16 @@ def test_what_the_server_does_not_heed_changes_nothing() -> None:
     contract = Contract.of(asked, TOLD, "temperature, top_p")
     assert (contract.differing(NEUTRAL), contract.temperature) == (("top_p",), 0.5)
     assert contract.agent == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    "header", ["", "none", "garbage;q=1", "TEMPERATURE", "temperature top_p", "temperature;top_p", '"*"', "temperature, topp", "**", ","]
+)
+def test_a_header_that_cannot_be_read_says_nothing(header: str) -> None:
+    asked = {"temperature": 0.5, "top_k": 5}
+    assert heeded(header) is None and Contract.of(asked, TOLD, header) == Contract.of(asked, TOLD)
+    assert Contract.of({}, {}, header).differing(NEUTRAL) == (*FILLED[1:], "logprobs")
+    assert Contract.of(asked, TOLD, header, logprobs="raw").logprobs == "raw"
 
 
 def test_the_agents_own_parameters_win_over_the_resources_and_equal_ones_do_not_differ() -> None:
