@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from agl_otel.text import without_secrets
 
@@ -304,8 +304,7 @@ def _by_openais_names(request: Mapping[str, Any]) -> dict[str, Any]:
     found.pop("response_format", None)
     if grammar is not None:  # a server may heed any of them
         found["response_format"] = grammar
-    tools = request.get("tools")
-    if isinstance(tools, Sequence) and found.get("tool_choice") != "none" and any(map(_is_strict, tools)):
+    if found.get("tool_choice") != "none" and any(map(_is_strict, _tools_of(request))):
         found["strict_tools"] = True
     return found
 
@@ -315,11 +314,27 @@ def _format_of(holder: Any) -> Any:
     return holder.get("format") if isinstance(holder, Mapping) else None
 
 
-def _is_strict(tool: Any) -> bool:
-    if not isinstance(tool, Mapping):
+def _tools_of(request: Mapping[str, Any]) -> list[Any]:
+    """Return the tools of a request, and those within its messages, which SGLang takes."""
+    messages: Any = request.get("messages")
+    within = [each["tools"] for each in messages if isinstance(each, dict) and "tools" in each] if isinstance(messages, list) else []
+    return [tool for tools in (request.get("tools"), *within) if isinstance(tools, list) for tool in cast("list[Any]", tools)]
+
+
+def _is_strict(tool: Any, levels: int = 4) -> bool:
+    """Whether a server may hold what is written to a tool, or to one of its namespace, to a schema or a grammar."""
+    if not isinstance(tool, dict):
         return False
-    function = tool.get("function")
-    return tool.get("strict") is True or (isinstance(function, Mapping) and function.get("strict") is True)
+    held = cast("dict[str, Any]", tool)
+    if not levels or held.get("strict") not in (None, False):  # servers read 1 and "true" as true
+        return True
+    kind = held.get("format")
+    if kind is not None and _short("format", kind) != "text":
+        return True
+    if _is_strict(held.get("function"), levels - 1) or _is_strict(held.get("custom"), levels - 1):
+        return True
+    nested: Any = held.get("tools")
+    return isinstance(nested, list) and any(_is_strict(each, levels - 1) for each in cast("list[Any]", nested))
 
 
 def _short(name: str, value: Any) -> Any:

@@ -47,6 +47,17 @@ def processed(asked: Mapping[str, Any], told: Mapping[str, Any] = TOLD) -> Contr
         ({"tools": [{"type": "function", "name": "f", "strict": True}], "tool_choice": "auto"}, ("strict_tools",)),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}], "tool_choice": "none"}, ()),
         ({"tools": [{"name": "f", "input_schema": {}}]}, ()),
+        *(
+            ({"tools": [{"type": "function", "function": {"name": "f", "strict": each}}]}, ("strict_tools",))
+            for each in ("true", "1", 1, "on")
+        ),
+        *(({"tools": [{"type": "function", "function": {"name": "f", "strict": each}}]}, ()) for each in (False, None, 0)),
+        ({"tools": [{"name": "f", "input_schema": {}, "strict": 1}]}, ("strict_tools",)),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f", "strict": True}]}]}, ("strict_tools",)),
+        ({"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]}, ("strict_tools",)),
+        ({"tools": [{"type": "custom", "name": "f", "format": {"type": "text"}}]}, ()),
+        ({"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar"}}}]}, ("strict_tools",)),
+        ({"messages": [{"role": "system", "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}]}, ("strict_tools",)),
         ({"guided_regex": "a+"}, ("guided_regex",)),
         ({"top_p": None, "temperature": None}, ()),
         ({"top_p": math.nan}, ("top_p",)),
