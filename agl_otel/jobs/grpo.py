@@ -11,13 +11,13 @@ from pydantic import BaseModel
 
 from agl_otel.algorithms.grpo.options import OPTION_GROUPS, GRPOOptions, Rollouts, Schedule, Updates, require_lora
 from agl_otel.algorithms.grpo.report import StepReport
+from agl_otel.algorithms.grpo.vllm_options import samples_otherwise
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder
 from agl_otel.jobs.algorithm_table import Need, check_sinks, check_timeouts, of_table, options_of, steps_warnings, without
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.served import ServedRun, adapter_rank, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
-from agl_otel.jobs.vllm_options import samples_otherwise
 
 if TYPE_CHECKING:
     from agl_otel.algorithms.grpo.algorithm import GRPO

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from agl_otel.algorithms.grpo.vllm_options import check_options
 from agl_otel.algorithms.options import MONTH_SECONDS, STRICT, Seed, nearest, problems, shown
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.errors import SettingsError, UsageError
-from agl_otel.jobs.vllm_options import check_options
 from agl_otel.runner.agents import load_function
 from agl_otel.types import UNRESPONSIVE_SECONDS, NamedResources, PromptTemplate, RolloutConfig
 from agl_otel.types.strict import check_json, strict_lines

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agl_otel.algorithms.grpo.options import Objective, Updates
+from agl_otel.algorithms.grpo.vllm_options import max_model_len
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import (
     BFLOAT16,
@@ -25,7 +26,6 @@ from agl_otel.jobs.memory import (
     trainer,
 )
 from agl_otel.jobs.served import SMALL_PARAMETERS, gpu_share, is_shared
-from agl_otel.jobs.vllm_options import max_model_len
 
 if TYPE_CHECKING:
     from agl_otel.jobs.model_check import ModelFacts

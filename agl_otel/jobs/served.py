@@ -16,6 +16,7 @@ from agl_otel.algorithms.grpo.groups import cancel_all
 from agl_otel.algorithms.grpo.options import ALL_LINEAR, Sampling
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
+from agl_otel.algorithms.grpo.vllm_options import max_model_len
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
 from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY, WEIGHTS_FILE
 from agl_otel.algorithms.options import has_torch
@@ -26,7 +27,6 @@ from agl_otel.jobs.algorithm_table import Need, of_table
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
-from agl_otel.jobs.vllm_options import max_model_len
 from agl_otel.net.http_server import is_healthy
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process

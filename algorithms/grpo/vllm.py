@@ -51,6 +51,7 @@ from agl_otel.algorithms.grpo.model_port import (
     make_parser,
     weights_wanted,
 )
+from agl_otel.algorithms.grpo.vllm_options import SET_BY_FRONT, check_names
 from agl_otel.algorithms.model_files import ADAPTER_CONFIG, WEIGHTS_FILE
 from agl_otel.errors import AglError, DataError, ModelServerError, SettingsError, UnavailableError, UsageError, http_status
 from agl_otel.net.bodies import body_of
@@ -369,7 +370,14 @@ async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Servi
 
 
 def make_front(options: argparse.Namespace, more: Sequence[str]) -> Front:
-    """Make the front for `vllm serve` with these options, without starting it. Raises SettingsError where vLLM is not installed."""
+    """Make the front for `vllm serve` with these options, without starting it.
+
+    Raises SettingsError where vLLM is not installed, and for an option that would belie what the front says of its answers.
+    """
+    try:
+        check_names(more, "vllm serve", SET_BY_FRONT)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     port, model = free_port(), Path(options.model)
     command = [vllm_command(options.vllm), "serve", options.model, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     # processed_logprobs: of the distribution sampled from, at any temperature; generation-config vllm: no defaults from the model's folder

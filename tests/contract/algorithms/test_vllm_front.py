@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -260,11 +261,36 @@ def test_the_tool_parser_is_the_one_of_the_chat_templates_format(template: str, 
     assert tool_parser(tmp_path) == "hermes", "transformers prefers this file, too"
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--logprobs-mode", "raw_logprobs"], "--logprobs-mode, but the front sets it itself"),
+        (["--enforce-eager", "--logprobs_mode=raw_logprobs"], "--logprobs-mode, but the front sets it itself"),
+        (["--logprobs-m", "raw_logprobs"], "--logprobs-mode, but the front sets it itself"),
+        (["--generation-config", "auto"], "--generation-config, but the front sets it itself"),
+        (["--logits-processors", "my.Banner"], "--logits-processors, but the trainer assumes samples of the model's own distribution"),
+        (["--override-generation-config.top_k", "5"], "--override-generation-config, but the trainer assumes"),
+        (["--override_gen.top_k=5"], "--override-generation-config, but the trainer assumes"),
+        (["--config", "vllm.yaml"], "--config, but"),
+        (["--quantization", "awq"], "--quantization, but quantised weights sample other tokens"),
+        (["-qawq"], "-q, but quantised weights sample other tokens"),
+    ],
+)
+def test_options_that_would_belie_what_the_front_says_of_its_answers_are_refused(tmp_path: Path, given: list[str], says: str) -> None:
+    with pytest.raises(SettingsError, match=rf"vllm serve has {re.escape(says)}.*: leave it out"):
+        make_front(options_of(tmp_path), given)
+    assert "--gpu-memory-utilization" in make_front(options_of(tmp_path), ["--gpu-memory-utilization", "0.4"]).process.argv
+
+
+def options_of(model: Path) -> argparse.Namespace:
+    return argparse.Namespace(
+        model=str(model), weights=None, version="1", name="policy", seed=0, vllm=sys.executable, log="log", lora_rank=None, sleep=False
+    )
+
+
 def test_a_tool_parser_that_is_given_stays(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(HERMES)
-    options = argparse.Namespace(
-        model=str(tmp_path), weights=None, version="1", name="policy", seed=0, vllm=sys.executable, log="log", lora_rank=None, sleep=False
-    )
+    options = options_of(tmp_path)
     assert make_front(options, []).process.argv[-3:] == ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     given = ["--enable-auto-tool-choice", "--tool-call-parser", "xlam"]
     assert make_front(options, given).process.argv.count("--tool-call-parser") == 1

@@ -1,4 +1,4 @@
-"""`vllm_options` of a job's [policy]: arguments of `vllm serve` that a run cannot have, and what it reads of the others.
+"""Arguments of `vllm serve`, such as `vllm_options` of a job's [policy]: those that a run cannot have, and what it reads of the others.
 
 Without torch and without vLLM: by the arguments' names and values alone.
 """
@@ -13,13 +13,16 @@ from typing import Final
 
 from agl_otel.algorithms.options import shown
 
-SET_BY_RUN: Final = (
+_SET: Final = (
     *("--model", "--host", "--port", "--served-model-name", "--seed", "--logprobs-mode", "--generation-config"),
-    *("--gpu-memory-utilization", "--enable-sleep-mode", "--enable-lora", "--max-lora-rank", "--max-loras"),
+    *("--enable-sleep-mode", "--enable-lora", "--max-lora-rank", "--max-loras"),
 )
-"""Arguments of `vllm serve` that a run sets itself."""
-
-
+SET_BY_FRONT: Final = dict.fromkeys(_SET, "the front sets it itself")
+SET_BY_RUN: Final = dict.fromkeys(
+    (*_SET, "--gpu-memory-utilization"),
+    "the run sets it itself (model, seed, gpu_memory_utilization, sleep and adapters are keys of [policy])",
+)
+"""{argument of `vllm serve`: why it is refused}: what its front (vllm.py) sets, and what a run does."""
 NOT_THE_POLICY: Final = {
     **dict.fromkeys(("--load-format", "--model-loader-extra-config"), "the server must load the weights that the run writes"),
     **dict.fromkeys(("--quantization", "-q"), "quantised weights sample other tokens than those that are trained"),
@@ -65,7 +68,6 @@ _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 _CONTEXT: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 """As vLLM reads --max-model-len."""
-_KEYS_OF_POLICY: Final = "model, seed, gpu_memory_utilization, sleep and adapters"
 
 
 def check_options(options: Sequence[str], *, gpus: int) -> None:
@@ -74,14 +76,25 @@ def check_options(options: Sequence[str], *, gpus: int) -> None:
         raise ValueError(f'vllm_options = {shown(options)}: the first must begin with "--", as in ["--dtype", "float32"]')
     if any(not option.strip() for option in options):
         raise ValueError(f"vllm_options = {shown(options)}: an argument is empty; leave it out")
-    for option in options:
-        name = option.partition("=")[0].replace("_", "-")  # vLLM takes both
-        if name in SET_BY_RUN or name.replace("--no-", "--", 1) in SET_BY_RUN:
-            raise ValueError(f"vllm_options has {name}, which the run sets itself: leave it out ({_KEYS_OF_POLICY} are keys of [policy])")
-        whole = name.partition(".")[0]  # --hf-overrides.rope_theta
-        if why := NOT_THE_POLICY.get(whole) or NOT_THE_POLICY.get(whole.replace("--no-", "--", 1)):
-            raise ValueError(f"vllm_options has {whole}, but {why}: leave it out")
+    check_names(options, "vllm_options", SET_BY_RUN)
     _check_values(options, gpus)
+
+
+def check_names(options: Sequence[str], where: str, taken: Mapping[str, str]) -> None:
+    """Raise ValueError, which names the argument, the reason and the remedy, for one that is `taken`, or of NOT_THE_POLICY."""
+    for option in options:
+        name = option.partition("=")[0].replace("_", "-").partition(".")[0]  # vLLM takes both; --hf-overrides.rope_theta
+        no = "no-" if name.startswith("--no-") else ""
+        for known, why in {**taken, **NOT_THE_POLICY}.items():
+            if _means(name.replace("--no-", "--", 1), known):
+                raise ValueError(f"{where} has {f'--{no}{known[2:]}' if no else known}, but {why}: leave it out")
+
+
+def _means(name: str, known: str) -> bool:
+    """Whether vLLM reads an argument as the known one: its parser takes the beginning of a long one, and a short one with its value."""
+    if known.startswith("--"):
+        return len(name) > len("--") and known.startswith(name)
+    return name.startswith(known)
 
 
 def _check_values(options: Sequence[str], gpus: int) -> None:
