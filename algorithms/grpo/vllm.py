@@ -81,6 +81,9 @@ TOOL_PARSERS: Final = (
     ("functools", "phi4_mini_json"),
 )
 """(part of a chat template, vLLM's parser of such tool calls), the first that fits first; the parsers' source names the same parts."""
+MISTRALS_OWN: Final = ("tekken.json", "tokenizer.model.v*")
+"""Files of a model for which vLLM takes the tokenizer of mistral_common by default. With that, its parser of Mistral's tool calls sets a
+grammar for every chat, also with tool_choice auto and without tools; the trainer has the tokenizer of transformers anyway."""
 _ARGUMENTS: Final = re.compile(r"<arg_key>|<\|tool_call\|>")  # of GLM and Granite, whose calls only look like Hermes'
 _NOT_OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"})
 
@@ -382,6 +385,8 @@ def make_front(options: argparse.Namespace, more: Sequence[str]) -> Front:
     command = [vllm_command(options.vllm), "serve", options.model, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     # processed_logprobs: of the distribution sampled from, at any temperature; generation-config vllm: no defaults from the model's folder
     command += ["--served-model-name", options.name, "--host", "127.0.0.1", "--port", str(port), "--seed", str(options.seed)]
+    if any(next(model.glob(each), None) for each in MISTRALS_OWN):
+        command += ["--tokenizer-mode", "hf"]
     rank = next((each for each in LORA_RANKS if each >= options.lora_rank), 0) if options.lora_rank else 0
     command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"] if rank else []
     command += ["--enable-sleep-mode"] if options.sleep else []

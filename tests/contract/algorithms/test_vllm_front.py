@@ -282,6 +282,16 @@ def test_options_that_would_belie_what_the_front_says_of_its_answers_are_refused
     assert "--gpu-memory-utilization" in make_front(options_of(tmp_path), ["--gpu-memory-utilization", "0.4"]).process.argv
 
 
+@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model.v3", "tokenizer.json"])
+def test_the_tokenizer_with_which_vllm_constrains_every_chat_is_not_taken(tmp_path: Path, name: str) -> None:
+    """vLLM's parser of Mistral's tool calls sets a grammar for each chat, with tools or without, if the tokenizer is Mistral's."""
+    (tmp_path / name).touch()
+    argv = make_front(options_of(tmp_path), ["--enable-auto-tool-choice", "--tool-call-parser", "mistral"]).process.argv
+    assert ("--tokenizer-mode hf" in " ".join(argv)) == (name != "tokenizer.json")
+    with pytest.raises(SettingsError, match="--tokenizer-mode, but the trainer has the model's own tokenizer"):
+        make_front(options_of(tmp_path), ["--tokenizer-mode", "mistral"])
+
+
 def options_of(model: Path) -> argparse.Namespace:
     return argparse.Namespace(
         model=str(model), weights=None, version="1", name="policy", seed=0, vllm=sys.executable, log="log", lora_rank=None, sleep=False
