@@ -72,7 +72,7 @@ class ModelServer:
         """For each request the parameters that its reply was drawn with."""
         return [self.defaults | {name: body[name] for name in self.defaults if body.get(name) is not None} for body in self.requests]
 
-    async def start(self) -> None:
+    async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=1 << 27)
         own: dict[str, Handler] = {
             "/v1/chat/completions": self._chat,
@@ -85,7 +85,7 @@ class ModelServer:
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
 

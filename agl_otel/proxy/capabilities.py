@@ -18,17 +18,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from agl_otel.proxy.dialects import CHAT, Dialect, prepare
 from agl_otel.proxy.litellm import HOW
 from agl_otel.proxy.logprob_mode import FIELDS, TEMPERATURES, logprob_mode
 from agl_otel.proxy.recorder import Call
-from agl_otel.proxy.reply import Json, Reply, parse_object
+from agl_otel.proxy.reply import Json, Reply, parse_object, string
 from agl_otel.proxy.upstream import Upstream
 from agl_otel.types.sampling import LogProbs, heeded
 
-AGAIN_SECONDS: Final = 60.0  # after an inconclusive probe
+AGAIN_SECONDS: Final = 60.0  # after an inconclusive probe, and after one of the log-probs
+PROOF_SECONDS: Final = 2 * AGAIN_SECONDS  # how long before a call a probe of the log-probs may have been made
 MAX_PLACES: Final = 10_000  # remembered places; the least recently called is dropped
 MAX_MODEL: Final = 256  # characters of a model's name given by an agent
 NO_ROUTE: Final = frozenset({404, 405, 501})
@@ -58,8 +60,20 @@ class _Detected:
     by_chat: bool = False
     """Whether calls go to chat/completions."""
     logprobs: LogProbs = ""
-    again_logprobs: float = 0.0
-    """The earliest time of the next probe of its log-probs."""
+    """What the last probe of its log-probs found."""
+    proven: float = float("-inf")
+    """When that probe began."""
+    fingerprint: str | None = None
+    """Of its answers."""
+    again_logprobs: float = float("-inf")
+    """The earliest time of the next one; -inf: none was needed yet."""
+    probing: bool = False
+    """Whether one is running."""
+    outages: int = 0
+
+    def logprobs_since(self, time: float, fingerprint: str | None) -> LogProbs:
+        other = fingerprint is not None and self.fingerprint is not None and fingerprint != self.fingerprint
+        return "" if other or self.proven < time else self.logprobs
 
 
 class Capabilities:
@@ -93,9 +107,22 @@ class Capabilities:
         """Whether calls are sent without the fields that request token ids."""
         return self._known(place).plain
 
-    def logprobs(self, place: Place) -> LogProbs:
-        """Of which distribution the server's log-probs are."""
-        return self._known(place).logprobs
+    def logprobs(self, call: Call, place: Place, ask: Ask) -> Callable[[str | None], LogProbs]:
+        """Return what tells of which distribution the log-probs of a call that begins now are, by the fingerprint of its answer.
+
+        If the last probe is a while ago, another one starts, and is usually answered before the call: the result is asked for after that.
+        """
+        detected, since = self._known(place), self._clock() - PROOF_SECONDS
+        if detected.again_logprobs > float("-inf"):
+            self._probe_logprobs(detected, call, lambda: place, ask)
+        return partial(detected.logprobs_since, since)
+
+    def unreachable(self, base_url: str) -> None:
+        """Forget of which distribution the log-probs of a server are that cannot be reached: it may be started again with others."""
+        for place, detected in self._detected.items():
+            if place.base_url == base_url:
+                detected.logprobs, detected.outages = "", detected.outages + 1
+                detected.again_logprobs = min(detected.again_logprobs, self._clock())
 
     async def lacks_route(self, place: Place, dialect: Dialect, ask: Ask) -> bool:
         """Whether a server that answered "not found" has chat/completions but not this route; both are probed with an empty object."""
@@ -125,15 +152,17 @@ class Capabilities:
         """Start a probe of the server's log-probs if a call has some, and all is known of its distribution but whether they are of it."""
         if heeded(call.honoured) is not None or not any(choice.logprobs for choice in call.reply.choices.values()):
             return
-        contract = call.contract
-        if contract.server or contract.is_plain:
+        self._probe_logprobs(self._known(find_place()), call, find_place, ask)
+
+    def _probe_logprobs(self, detected: _Detected, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
+        now = self._clock()
+        if detected.probing or now < detected.again_logprobs:
             return
-        place, now = find_place(), self._clock()
-        detected = self._known(place)
-        if not detected.logprobs and now >= detected.again_logprobs and len(place.model) <= MAX_MODEL:
-            detected.again_logprobs = now + AGAIN_SECONDS
+        contract, place = call.contract, find_place()
+        if not (contract.server or contract.is_plain) and len(place.model) <= MAX_MODEL:
+            detected.again_logprobs, detected.probing = now + AGAIN_SECONDS, True
             self._keep(place, detected)
-            self._start(self._detect_logprobs(detected, place, ask))
+            self._start(self._detect_logprobs(detected, now, detected.outages, place, ask))
 
     def _start(self, probing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(probing)
@@ -181,14 +210,23 @@ class Capabilities:
         elif self._translate == "auto":
             await self._detect_chat(detected, place, ask)
 
-    async def _detect_logprobs(self, detected: _Detected, place: Place, ask: Ask) -> None:
+    async def _detect_logprobs(self, detected: _Detected, begun: float, outages: int, place: Place, ask: Ask) -> None:
         answers = list[Json]()
-        for temperature in TEMPERATURES:
-            prepared = prepare(CHAT, CHAT.smallest_request, model=place.model, sampling={}, capture=False).fields
-            status, answer = await ask(CHAT, {**CHAT.smallest_request, **prepared, **FIELDS, "temperature": temperature})
-            answers.append((parse_object(answer) if status == 200 else None) or {})
-        detected.logprobs = logprob_mode(*answers)
-        if detected.logprobs == "raw":
+        try:
+            for temperature in TEMPERATURES:
+                prepared = prepare(CHAT, CHAT.smallest_request, model=place.model, sampling={}, capture=False).fields
+                status, answer = await ask(CHAT, {**CHAT.smallest_request, **prepared, **FIELDS, "temperature": temperature})
+                answers.append((parse_object(answer) if status == 200 else None) or {})
+        finally:
+            detected.probing = False
+        if detected.outages != outages:
+            return  # the answers may be those of the server before
+        before, detected.logprobs, detected.proven = detected.logprobs, logprob_mode(*answers), begun
+        first, second = (string(each.get("system_fingerprint")) for each in answers)
+        detected.fingerprint = first
+        if first != second:  # of two servers
+            detected.logprobs = ""
+        if detected.logprobs == "raw" != before:
             logger.warning(
                 "%s returns log-probs of the logits before the temperature: calls at another one than 1 cannot be trained on (refused as "
                 "sampling_differs: logprobs). Start vLLM with --logprobs-mode processed_logprobs",

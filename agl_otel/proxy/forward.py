@@ -312,7 +312,7 @@ class Forwarder:
                 if isinstance(error, ConnectionResetError) and agent.has_gone():
                     raise
                 timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
-                self.health.failed(upstream.base_url)
+                self._failed(upstream)
                 if last or call.first_byte or timed_out or isinstance(error, RefusedAnswerError):
                     failure = _failure(error, upstream)
                     call.status, call.incomplete = failure.status, _incomplete(error, failure)
@@ -332,7 +332,7 @@ class Forwarder:
         place, send_probe = partial(_place, upstream, dialect, body, headers), partial(self._send_probe, agent, upstream)
         known = place() if self._capabilities else None
         if known is not None:
-            call.logprobs = self._capabilities.logprobs(known)
+            call.probed = self._capabilities.logprobs(call, known, send_probe)
         ids: Json = {}
         if upstream.bridge != "off" and dialect is CHAT:
             ids = await self._bridges.fields(call, upstream, known or place(), partial(self._ask_server, agent, upstream, dialect))
@@ -344,7 +344,7 @@ class Forwarder:
             self._recorder.forwarded(call)
             async with Asked(self._session, url, sent, headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
-                    self.health.failed(upstream.base_url)
+                    self._failed(upstream)
                     return False
                 self.health.answered(upstream.base_url)
                 content = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
@@ -373,6 +373,10 @@ class Forwarder:
             self._capabilities.sampled(call, place, send_probe)
             return True
         raise AssertionError("without extras nothing is refused because of them")
+
+    def _failed(self, upstream: Upstream) -> None:
+        self.health.failed(upstream.base_url)
+        self._capabilities.unreachable(upstream.base_url)
 
     async def _send_probe(self, agent: Agent, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
         """Send a probe (capabilities.Ask)."""

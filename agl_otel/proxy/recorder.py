@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -102,8 +102,8 @@ class Call:
     """What of the agent's request the rollout's policy replaced."""
     honoured: str | None = None
     """The answer's header `agl-sampling` (types.sampling.Contract.of)."""
-    logprobs: LogProbs = ""
-    """What a probe of the model server found (logprob_mode.py)."""
+    probed: Callable[[str | None], LogProbs] = lambda _: ""
+    """Tells by the answer's fingerprint what probes of the model server have found (Capabilities.logprobs)."""
     bridge: Bridge | None = None
     """What is done to continue an earlier call by its tokens; None where the resource does not ask for it."""
     logical_number: int = 0
@@ -129,7 +129,7 @@ class Call:
     @property
     def contract(self) -> Contract:
         """From which distribution the reply is."""
-        return Contract.of(self.asked, self.told, self.honoured, self.overridden, self.logprobs)
+        return Contract.of(self.asked, self.told, self.honoured, self.overridden, self.probed(self.reply.fingerprint))
 
     @property
     def no_whole_reply(self) -> str | None:

@@ -86,6 +86,8 @@ class Reply:
 
     id: str | None = None
     model: str | None = None
+    fingerprint: str | None = None
+    """Which server or configuration answered (`system_fingerprint`), where it says so."""
     prompt_token_ids: list[int] | None = None
     choices: dict[int, Choice] = field(default_factory=dict[int, Choice])
     input_tokens: int | None = None
@@ -130,10 +132,12 @@ class Reply:
         return choice
 
     def head(self, payload: Json, usage_names: tuple[str, str]) -> None:
-        """Take id, model, prompt token ids, usage and error, which all dialects share."""
+        """Take id, model, fingerprint, prompt token ids, usage and error, which all dialects share."""
         if not self.id or not self.model:
             self.id = self.id or string(payload.get("id"))
             self.model = self.model or string(payload.get("model"))
+        if (fingerprint := payload.get("system_fingerprint")) is not None:
+            self.fingerprint = string(fingerprint)
         self.prompt(payload)
         usage = payload.get("usage")
         if isinstance(usage, dict):

@@ -205,3 +205,78 @@ async def test_log_probs_of_a_server_that_says_nothing_are_probed_once(receiver:
     assert sorted(asked_for) == sorted([1.0, *probes, *[0.5] * (len(recorded) - 1)])
     assert recorded[-1] == {"said": "processed", "": None}.get(mode, mode)
     assert recorded[1] == ("processed" if mode == "said" else None), "the call that shows the need for a probe stays unknown"
+
+
+class Restarted:
+    """A server of chats that says nothing of its log-probs, and may be started again with others."""
+
+    def __init__(self) -> None:
+        self.raw = False
+        self.fingerprint: str | None = None
+        self.served = ModelServer({"/v1/chat/completions": self._chat})
+        self.probes = 0
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.probes += body.get("top_logprobs") == 5
+        scale = 1.0 if self.raw else body["temperature"]
+        exponentials = [math.exp(logit / scale) for logit in LOGITS]
+        top = [{"token": str(token), "logprob": math.log(each / sum(exponentials))} for token, each in enumerate(exponentials)]
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "0"},
+            "logprobs": {"content": [{**top[0], "top_logprobs": top}]},
+            "token_ids": [0],
+            "finish_reason": "stop",
+        }
+        answer = {"id": "x", "model": "m", "prompt_token_ids": [1, 2], "choices": [choice], "system_fingerprint": self.fingerprint}
+        return web.json_response(answer)
+
+    async def restart(self, *, raw: bool) -> None:
+        """Start again at the same port."""
+        port = int(self.served.url.rsplit(":", 1)[1].split("/")[0])
+        self.raw, self.served = raw, ModelServer({"/v1/chat/completions": self._chat})
+        await self.served.start(port)
+
+
+@pytest.fixture
+async def restarted() -> AsyncIterator[Restarted]:
+    server = Restarted()
+    await server.served.start()
+    yield server
+    await server.served.stop()
+
+
+async def probed(stand: Stand, server: Restarted) -> list[dict[str, Any]]:
+    """Call at temperature 0.5 until a call's log-probs are known; return the contracts."""
+    while (found := await contracts(stand)) == [] or "logprobs" not in found[-1]:
+        await asked(stand, temperature=0.5)
+    return found
+
+
+async def test_a_server_that_could_not_be_reached_is_asked_again_what_its_log_probs_are(
+    receiver: OtlpReceiver, restarted: Restarted
+) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(restarted.served.url, "m", sampling=all_parameters(1.0, 5)))) as stand:
+        found = await probed(stand, restarted)
+        assert found[-1]["logprobs"] == "processed"
+        await restarted.served.stop()
+        status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": HELLO, "temperature": 0.5})
+        assert status == 502
+        await restarted.restart(raw=True)
+        await asked(stand, temperature=0.5)
+        assert (await contracts(stand))[-1].get("logprobs") != "processed"
+        assert (await probed(stand, restarted))[-1]["logprobs"] == "raw"
+
+
+async def test_an_answer_of_another_server_than_was_asked_is_not_known(receiver: OtlpReceiver, restarted: Restarted) -> None:
+    """Several may serve one address; some say in each answer which they are."""
+    restarted.fingerprint = "first"
+    async with proxy(receiver, FixedUpstreams(Upstream(restarted.served.url, "m", sampling=all_parameters(1.0, 5)))) as stand:
+        assert (await probed(stand, restarted))[-1]["logprobs"] == "processed"
+        restarted.fingerprint = "second"
+        await asked(stand, temperature=0.5)
+        restarted.fingerprint = "first"
+        await asked(stand, temperature=0.5)
+        assert [each.get("logprobs") for each in await contracts(stand)][-2:] == [None, "processed"]
+    assert restarted.probes == 2

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from agl_otel.proxy.capabilities import AGAIN_SECONDS, MAX_PLACES, Capabilities, Place
+from agl_otel.proxy.capabilities import AGAIN_SECONDS, MAX_PLACES, PROOF_SECONDS, Capabilities, Place
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect
-from agl_otel.proxy.reply import Json
+from agl_otel.proxy.recorder import Call
+from agl_otel.proxy.reply import Json, Reply
 from agl_otel.proxy.upstream import Upstream
+from agl_otel.types.sampling import NEUTRAL
 
 MESSAGES = DIALECTS["messages"]
 SERVER = Upstream("http://server/v1", "m", "key")
@@ -127,3 +129,66 @@ async def test_many_model_names_of_agents_are_bounded_and_keep_places_in_use() -
         assert number % 1000 or await capabilities.lacks_route(place(), MESSAGES, server)
     assert len(server.asked) == 2 * (2 * MAX_PLACES + 1), "each place is asked about once"
     assert len(capabilities._detected) == MAX_PLACES  # pyright: ignore[reportPrivateUsage] - what it keeps shows in nothing public
+
+
+def likely(temperature: float) -> Answer:
+    top = [{"token": token, "logprob": logit / temperature} for token, logit in (("a", -1.0), ("b", -2.0))]
+    return 200, {**CHAT_ANSWER, "choices": [{**CHAT_ANSWER["choices"][0], "logprobs": {"content": [{"top_logprobs": top}]}}]}
+
+
+def call_at(temperature: float) -> Call:
+    begun: Any = None
+    call = Call(None, CHAT, None, 1, begun, {}, 0, Reply())
+    call.asked, call.told = {"temperature": temperature}, NEUTRAL
+    CHAT.take(call.reply, likely(temperature)[1])
+    call.reply.choice().logprobs.append(-1.0)
+    return call
+
+
+async def test_what_a_probe_found_of_the_log_probs_holds_for_a_while_and_is_asked_again_before() -> None:
+    now, raw = [0.0], [False]
+    server = Server(lambda _, body: likely(1.0 if raw[0] else body["temperature"]))
+    capabilities = Capabilities("auto", can_translate=False, clock=lambda: now[0])
+
+    def begin(temperature: float = 0.5) -> Callable[[str | None], str]:
+        return capabilities.logprobs(call_at(temperature), place(CHAT), server)
+
+    assert begin()(None) == "" and server.asked == []
+    capabilities.sampled(call_at(0.5), lambda: place(CHAT), server)
+    await settled()
+    assert begin()(None) == "processed" and len(server.asked) == 2
+    now[0] = AGAIN_SECONDS - 1
+    assert begin()(None) == "processed" and len(server.asked) == 2
+    now[0], raw[0] = AGAIN_SECONDS, True
+    begin(1.0)
+    await settled()
+    assert len(server.asked) == 2, "at temperature 1 there is nothing to know"
+    told = begin()
+    assert told(None) == "processed"
+    await settled()
+    assert (told(None), len(server.asked)) == ("raw", 4), "asked again while the call is answered"
+    now[0] += PROOF_SECONDS + 1
+    told = begin()
+    assert told(None) == "", "too old"
+    await settled()
+    assert told(None) == "raw", "found while the call was answered"
+
+
+async def test_a_probe_that_an_outage_overtakes_shows_nothing() -> None:
+    """Its answers may be those of the server before."""
+    capabilities = Capabilities("auto", can_translate=False)
+    server = Server(lambda _, body: likely(body["temperature"]))
+    capabilities.sampled(call_at(0.5), lambda: place(CHAT), server)
+    capabilities.unreachable("http://other/v1")
+    await settled()
+    told = capabilities.logprobs(call_at(0.5), place(CHAT), server)
+    assert told(None) == "processed"
+    capabilities.unreachable(SERVER.base_url)
+    assert told(None) == ""
+    capabilities.logprobs(call_at(0.5), place(CHAT), server)
+    capabilities.unreachable(SERVER.base_url)
+    await settled()
+    assert told(None) == ""
+    told = capabilities.logprobs(call_at(0.5), place(CHAT), server)
+    await settled()
+    assert told(None) == "processed"
