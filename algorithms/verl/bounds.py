@@ -22,7 +22,6 @@ BOUNDS: Final[Mapping[str, Any]] = {
     "data.max_response_length": Count,
     f"{_ROLLOUT}.n": Count,
     f"{_ROLLOUT}.temperature": SamplingTemperature,
-    f"{_ROLLOUT}.top_p": Annotated[float, Field(gt=0, le=1, description="it is a share of the probability")],
     f"{_ROLLOUT}.tensor_model_parallel_size": Count,
     f"{_ROLLOUT}.gpu_memory_utilization": Annotated[float, Field(gt=0, le=1, description="it is a share of the GPU's memory")],
     f"{_ACTOR}.ppo_mini_batch_size": Count,

@@ -61,6 +61,7 @@ NO_EFFECT: Final[Mapping[str, Any]] = {
 _BY_AGENT: Final = "the agent runs outside and makes its own prompts, tool calls and turns"
 _BY_TRACES: Final = "rewards are emitted by the agent or its grader and read from the traces"
 _LONG: Final = "a call with a longer prompt is refused and counted (prompt_too_long)"
+_WHOLE: Final = "verl scores tokens by the whole softmax at the temperature, so the gradient would be biased"
 ONLY: Final[Mapping[str, tuple[Any, str]]] = {
     "data.tokenizer": (None, "nothing is tokenised: token ids come from the traces"),
     "data.prompt_key": ("prompt", _BY_AGENT),
@@ -81,7 +82,9 @@ ONLY: Final[Mapping[str, tuple[Any, str]]] = {
     "data.apply_chat_template_kwargs": ({}, _BY_AGENT),
     "data.mm_processor_kwargs": ({}, _BY_AGENT),
     f"{_ROLLOUT}.calculate_log_probs": (True, "samples have the captured log-probs"),
-    f"{_ROLLOUT}.do_sample": (True, "set temperature, top_p and top_k"),
+    f"{_ROLLOUT}.do_sample": (True, "set the temperature"),
+    f"{_ROLLOUT}.top_p": (1.0, _WHOLE),
+    f"{_ROLLOUT}.top_k": (-1, _WHOLE),
     f"{_ROLLOUT}.ignore_eos": (False, "requests are made by the agent"),
     f"{_ROLLOUT}.multi_turn.enable": (False, _BY_AGENT),
     f"{_ROLLOUT}.multi_turn.max_assistant_turns": (None, _BY_AGENT),

@@ -13,7 +13,6 @@ from typing import Any, Final
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register  # pyright: ignore[reportMissingImports]
 
-from agl_otel.algorithms.verl.publish import top_k_of
 from agl_otel.algorithms.verl.samples import Counts, Sample
 from agl_otel.algorithms.verl.sessions import RolloutRequest, Rollouts
 from agl_otel.algorithms.verl.spec import SECTION, Spec
@@ -61,8 +60,6 @@ def of_training(config: Any) -> dict[str, Any]:
         "max_prompt_tokens": config.data.max_prompt_length,
         "max_response_tokens": config.data.max_response_length,
         "temperature": float(rollout.temperature),
-        "top_p": float(rollout.top_p),
-        "top_k": top_k_of(rollout),
     }
 
 

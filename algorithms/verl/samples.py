@@ -21,7 +21,6 @@ from agl_otel.algorithms.report import step_score
 from agl_otel.algorithms.utils import count_failures, summarise
 from agl_otel.types import Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, Traces
-from agl_otel.types.sampling import NEUTRAL
 from agl_otel.types.scores import Score
 
 NO_VERSION: Final = -1
@@ -42,9 +41,7 @@ class Rules:
     vocabulary: int | None = None
     """Number of the model's token ids; None: unknown, not checked."""
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    """Of training; calls that were sampled otherwise are refused."""
+    """Of training; calls that were sampled at another one, or not from the whole softmax, are refused."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         agent_match=rules.agent_match,
         reward_name=rules.reward_name,
         by_call=rules.by_call,
-        sampling=Assumed(rules.temperature, {**NEUTRAL, "top_p": rules.top_p, "top_k": rules.top_k}) if training else None,
+        sampling=Assumed(rules.temperature) if training else None,
     )
     batch = limit_lengths(batch, max_prompt_tokens=rules.max_prompt_tokens, max_response_tokens=rules.max_response_tokens)
     batch = readable(batch, vocabulary=rules.vocabulary)

@@ -223,6 +223,15 @@ def test_every_option_reaches_verls_processes(tmp_path: Path) -> None:
     assert (get(config, "data.seed"), get(config, "actor_rollout_ref.rollout.seed")) == (1, 5), "verl's own key is more particular"
 
 
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 20)])
+def test_a_distribution_that_verl_does_not_score_is_refused(name: str, value: float) -> None:
+    """It divides the logits by the temperature, and takes their whole softmax."""
+    neutral = {"top_p": 1, "top_k": -1}[name]
+    assert get(VERL({f"actor_rollout_ref.rollout.{name}": neutral}).config, f"actor_rollout_ref.rollout.{name}") == neutral
+    with pytest.raises(UsageError, match=rf"rollout\.{name}.*{value}.*whole softmax"):
+        VERL({f"actor_rollout_ref.rollout.{name}": value})
+
+
 @pytest.mark.parametrize("key", BOUNDS)
 def test_a_value_out_of_its_bounds_is_refused_by_name(key: str) -> None:
     for wrong in (-2, "wrong", [1]):

@@ -126,13 +126,13 @@ def test_calls_of_different_processes_or_attempts_are_not_choices() -> None:
 
 def test_calls_that_were_sampled_otherwise_are_refused_in_training_only() -> None:
     rows = [
-        CallRow(call=1, prompt=[1], response=[7], temperature=0.7, top_p=0.9),
-        CallRow(call=2, prompt=[1, 7], response=[8], temperature=0.2, top_p=0.9),
-        CallRow(call=3, prompt=[1, 7, 8], response=[9], temperature=0.7, top_p=0.9),
-        CallRow(call=4, prompt=[4], temperature=0.7, top_p=1.0),
-        CallRow(call=5, prompt=[5], temperature=0.7, top_p=0.9, constrained=True),
+        CallRow(call=1, prompt=[1], response=[7], temperature=0.7),
+        CallRow(call=2, prompt=[1, 7], response=[8], temperature=0.2),
+        CallRow(call=3, prompt=[1, 7, 8], response=[9], temperature=0.7),
+        CallRow(call=4, prompt=[4], temperature=0.7, top_p=0.9),
+        CallRow(call=5, prompt=[5], temperature=0.7, constrained=True),
     ]
-    built, rules = TracesBuilder().build(*rows), Rules(temperature=0.7, top_p=0.9)
+    built, rules = TracesBuilder().build(*rows), Rules(temperature=0.7)
     found, counts = to_samples(built, rules)
     assert [(each.prompt_ids, each.response_ids, each.response_mask) for each in found["ro-1"]] == [([1], [7, 8, 9], [1, 0, 1])]
     assert counts.refused == {"sampling_differs": 3}
