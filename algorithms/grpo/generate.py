@@ -28,6 +28,8 @@ class Sampling:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply."""
 
 
 @dataclass
@@ -60,8 +62,19 @@ def by_prompt_length(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
         yield from (batch[start : start + most] for start in range(0, len(batch), most))
 
 
+def stop_place(text: str, stop: Sequence[str]) -> int | None:
+    """Return the place in `text` of the first stop string; None if it has none."""
+    return min((place for each in stop if (place := text.find(each)) >= 0), default=None)
+
+
 @torch.inference_mode()
-def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_tokens: Callable[[list[Row]], None] | None = None) -> None:
+def generate(
+    model: Any,
+    rows: Sequence[Row],
+    stop_ids: frozenset[int],
+    on_tokens: Callable[[list[Row]], None] | None = None,
+    decode: Callable[[list[int]], str] | None = None,
+) -> None:
     """Generate the replies of rows with prompts of equal length.
 
     Args:
@@ -69,6 +82,7 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
         rows: at least one; either all seeded or none.
         stop_ids: tokens that end a reply; included in `tokens`, because the model sampled them.
         on_tokens: called after each step with the rows that got a token (streaming).
+        decode: turns token ids into the text in which stop strings are found; the token that completes one is included in `tokens`.
     """
     active, fixed = list(rows), rows[0].seeded
     fillers = [Row(rows[0].prompt, Sampling(1, 0.0), random.Random(0)) for _ in range(SHAPE_ROWS - len(rows))] if fixed else []
@@ -80,7 +94,9 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
         cache = getattr(output, "past_key_values", None)
         caches = cache is not None
         drawn, logprobs, distribution = _draw(output.logits[:, -1].float(), [*active, *fillers])
-        got = _append(active, drawn.tolist(), logprobs.tolist(), distribution, stop_ids)
+        got = _append(active, drawn.tolist(), logprobs.tolist(), distribution)
+        for row in got:
+            row.finish_reason = _finish_reason(row, stop_ids, decode)
         if on_tokens is not None:
             on_tokens(got)
         keep = [place for place, row in enumerate(active) if fixed or row.finish_reason is None]
@@ -92,7 +108,7 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
         inputs = drawn[:, None] if caches else torch.cat([inputs, drawn[:, None]], dim=1)
 
 
-def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distribution: Tensor, stop_ids: frozenset[int]) -> list[Row]:
+def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distribution: Tensor) -> list[Row]:
     """Append a token to each unfinished row and return these rows."""
     got: list[Row] = []
     for place, row in enumerate(rows):
@@ -104,11 +120,14 @@ def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distr
         if row.want_top:
             best = distribution[place].topk(min(row.want_top, distribution.shape[1]))
             row.top.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-        if tokens[place] in stop_ids:
-            row.finish_reason = "stop"
-        elif len(row.tokens) >= row.sampling.max_tokens:
-            row.finish_reason = "length"
     return got
+
+
+def _finish_reason(row: Row, stop_ids: frozenset[int], decode: Callable[[list[int]], str] | None) -> FinishReason | None:
+    stop = row.sampling.stop
+    if row.tokens[-1] in stop_ids or (stop and decode is not None and stop_place(decode(row.tokens), stop) is not None):
+        return "stop"
+    return "length" if len(row.tokens) >= row.sampling.max_tokens else None
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:

@@ -168,7 +168,7 @@ class Engine:
                 loop.call_soon_threadsafe(_wake, finished, streaming, version)
 
         for batch in by_prompt_length([row for job in jobs for row in job.rows], MAX_BATCH_ROWS):
-            generate(self.policy.model, batch, self.policy.stop_ids, on_tokens)
+            generate(self.policy.model, batch, self.policy.stop_ids, on_tokens, self.policy.decode)
 
     def _write_record(self, jobs: Sequence[Job], version: str) -> None:
         if self.record is None:

@@ -1,7 +1,8 @@
 """Parse requests and format responses of OpenAI's chat completions API. Pure: no model, no server.
 
-vLLM's `return_token_ids` is supported, too: the response then has `prompt_token_ids`, and each choice `token_ids`. An unsupported field
-that would change the reply is an error that names it.
+vLLM's `return_token_ids` is supported, too: the response then has `prompt_token_ids`, and each choice `token_ids`. `stop` is as in vLLM:
+the text ends before the stop string, while the token ids and log-probs include the token that completed it. An unsupported field that
+would change the reply is an error that names it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agl_otel.algorithms.grpo.generate import Row, Sampling
+from agl_otel.algorithms.grpo.generate import Row, Sampling, stop_place
 from agl_otel.algorithms.grpo.tools import for_template, read_calls
 from agl_otel.algorithms.options import MOST_TEMPERATURE
 from agl_otel.errors import UsageError
@@ -27,7 +28,6 @@ IGNORED: Final = frozenset(
 )
 """Fields that do not affect the reply."""
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "stop": (None, []),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
@@ -49,6 +49,7 @@ class ChatRequest:
     n: int
     temperature: float
     top_p: float
+    stop: tuple[str, ...]
     max_tokens: int | None
     """None: the server's limit."""
     seed: int | None
@@ -64,7 +65,7 @@ class ChatRequest:
 
     def sampling(self, limit: int) -> Sampling:
         """Return the sampling parameters, with at most `limit` tokens."""
-        return Sampling(min(self.max_tokens or limit, limit), self.temperature, self.top_p)
+        return Sampling(min(self.max_tokens or limit, limit), self.temperature, self.top_p, self.stop)
 
 
 def parse(body: Any) -> ChatRequest:
@@ -86,6 +87,7 @@ def parse(body: Any) -> ChatRequest:
         n=_number(fields, "n", 1, 1, MAX_CHOICES, int),
         temperature=_number(fields, "temperature", 1.0, 0, MOST_TEMPERATURE, float),
         top_p=_number(fields, "top_p", 1.0, 1e-6, 1, float),
+        stop=_stop(fields.pop("stop", None)),
         max_tokens=next((value for value in max_tokens if value is not None), None),
         seed=_number(fields, "seed", None, -(1 << 63), 1 << 63, int),
         stream=_take(fields, "stream", bool, False),
@@ -123,6 +125,13 @@ def _number(fields: dict[str, Any], name: str, default: Any, low: float, high: f
     return kind(value)
 
 
+def _stop(given: Any) -> tuple[str, ...]:
+    stop: Any = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
+        raise UsageError("stop must be a string or a list of strings, none of them empty")
+    return tuple(stop)
+
+
 def _tools(tools: list[Any], choice: Any) -> list[dict[str, Any]]:
     for place, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
@@ -155,10 +164,12 @@ class Reply:
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self._envelope = {"id": self.id, "created": int(time.time()), "model": model}
         self._sent = [(0, "") for _ in rows]
+        self._held_back = max(map(len, request.stop), default=1) - 1
+        """Number of characters that may be the beginning of a stop string, and are not streamed yet."""
 
     def whole(self) -> dict[str, Any]:
         """Format the body of a response without streaming."""
-        messages = [self._content(row, index, self.decode(row.tokens)) for index, row in enumerate(self.rows)]
+        messages = [self._content(row, index, self._text(row.tokens)) for index, row in enumerate(self.rows)]
         choices = [
             {
                 "index": index,
@@ -189,9 +200,11 @@ class Reply:
             if ready <= sent:
                 continue
             done = row.finish_reason is not None and ready == len(row.tokens)
-            now = self.decode(row.tokens[:ready])
+            now = self._text(row.tokens[:ready])
             if now.endswith("\ufffd") and not done:
                 continue  # an incomplete character: wait for the token that completes it
+            if not done:
+                now = now[: max(len(text), len(now) - self._held_back)]
             delta = {"content": now[len(text) :]}
             if self.request.tools:  # tool calls can be parsed only at the end
                 delta = self._content(row, index, now) if done else {"content": ""}
@@ -206,6 +219,11 @@ class Reply:
             self._sent[index] = (ready, now)
             chunks.append(self._chunk([choice]))
         return chunks
+
+    def _text(self, tokens: list[int]) -> str:
+        """Return the text of these tokens, up to a stop string."""
+        text = self.decode(tokens)
+        return text[: stop_place(text, self.request.stop)]
 
     def _content(self, row: Row, index: int, text: str) -> dict[str, Any]:
         """Return `content`, and `tool_calls` where the request has tools and the reply calls some."""

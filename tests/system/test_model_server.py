@@ -146,6 +146,26 @@ def test_a_streamed_response_equals_the_plain_one(server: Server) -> None:
     assert server.recorded()[-1]["id"] == chunks[0].id
 
 
+def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: Server, policy: Policy) -> None:
+    asked: dict[str, Any] = {"model": "policy", "messages": QUESTION, "seed": 5, "logprobs": True, "max_tokens": 20, "temperature": 5}
+    extra = {"return_token_ids": True}
+    with server.client() as client:
+        free = client.chat.completions.create(**asked, extra_body=extra).choices[0].message.content or ""
+        stop = free[2:4]
+        plain = client.chat.completions.create(**asked, extra_body=extra, stop=stop).choices[0]
+        recorded = server.recorded()[-1]
+        chunks = list(client.chat.completions.create(**asked, extra_body=extra, stop=["not there", stop], stream=True))
+    assert len(stop) == 2 and (plain.message.content, plain.finish_reason) == (free[: free.find(stop)], "stop")
+    ids = (plain.model_extra or {})["token_ids"]
+    assert stop in policy.decode(ids) and stop not in policy.decode(ids[:-1])
+    assert plain.logprobs is not None and len(plain.logprobs.content or []) == len(ids)
+    assert (recorded["response_token_ids"], recorded["sampling"]["stop"]) == (ids, [stop])
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == plain.message.content
+    assert [token for choice in choices for token in (choice.model_extra or {}).get("token_ids", [])] == ids
+    assert choices[-1].finish_reason == "stop"
+
+
 def test_a_wrong_request_gets_a_400_that_names_the_error(server: Server) -> None:
     with server.client() as client:
         with pytest.raises(openai.BadRequestError, match="unknown fields: top_kk"):

@@ -100,6 +100,21 @@ def test_a_stop_token_ends_a_reply_and_is_part_of_it(policy: Policy) -> None:
     assert steps[0] == 2
 
 
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_stop_string_ends_a_reply_with_the_token_that_completes_it(policy: Policy, seeded: bool) -> None:
+    probe = row(3)
+    probe.seeded = seeded
+    generate(policy.model, [probe], policy.stop_ids)
+    text = policy.decode(probe.tokens[:3])
+    ended = next(count for count in range(1, 4) if text[-2:] in policy.decode(probe.tokens[:count]))
+    stopped, other = row(3), row(4)
+    stopped.seeded = other.seeded = seeded
+    stopped.sampling = Sampling(ended, stop=("not there", text[-2:]))  # a stop string beats the limit of tokens
+    generate(policy.model, [stopped, other], policy.stop_ids, decode=policy.decode)
+    assert (stopped.tokens, stopped.finish_reason) == (probe.tokens[:ended], "stop")
+    assert stopped.logprobs == pytest.approx(probe.logprobs[:ended], abs=1e-5)
+
+
 def test_batches_have_prompts_of_equal_length() -> None:
     rows = [Row([0] * length, Sampling(1), random.Random(0)) for length in (3, 5, 3, 3, 5)]
     assert [[len(r.prompt) for r in batch] for batch in by_prompt_length(rows, 2)] == [[3, 3], [3], [5, 5]]

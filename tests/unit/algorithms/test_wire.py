@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agl_otel.algorithms.grpo import wire
-from agl_otel.algorithms.grpo.generate import Row, Sampling
+from agl_otel.algorithms.grpo.generate import FinishReason, Row, Sampling
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.algorithms.grpo.tools import read_calls
 from agl_otel.algorithms.grpo.wire import Reply, parse
@@ -24,6 +24,11 @@ def test_defaults_are_those_of_openai() -> None:
     request = parse({"model": "policy", "messages": MESSAGES, "user": "somebody", "stop": None, "presence_penalty": 0})
     assert (request.n, request.temperature, request.top_p, request.max_tokens, request.stream) == (1, 1.0, 1.0, None, False)
     assert request.sampling(10) == Sampling(10)
+
+
+@pytest.mark.parametrize(("given", "read"), [("x", ("x",)), (["x", "yz"], ("x", "yz")), ([], ()), (None, ())])
+def test_stop_is_a_string_or_several(given: Any, read: tuple[str, ...]) -> None:
+    assert parse({"messages": MESSAGES, "stop": given}).sampling(10).stop == read
 
 
 def test_all_sampling_fields_are_sent_by_algorithms() -> None:
@@ -56,7 +61,10 @@ def test_text_parts_are_joined() -> None:
         ({"n": 0}, "n must be"),
         ({"n": 1.5}, "n must be"),
         ({"max_tokens": True}, "max_tokens"),
-        ({"stop": ["x"]}, "stop is not supported"),
+        ({"stop": ["x", 1]}, "stop must be a string or a list of strings"),
+        ({"stop": 7}, "stop must be a string or a list of strings"),
+        ({"stop": ["x", ""]}, "none of them empty"),
+        ({"top_k": 3}, "top_k is not supported"),
         ({"tools": [{}]}, r"tools\[0\] must be"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice is not supported"),
         ({"top_kk": 3}, "unknown fields: top_kk"),
@@ -91,6 +99,24 @@ def test_chunks_add_up_to_the_response(policy: Policy) -> None:
     last = reply.last_chunk()
     assert last is not None
     assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_text_ends_before_a_stop_string_and_is_never_streamed_past_its_start(policy: Policy, finish: FinishReason) -> None:
+    ids = policy.tokenizer("one two END", add_special_tokens=False)["input_ids"]
+    stop = ["NONE", "END"] if finish == "stop" else ["ENDED"]
+    request = parse({"messages": MESSAGES, "stop": stop, "return_token_ids": True, "logprobs": True})
+    row = Row([1], request.sampling(100), random.Random(0), tokens=ids, logprobs=[-0.5] * len(ids))
+    reply, chunks = Reply(request, [row], "policy", policy.decode), list[dict[str, Any]]()
+    for ready in range(1, len(ids) + 1):
+        row.finish_reason = finish if ready == len(ids) else None
+        chunks += reply.next_chunks([ready])
+    (whole,) = reply.whole()["choices"]
+    assert whole["message"]["content"] == ("one two " if finish == "stop" else "one two END")
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["delta"]["content"] for choice in streamed) == whole["message"]["content"]
+    assert [token for choice in streamed for token in choice["token_ids"]] == whole["token_ids"] == ids
+    assert len(whole["logprobs"]["content"]) == len(ids) and whole["finish_reason"] == streamed[-1]["finish_reason"] == finish
 
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {}}}}
