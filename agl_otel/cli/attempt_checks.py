@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from agl_otel.runner.injection import install_line
 from agl_otel.text import printable
 from agl_otel.types import Span
 from agl_otel.types.columns import CallColumns
+from agl_otel.types.sampling import LIMITS, SHAPES
 from agl_otel_hook import conventions
 
 AFTER_COMMAND: Final = ("hook", "calls", "spans", "ids", "logprobs", "reward", "stored", "trajectories", "refused")
@@ -41,6 +43,8 @@ STORED: Final = "everything it emitted is stored"
 PROVIDER: Final = "its telemetry goes where it went before"
 _GRADER: Final = "grader "
 """How the error of an attempt begins that its grader failed (runner/job.py)."""
+_FIELDS: Final = (*SHAPES, *LIMITS, "temperature", "max_completion_tokens", "seed", "tools", "parallel_tool_calls", "reasoning_effort")
+"""Fields of requests that a model server may refuse."""
 _NO_ROUTE: Final = 501
 """The proxy's status for a call in a protocol that the model server lacks."""
 
@@ -83,6 +87,15 @@ def _remedy_of(span: Span) -> str:
         return "is the model's name one that the server has (OPENAI_MODEL), and does its address end in /v1?"
     if status in (401, 403):
         return "set OPENAI_API_KEY (of a stack that runs already: AGL_UPSTREAM_KEY) to a key of this server"
+    if status in (400, 422):
+        words = set(re.findall(r"\w+", span.status.description or ""))
+        named = ", ".join(name for name in _FIELDS if name in words)
+        if named:
+            return (
+                f"the model server does not take {named} as the agent sends it: leave it out of the agent's requests, "
+                "or use a server that takes it"
+            )
+        return "change what the model server refuses in the agent's requests, or use a server that takes it"
     return "see the log of the model server"
 
 

@@ -105,6 +105,16 @@ WRONG = {
         "the model answers its calls: 0 of 1: HTTP 401: invalid api key",
         "set OPENAI_API_KEY (of a stack that runs already: AGL_UPSTREAM_KEY) to a key of this server",
     ),
+    "the model server refuses a field": (
+        answered(400, "top_k is not supported by this server"),
+        "the model answers its calls: 0 of 1: HTTP 400: top_k is not supported by this server",
+        "the model server does not take top_k as the agent sends it: leave it out of the agent's requests, or use a server that takes it",
+    ),
+    "the model server refuses a request": (
+        answered(400, "the prompt has 2000 tokens; the model's context is 1024, reply included"),
+        "the model answers its calls: 0 of 1: HTTP 400: the prompt has 2000 tokens; the model's context is 1024, reply included",
+        "change what the model server refuses in the agent's requests, or use a server that takes it",
+    ),
     "the hook is loaded nowhere": (
         ended(NO_CALLS, ledger=ledger("hooked", "python -I agent.py")),
         "it runs under the hook: it was loaded in no process of python -I agent.py",
