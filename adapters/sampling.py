@@ -20,10 +20,6 @@ from agl_otel_hook import conventions
 
 TOLERANCE: Final = 1e-6
 """Allowed difference between two temperatures."""
-GREEDY_REMEDY: Final = (
-    f". greedy: the agent asks for a temperature below {LEAST_TEMPERATURE:g}, which gives no sample of the policy; let it set none, so"
-    " that the run's temperature holds"
-)
 _REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
 UNRECORDED: Final = "unrecorded"
 """Stands for the fields of a call without a contract: one that no proxy of ours forwarded."""

@@ -44,7 +44,7 @@ ATTEMPT_REFUSALS: Final = {
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
     "greedy": "sampled at a temperature below 0.01, so that its tokens have no gradient",
-    "sampling_differs": "sampled from another distribution than the trainer evaluates: `differing` counts the fields",
+    "sampling_differs": "sampled from another distribution than the trainer evaluates",
     "masked_ids": "a masking rule took token ids out before they were stored: of the call, or of one that its prompt goes on from",
     "incomplete_reply": "the reply was cut off, the call failed, or the agent's SDK repeated it and used the later reply",
     "no_token_ids": "no prompt token ids",

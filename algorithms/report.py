@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.losses import lost
+from agl_otel.adapters.records import REASONS
+from agl_otel.adapters.remedies import REFUSED
 from agl_otel.adapters.sampling import Assumed, several_choices_warning, unlike
 from agl_otel.adapters.trajectories import TrajectoryBatch, final_reward
-from agl_otel.algorithms.utils import count_failures, summarise
+from agl_otel.algorithms.utils import failures_in, summarise
 from agl_otel.types import AttemptedRollout
 from agl_otel.types.columns import Traces
 from agl_otel.types.scores import Score
@@ -152,7 +154,7 @@ class TrainingReport:
             **more,
         )
         if report.rollouts_without_sample > MANY_WITHOUT_SAMPLE * report.rollouts:
-            failures = count_failures(traces.rollouts)
+            failures = failures_in(traces)
             _log.warning("%s", without_sample_warning(step, report.rollouts, report.rollouts_without_sample, report.losses, failures))
         return report
 
@@ -224,15 +226,30 @@ def step_score(traces: Traces, rollout_ids: Collection[str], *, asked: bool = Tr
     return Score.of(found if asked else [value for value in found if value is not None])
 
 
+def without_samples(what: str, rollouts: int, refused: Counter[str], differing: Counter[str], failures: Counter[str]) -> str:
+    """Return the error where none of the `rollouts` gave a sample: `what` is so, what was refused with the remedies, and what failed.
+
+    `differing`: see TrajectoryBatch; `failures`: of failures_in.
+    """
+    lines = [f"{what}: of {rollouts} rollouts, refused {_counts(refused) or 'none'}"]
+    for reason in sorted(refused.keys() & REASONS):
+        by = f", by {_counts(differing)}" if reason == "sampling_differs" and differing else ""
+        lines.append(f"  {reason}: {REASONS[reason]}{by}. Remedy: {REFUSED[reason]}")
+    return "\n".join([*lines, *([f"  what failed: {summarise(failures)}"] if failures else [])])
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+
+
 def without_sample_warning(step: int, rollouts: int, without: int, losses: str, failures: Counter[str]) -> str:
     """Return the warning for a step in which many of the `rollouts` gave no sample.
 
-    `losses`: what the step lost, in words; `failures`: {error: number} of the rollouts that did not succeed.
+    `losses`: what the step lost, in words; `failures`: of failures_in.
     """
     return (
         f"step {step}: {100 * without / rollouts:.0f} % of the rollouts gave no sample, so that only survivors are trained on ({losses}): "
-        "`agl-otel doctor` and the pages of these rollouts say why"
-        + (f"; of those that did not succeed: {summarise(failures)}" if failures else "")
+        "`agl-otel doctor` and the pages of these rollouts say why" + (f"; what failed: {summarise(failures)}" if failures else "")
     )
 
 
@@ -358,11 +375,9 @@ def own_sampling_warning(step: int, other: int, calls: int, *, told: bool = Fals
 
 def differing_warning(step: int, refused: int, calls: int, differing: Mapping[str, int]) -> str:
     """Return the warning for a step in which so many of the `calls` read were refused as `sampling_differs`, because of these fields."""
-    fields = ", ".join(f"{name} {count}" for name, count in sorted(differing.items(), key=lambda each: (-each[1], each[0])))
     return (
         f"step {step}: {refused} of {calls} model calls are not trained on, because they were sampled from another distribution than the "
-        f"policy's (refused as sampling_differs: {fields}). Leave these fields out of the agent's requests, or have the model server "
-        "take them from the run; `agl-otel traces show` names the calls"
+        f"policy's (refused as sampling_differs: {_counts(differing)}). Remedy: {REFUSED['sampling_differs']}"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agl_otel.errors import DISK_IS_FULL, DiskFullError, UsageError
 from agl_otel.types import UNRESPONSIVE_SECONDS, AttemptedRollout, Dataset, Rollout, RolloutConfig
+from agl_otel.types.columns import Traces
 
 MAX_ATTEMPTS: Final = 3
 _SUPPORTED: Final = ("agent_match", "_skip_empty_token_spans")
@@ -117,6 +118,11 @@ def count_failures(rollouts: Iterable[Rollout]) -> Counter[str]:
     """Count the rollouts that did not succeed: {error of the latest attempt, or the status: number of rollouts}."""
     left = [rollout for rollout in rollouts if rollout.status != "succeeded"]
     return Counter((isinstance(one, AttemptedRollout) and one.attempt.error) or str(one.status) for one in left)
+
+
+def failures_in(traces: Traces) -> Counter[str]:
+    """Count what failed in these rollouts: `count_failures`, and the model calls without an answer, which an agent may have caught."""
+    return count_failures(traces.rollouts) + Counter({f"model call: {error}": count for error, count in traces.call_errors.items()})
 
 
 def check_disk(rollouts: Iterable[Rollout]) -> None:

@@ -20,6 +20,7 @@ from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, fina
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
 from agl_otel.cli.once import FinishedAttempt
 from agl_otel.runner.injection import install_line
+from agl_otel.spans.calls import UPSTREAM, error_of_call
 from agl_otel.text import printable
 from agl_otel.types import Span
 from agl_otel.types.columns import CallColumns
@@ -102,16 +103,14 @@ def _remedy_of(span: Span) -> str:
 def _failure(span: Span) -> str:
     """Return why a call has no answer; empty if it has one."""
     status = span.attributes.get("http.response.status_code")
-    if not (isinstance(status, int) and status >= 400) and not str(span.attributes.get(conventions.LLM_INCOMPLETE, "")).startswith(
-        "upstream_"
-    ):
+    incomplete = str(span.attributes.get(conventions.LLM_INCOMPLETE, ""))
+    if not (isinstance(status, int) and status >= 400) and not incomplete.startswith(UPSTREAM):
         return ""
-    said = span.status.description or str(span.attributes.get(conventions.LLM_INCOMPLETE, ""))
+    said = span.status.description or incomplete
     if status == _NO_ROUTE:
         protocol = "Messages (of Anthropic)" if span.attributes.get("gen_ai.provider.name") == "anthropic" else "Responses (of OpenAI)"
         return f"the model server does not have the protocol of the call, {protocol}"
-    code = f"HTTP {status}" if isinstance(status, int) and status >= 400 and f"{status}" not in said else ""
-    return printable(": ".join(filter(None, (code, said))))
+    return error_of_call(status if isinstance(status, int) else 0, said)
 
 
 def _command(once: FinishedAttempt) -> Finding:

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from agl_otel.algorithms.report import final_rewards
 from agl_otel.algorithms.run_folder import NEW_RUN, SOURCES, Sources, run_id_of
-from agl_otel.algorithms.utils import check_disk, failure_summary, is_retryable, sampling_seed
+from agl_otel.algorithms.utils import check_disk, failure_summary, failures_in, is_retryable, sampling_seed, summarise
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.sources import sources_of
@@ -196,14 +196,15 @@ class JobRun:
         rewards = final_rewards(traces)
         values = [rewards.get(r.rollout_id) if r.status == "succeeded" else None for r in finished]
         if all(value is None for value in values):
-            raise AgentError(
-                f"none of the {len(values)} {mode} rollouts has a reward: {failure_summary(finished) or 'agents and graders gave none'}"
-            )
+            why = summarise(failures_in(traces)) or "agents and graders gave none"
+            raise AgentError(f"none of the {len(values)} {mode} rollouts has a reward: {why}")
         if failures := failure_summary(finished):
             missing = values.count(None)
             _log.warning(
                 "%s", f"{missing} of {len(values)} {mode} rollouts got no reward, which counts as 0; of those that failed: {failures}"
             )
+        if traces.call_errors:
+            _log.warning("model calls of the %s rollouts had no reply: %s", mode, summarise(traces.call_errors))
         verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
         return Evaluation([r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
 

@@ -13,11 +13,14 @@ from typing import Any, Final, NamedTuple, cast
 from agl_otel.spans.conversations import ModelCall
 from agl_otel.spans.dialects.dialect import Conversation
 from agl_otel.spans.history import SpanKey, place_of
+from agl_otel.text import printable
 from agl_otel.types import Span
 from agl_otel_hook import conventions
 
 HTTP_SPANS: Final = 3  # at most, between an agent's model call and the proxy's
 _STREAMED: Final = ("gen_ai.is_streaming", "llm.is_streaming")  # by OpenLLMetry
+UPSTREAM: Final = "upstream_"
+"""How a value of agentlightning.llm.incomplete begins if the model server gave no whole reply."""
 AGENT_SPANS: Final = ("invoke_agent", "create_agent")  # by OpenTelemetry's conventions; they enclose calls and are none
 
 
@@ -132,6 +135,12 @@ def _identity(call: ModelCall) -> str:
     """The response id, with the number of a further choice."""
     choice = (call.span.attributes or {}).get(conventions.LLM_CHOICE)
     return f"{call.response_id}#{choice}" if call.response_id and choice else call.response_id
+
+
+def error_of_call(status: int, said: str) -> str:
+    """Describe what a model server answered instead of a reply: the status of HTTP, if it is one of an error, and its words."""
+    code = f"HTTP {status}" if status >= 400 and str(status) not in said else ""
+    return printable(": ".join(filter(None, (code, said))))
 
 
 def repeated(spans: Iterable[Span]) -> set[SpanKey]:

@@ -24,6 +24,7 @@ NAMES: Final[Mapping[str, str]] = {
     "prefix_choice": conventions.LLM_PREFIX_CHOICE,
     "model_version": conventions.LLM_MODEL_VERSION,
     "incomplete": conventions.LLM_INCOMPLETE,
+    "http_status": "http.response.status_code",
     "retry_of": conventions.LLM_RETRY_OF,
     "finish": "gen_ai.response.finish_reasons",
     "temperature": "gen_ai.request.temperature",

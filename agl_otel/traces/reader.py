@@ -13,12 +13,14 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
 from agl_otel.errors import QueryError, UnavailableError, UsageError
 from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
+from agl_otel.spans.calls import UPSTREAM
 from agl_otel.traces.collector_client import barriers, unanswered
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
@@ -30,7 +32,7 @@ from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
-from agl_otel.traces.tokens import Table, call_columns, call_texts, distinct_in_order, reward_rows, rollouts_to_read
+from agl_otel.traces.tokens import Table, call_columns, call_errors, call_texts, distinct_in_order, reward_rows, rollouts_to_read
 from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
@@ -382,9 +384,14 @@ class TraceReader:
         if unread:
             verdicts |= {key: _unreadable(verdict, unread[key[0]]) for key, verdict in verdicts.items() if key[0] in unread}
             _log.warning("%d of %d rollouts are left out, the first of them %s: %s", len(unread), len(ids), *next(iter(unread.items())))
+        failed_in = {rollout for rollout, why in zip(calls.rollout_id, calls.incomplete, strict=True) if why.startswith(UPSTREAM)}
+        errors = Counter[str]()
+        if failed_in:
+            errors = call_errors((await self._await_read(lambda: self._table("call_errors", list(failed_in)), patience))[0])
         return Traces(
             rollouts=list(rollouts),
             calls=calls,
+            call_errors=errors,
             rewards=rewards_of(reward_rows(table)),
             verdicts=verdicts,
             texts=call_texts(contents, calls) if read else None,

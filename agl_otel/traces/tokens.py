@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.spans.calls import error_of_call
 from agl_otel.spans.history import expand_texts, expand_tools
 from agl_otel.types.columns import CallColumns, CallTexts, Ragged
 from agl_otel.types.sampling import Contract
@@ -185,6 +186,11 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
     if any(tools_call):
         tools = expand_tools(places, tools, tools_call)
     return CallTexts(instructions, asked, answered, tools)
+
+
+def call_errors(table: Table) -> Counter[str]:
+    """Count the rows of sql/call_errors.sql by their texts."""
+    return Counter(map(error_of_call, column(table, "HttpStatus").tolist(), strings(table, "Message")))
 
 
 def _incomplete(table: Table, rollouts: list[str], attempts: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ A ground-floor module: it imports numpy and agl_otel.types only, and does no I/O
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -176,6 +177,8 @@ class Traces:
     """For every attempt of the rollouts, including those without spans."""
     texts: CallTexts | None = None
     """The calls' content, if requested or needed (to explain split reasons, or for images); else None."""
+    call_errors: Counter[str] = field(default_factory=Counter[str])
+    """What model servers answered instead of a reply, as "HTTP 400: stop is not supported": {text: number of calls}."""
     spans: int = 0
     """Number of spans read."""
     highest_sequence: dict[str, int] = field(default_factory=dict[str, int])
@@ -195,6 +198,7 @@ class Traces:
             first.rewards | second.rewards,
             first.verdicts | second.verdicts,
             texts,
+            first.call_errors + second.call_errors,
             spans=first.spans + second.spans,
             highest_sequence=first.highest_sequence | second.highest_sequence,
             digest=joined_digest(first.digest, second.digest),

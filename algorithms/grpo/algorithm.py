@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick, readable
-from agl_otel.adapters.sampling import GREEDY_REMEDY, Assumed, token_temperatures
+from agl_otel.adapters.sampling import Assumed, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
@@ -38,10 +38,10 @@ from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, place_for_weig
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
-from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning
+from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning, without_samples
 from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, only_writer, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
-from agl_otel.algorithms.utils import agent_match_of, check_disk, failure_summary, items, retry_lost_runner, sampling_seed
+from agl_otel.algorithms.utils import agent_match_of, check_disk, failures_in, items, retry_lost_runner, sampling_seed
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
     AttemptedRollout,
@@ -304,13 +304,8 @@ class GRPO(GRPOOptions, Algorithm):
         """Compute the advantage of each rollout within its group, which all its trajectories share."""
         group_of = {rollout_id: place for place, group in enumerate(groups) for rollout_id in group.rollout_ids}
         if not len(batch):
-            raise DataError(
-                f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
-                "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-                + (f" Fields of sampling that differ: {dict(batch.differing)}" if batch.differing else "")
-                + (GREEDY_REMEDY if batch.refused["greedy"] else "")
-                + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
-            )
+            what, failed = f"step {self._number} has nothing to train on", failures_in(traces)
+            raise DataError(without_samples(what, len(group_of), batch.refused, batch.differing, failed))
         place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
         places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
         batch, places = pick(batch, np.argsort(places, kind="stable")), np.sort(places)

@@ -35,7 +35,7 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weig
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.model_files import keep_small_files
-from agl_otel.algorithms.report import Clock, mean_reward
+from agl_otel.algorithms.report import Clock, mean_reward, without_samples
 from agl_otel.algorithms.run_folder import (
     WEIGHTS,
     RunFolder,
@@ -51,7 +51,7 @@ from agl_otel.algorithms.sft import train
 from agl_otel.algorithms.sft.options import SFTOptions
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
-from agl_otel.algorithms.utils import agent_match_of, check_disk, failure_summary, items, retry_lost_runner, sampling_seed
+from agl_otel.algorithms.utils import agent_match_of, check_disk, failures_in, items, retry_lost_runner, sampling_seed
 from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import DataError, UnavailableError, UsageError, writing
 from agl_otel.service.forkserver import ForkServer
@@ -272,11 +272,8 @@ class SFT(SFTOptions, Algorithm):
     def _select(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
         """Select the trajectories to train on, none where all rewards are equal; the others are counted as refused."""
         if not len(batch):
-            raise DataError(
-                f"round {self._number} has nothing to choose from: refused {dict(batch.refused)}. "
-                "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-                + (f". What failed: {failed}" if (failed := failure_summary(traces.rollouts)) else "")
-            )
+            what, failed = f"round {self._number} has nothing to choose from", failures_in(traces)
+            raise DataError(without_samples(what, len(traces.rollouts), batch.refused, batch.differing, failed))
         keys: list[AttemptKey] = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
         rewards = dict(zip(keys, batch.reward.tolist(), strict=True))
         if self.shuffle_rewards:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, cast
 
 from agl_otel.adapters.lengths import limit_lengths, readable
-from agl_otel.adapters.sampling import GREEDY_REMEDY, Assumed
+from agl_otel.adapters.sampling import Assumed
 from agl_otel.adapters.trajectories import judged, to_trajectories
-from agl_otel.algorithms.report import step_score
-from agl_otel.algorithms.utils import count_failures, summarise
+from agl_otel.algorithms.report import step_score, without_samples
+from agl_otel.algorithms.utils import failures_in
 from agl_otel.types import Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel.types.scores import Score
@@ -150,15 +150,7 @@ def all_refused(counts: Counts, what: str) -> str | None:
     """Return the error message where none of the rollouts of `what` has a sample, on which verl fails; None otherwise."""
     if counts.sampled or not counts.rollouts:
         return None
-    failed = f" What failed: {summarise(counts.failures)}." if counts.failures else ""
-    if counts.differing:
-        failed += f" Fields that differ: {dict(counts.differing)}: let the agent set none of them."
-    if counts.refused["greedy"]:
-        failed += f"{GREEDY_REMEDY[1:]}."
-    return (
-        f"none of the {counts.rollouts} rollouts of {what} can be used: refused {dict(counts.refused)}.{failed} The reasons are explained "
-        "in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
-    )
+    return without_samples(f"{what} has no sample", counts.rollouts, counts.refused, counts.differing, counts.failures)
 
 
 def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], Counts]:
@@ -210,7 +202,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         differing=Counter(batch.differing),
         breaks=Counter(batch.breaks),
         verdicts=Counter(str(verdict.kind) for verdict in traces.verdicts.values()),
-        failures=count_failures(traces.rollouts),
+        failures=failures_in(traces),
         attempts=[key for key in keys if found[key[0]]],
     )
     for rollout in traces.rollouts:

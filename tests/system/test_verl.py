@@ -409,7 +409,7 @@ def test_a_killed_job_is_continued_by_a_trainer_and_trains_on_the_agents_traces(
     assert json.loads((tmp_path / "run" / "run.json").read_text())["algorithm"] == "verl"
 
     told = go_on(python, tmp_path)
-    refused = f"none of the {VAL} rollouts of the validation after step 4 can be used: refused {{'no_reward': {VAL}}}"
+    refused = f"the validation after step 4 has no sample: of {VAL} rollouts, refused no_reward {VAL}"
     assert told["error"].startswith(refused)
     assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_4").is_dir(), "no step is lost"
     assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG")

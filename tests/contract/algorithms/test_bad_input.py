@@ -413,7 +413,7 @@ async def test_a_step_counts_what_it_lost_and_warns_where_mostly_survivors_are_l
     words = "3 of 8 rollouts gave no sample; refused no_reward 2, not_succeeded 1; 1 whole group gone"
     assert report.losses == words
     assert f"step 1: 38 % of the rollouts gave no sample, so that only survivors are trained on ({words})" in caplog.text
-    assert "; of those that did not succeed: 1 × broke down" in caplog.text
+    assert "; what failed: 1 × broke down" in caplog.text
     run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]
     (step,) = await store.training_steps(run_id)
     assert recorded_losses(step.metrics) == words, "as `agl-otel runs show` and the dashboard show it"

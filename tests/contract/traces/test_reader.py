@@ -112,6 +112,21 @@ async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, read
     assert traces.spans == 3
 
 
+async def test_what_a_model_server_answered_instead_of_a_reply_is_counted(engine: TraceStore, reader: TraceReader) -> None:
+    def failed(number: int, said: str, why: str = "upstream_status", **other: Any) -> dict[str, Any]:
+        attributes = {conventions.LLM_INCOMPLETE: why, "http.response.status_code": "400" if said else "502"}
+        return call(number, number, StatusMessage=said, attributes=attributes, **other)
+
+    first, second = failed(1, "stop is\nunknown"), failed(2, "stop is\nunknown")
+    others = [failed(3, "", "upstream_error"), failed(4, "gone", "client_gone"), failed(5, "HTTP 400", RolloutId="ro-2")]
+    insert(engine, first, first, second, *others, call(6, 6))
+    traces = await reader.traces([rollout()], [attempt({"x": 5})])
+    assert traces.call_errors == {r"HTTP 400: stop is\nunknown": 2, "HTTP 502": 1}
+    other = await reader.traces([rollout("ro-2")], [attempt({"x": 1}, "ro-2")])
+    assert other.call_errors == {"HTTP 400": 1}
+    assert Traces.joined(traces, other).call_errors == {r"HTTP 400: stop is\nunknown": 2, "HTTP 502": 1, "HTTP 400": 1}
+
+
 async def test_calls_of_adopted_traces_count_as_calls_without_numbers(engine: TraceStore, reader: TraceReader) -> None:
     tokens: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
     insert(engine, row(1, conventions.SPAN_LLM, **tokens), row(2, conventions.SPAN_LLM, **tokens), row(3), row(4, conventions.SPAN_LLM))

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from agl_otel.adapters.remedies import REFUSED
 from agl_otel.adapters.sampling import several_choices_warning
-from agl_otel.algorithms.report import choices_warning, differing_warning
+from agl_otel.adapters.trajectories import CALL_REFUSALS
+from agl_otel.algorithms.report import choices_warning, differing_warning, without_samples
+from agl_otel.algorithms.utils import failures_in
 from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, all_refused, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, reward
 
@@ -165,11 +169,21 @@ def test_the_error_without_any_sample_names_the_reasons() -> None:
     built = TracesBuilder(status={"ro-1": "failed"}, rewards={("ro-2", "at-1"): []}).build(LEFT, CallRow(rollout="ro-2"))
     message = all_refused(to_samples(built, Rules())[1], "the validation after step 0")
     assert message is not None
-    assert message.startswith(
-        "none of the 2 rollouts of the validation after step 0 can be used: refused {'not_succeeded': 1, 'no_reward': 1}."
-    )
-    assert "What failed: 1 × failed." in message
+    assert message.startswith("the validation after step 0 has no sample: of 2 rollouts, refused no_reward 1, not_succeeded 1\n")
+    assert message.endswith("\n  what failed: 1 × failed")
     assert all_refused(Counts(), "step 1") is None
+
+
+def test_the_error_without_any_sample_has_each_remedy_and_what_model_servers_answered() -> None:
+    refused, differing = Counter(incomplete_reply=1, sampling_differs=3, not_finished=2), Counter(top_p=3)
+    built = replace(TracesBuilder().build(LEFT), call_errors=Counter({"HTTP 400: stop is not supported": 1}))
+    assert without_samples("step 1 has nothing to train on", 4, refused, differing, failures_in(built)).split("\n") == [
+        "step 1 has nothing to train on: of 4 rollouts, refused sampling_differs 3, not_finished 2, incomplete_reply 1",
+        f"  incomplete_reply: {CALL_REFUSALS['incomplete_reply']}. Remedy: {REFUSED['incomplete_reply']}",
+        "  sampling_differs: sampled from another distribution than the trainer evaluates, by top_p 3. Remedy: let the agent leave these "
+        'fields out, or let GRPO replace them: sampling_policy = "enforce" (docs/training.md)',
+        "  what failed: 1 × model call: HTTP 400: stop is not supported",
+    ]
 
 
 def test_token_ids_beyond_the_vocabulary_are_refused() -> None:

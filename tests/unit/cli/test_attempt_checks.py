@@ -171,7 +171,7 @@ WRONG = {
     "greedy calls": (
         once(CallRow(temperature=0.0)),
         "training takes its calls: none",
-        "let the agent set no temperature, or one of at least 0.01",
+        'let the agent set no temperature, or one of at least 0.01, or let GRPO replace it: sampling_policy = "enforce_all"',
     ),
 }
 
