@@ -83,8 +83,9 @@ def attempt_tree(
 
 def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mapping[str, Any] = NO_SAMPLING) -> list[Tree]:
     """Build one tree for each span whose parent is not among `spans`; spans in a cycle follow as single nodes."""
-    whole = _joined(_with_choices(_with_prompt_tokens(expand_spans(spans) if messages else spans)))
-    shown = sorted((span for span in whole if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
+    visible = [span for span in (expand_spans(spans) if messages else spans) if span.name not in HIDDEN_SPANS]
+    whole = _joined(_with_choices(_with_prompt_tokens(visible)))
+    shown = sorted(whole, key=lambda span: (span.start_time or 0, span.sequence_id))
     label = _with_some_messages(sampling) if messages else partial(span_label, sampling=sampling)
     children: dict[str, list[Span]] = {}
     ids = {span.span_id for span in shown}

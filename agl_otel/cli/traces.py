@@ -42,7 +42,10 @@ traces.add_command(steps)
 @click.option("--limit", type=Whole(-1), default=SHOWN_SPANS, show_default=True, help="Show so many spans at most; -1: all.")
 @json_option
 def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bool, limit: int, as_json: bool) -> None:
-    """Show the spans of one rollout as a tree, with its verdict. A model call that both agent and proxy recorded is one node.
+    """Show the spans of one rollout as a tree, with its verdict.
+
+    A model call that both agent and proxy recorded is one node, and so is the HTTP client's span between them (POST). Seals are left out,
+    too; --json and `agl-otel traces sql` have every span.
 
     ROLLOUT_ID may be shortened to any part that only one rollout has.
     """

@@ -148,6 +148,7 @@ def test_a_model_call_is_one_node_merged_from_agent_and_proxy() -> None:
     spans = [span("openai.chat", "a", **own), span("POST", "h", "a"), span(conventions.SPAN_LLM, "p", "h", **LLM_SPAN)]
     (line,) = rendered(spans).splitlines()
     assert "openai.chat" in line and "policy" in line and "2 + 1 tokens, weights 7" in line
+    assert rendered([*spans, span(conventions.SPAN_SEAL, "s", "h")]).splitlines() == [line], "the proxy's seal, which is not shown"
 
 
 def test_spans_of_one_response_are_joined_without_a_traceparent() -> None:
