@@ -234,8 +234,8 @@ def without_samples(what: str, rollouts: int, refused: Counter[str], differing: 
     lines = [f"{what}: of {rollouts} rollouts, refused {_counts(refused) or 'none'}"]
     for reason in sorted(refused.keys() & REASONS):
         by = f", by {_counts(differing)}" if reason == "sampling_differs" and differing else ""
-        lines.append(f"  {reason}: {REASONS[reason]}{by}. Remedy: {REFUSED[reason]}")
-    return "\n".join([*lines, *([f"  what failed: {summarise(failures)}"] if failures else [])])
+        lines.append(f"{reason}: {REASONS[reason]}{by}. Remedy: {REFUSED[reason]}")
+    return "\n".join([*lines, *([f"what failed: {summarise(failures)}"] if failures else [])])
 
 
 def _counts(counts: Mapping[str, int]) -> str:

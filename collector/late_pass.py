@@ -90,8 +90,8 @@ class LatePass:
         return spans
 
     async def _unidentified(self, table: str) -> bool:
-        """Return whether the table has rows without ids, besides steps of training runs: a cheap check, and most stores have none."""
-        ours, params = ("", {}) if table == "otel_logs" else (" AND SpanName != {train:String}", {"train": _NAMES["train"]})
+        """Return whether the table has rows without ids, besides training runs: a cheap check, and most stores have none."""
+        ours, params = ("", {}) if table == "otel_logs" else (" AND NOT startsWith(SpanName, {train:String})", {"train": _NAMES["train"]})
         return bool(await self.rows(f"SELECT 1 FROM otel.{table} WHERE RolloutId = ''{ours} LIMIT 1", params))
 
     async def parts(self, since_ms: int) -> list[dict[str, int]]:
@@ -180,7 +180,7 @@ _NAMES: Final = {
     "sequence": conventions.SEQUENCE_ID,
     "invalid": conventions.INVALID,
     "adopted": ADOPTED,
-    "train": conventions.SPAN_TRAIN_STEP,
+    "train": f"{conventions.TRAIN}.",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -124,15 +124,12 @@ async def _started(settings: Settings, job: Any, console: Console) -> AsyncGener
         await stack.__aenter__()
     try:
         console.print(f"[bold]1.[/] The stack is up: queue {stack.address}, data in {settings.data_dir}")
-        async with await Store.connect(stack.address) as store:
+        async with await Store.connect(stack.address) as store, AsyncExitStack() as begun:
             with console.status("making a tiny model and its server …"):
-                training = GRPORun(job, store, settings.data_dir.absolute() / "run", stack_failed=stack.failed, settings=settings)
-                await training.__aenter__()
-            try:
-                console.print(f"[bold]2.[/] A 0.2 M-parameter Llama is made and served at {training.server_url}")
-                yield _Demo(stack, store, training, console)
-            finally:
-                await training.__aexit__(None, None, None)
+                folder = settings.data_dir.absolute() / "run"
+                training = await begun.enter_async_context(GRPORun(job, store, folder, stack_failed=stack.failed, settings=settings))
+            console.print(f"[bold]2.[/] A 0.2 M-parameter Llama is made and served at {training.server_url}")
+            yield _Demo(stack, store, training, console)
     finally:
         await stack.__aexit__(None, None, None)
 

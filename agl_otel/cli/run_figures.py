@@ -15,7 +15,7 @@ from agl_otel.algorithms.run_result import RunResult
 from agl_otel.algorithms.validation import ScoredWeights, Validation, best_of
 from agl_otel.errors import UsageError
 from agl_otel.traces.figures import Curve, CurvePoint
-from agl_otel.types import Run, TrainingStep
+from agl_otel.types import Run, TrainingRun, TrainingStep
 from agl_otel.types.scores import Score
 
 REWARDS: Final = ("reward", "val_reward")
@@ -45,8 +45,20 @@ class RunReport:
     """Those in the run's folder."""
     result: RunResult | None = None
     """What the run made; None if it has nothing yet, or its folder was not given."""
+    training: TrainingRun | None = None
+    """None if the trace store does not know the run."""
     forced: Sequence[Mapping[str, Any]] = ()
     """That of run.json (run_folder.py), if the run's folder was given."""
+
+    @property
+    def algorithm(self) -> str:
+        """Its name; empty if it is unknown."""
+        return self.training.algorithm if self.training else ""
+
+    @property
+    def outcome(self) -> str:
+        """TrainingRun.outcome; empty if it is unknown."""
+        return self.training.outcome if self.training else ""
 
     @property
     def start_time(self) -> float:
@@ -142,6 +154,7 @@ class RunReport:
             "rollouts": self.run.model_dump() if self.run else None,
             "verdicts": {**self.verdicts},
             "alarms": self.alarms,
+            "outcome": self.outcome,
             "totals": self.totals(),
             "by": self.curve.by,
             "metrics": self.series(),

@@ -93,6 +93,8 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
             return
         console = open_console()
         console.print(table_of(report.run_id, ("what", "how much"), [row for row in _summary(report, price) if row[1] not in (None, "")]))
+        if report.outcome and report.outcome != _word(report.outcome):
+            console.print(printable_lines(report.outcome), soft_wrap=True, markup=False, highlight=False, style="red")
         for line in report.result.lines() if report.result is not None else ():
             console.print(line, soft_wrap=True, markup=False, highlight=False)
         for name, series in report.series().items():
@@ -195,8 +197,11 @@ def export(
 async def read_run(store: Store, run: str) -> RunReport:
     """Read all data of a run. Raises NotFoundError if neither store knows it, DataError for a damaged folder."""
     run_id = run_id_of(run)
-    known, steps, members = await asyncio.gather(
-        store.queue.query_runs(run_id), store.training_steps(run_id), store.queue.query_run_members(run_id)
+    known, steps, members, trained = await asyncio.gather(
+        store.queue.query_runs(run_id),
+        store.training_steps(run_id),
+        store.queue.query_run_members(run_id),
+        store.training_runs(run_id=run_id),
     )
     if not known and not steps:
         raise NotFoundError(f"there is no run {run_id!r}: `agl-otel runs ls` lists the runs")
@@ -212,7 +217,7 @@ async def read_run(store: Store, run: str) -> RunReport:
         alarms = sum(each.verdict.alarm for each in found)
     return RunReport(
         run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run)),
-        result_if_any(Path(run)), forced_of(run),
+        result_if_any(Path(run)), trained[0] if trained else None, forced_of(run),
     )  # fmt: skip
 
 
@@ -221,7 +226,7 @@ def _begin(data_dir: Path | None, store: str | None) -> Settings:
     return settings_for(data_dir, store)
 
 
-_LISTED: Final = ("run", "algorithm", "steps", "version", "rollouts", "finished", "failed", "began", "last end")
+_LISTED: Final = ("run", "algorithm", "outcome", "steps", "version", "rollouts", "finished", "failed", "began", "last end")
 
 
 def _line(run_id: str, run: Run | None, trained: TrainingRun | None) -> tuple[object, ...]:
@@ -231,6 +236,7 @@ def _line(run_id: str, run: Run | None, trained: TrainingRun | None) -> tuple[ob
     return (
         run_id or "(none)",
         trained.algorithm if trained else None,
+        _word(trained.outcome) if trained else None,
         trained.steps if trained else run.last_step if run else None,
         trained.last_version if trained else None,
         f"{run.rollouts:,}" if run else None,
@@ -250,8 +256,9 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
     totals, run = report.totals(), report.run
     cost = cost_of(report, price)
     return [
-        ("algorithm", report.steps[-1].algorithm if report.steps else None),
-        ("steps", len(report.steps) or (run.last_step if run else None)),
+        ("algorithm", report.algorithm or None),
+        ("steps", len(report.steps) if report.training is not None else run.last_step if run else None),
+        ("outcome", _word(report.outcome)),
         ("version", report.steps[-1].version_after if report.steps else None),
         ("rollouts", f"{run.rollouts:,}" if run else None),
         ("by status", _counts(run.by_status) if run else None),
@@ -270,6 +277,11 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("began", clock(report.start_time)),
         ("took from the first rollout", lasted(report.seconds)),
     ]
+
+
+def _word(outcome: str) -> str:
+    """Return the first word of TrainingRun.outcome, without the error itself."""
+    return outcome.partition(":")[0]
 
 
 def _of_validated(missing: int, validated: int) -> str | None:

@@ -35,6 +35,8 @@ from agl_otel_hook import conventions
 _log: Final = logging.getLogger(__name__)
 NOTICE_SECONDS: Final = 5.0  # within which the end of a process is detected, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
+OUTCOME_SECONDS: Final = 5.0  # for recording how a run ended: the stack may have ended first
+OUTCOME_CHARACTERS: Final = 2000
 T = TypeVar("T")
 
 
@@ -96,6 +98,9 @@ class JobRun:
             stack_failed.add_done_callback(self._on_stack_failed)
         self.resources_id: str | None = None
         """The resources for rollouts of `evaluate`; None: the latest."""
+        self._algorithm: str = job.algorithm.get("name", "grpo").rpartition(":")[2]
+        self.run_id = ""
+        """Known in the `async with` block."""
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -103,14 +108,15 @@ class JobRun:
         sources.check(self.folder)  # before a runner takes what waits in the store
         SOURCES.set(sources)
         self._exit.callback(SOURCES.set, None)
-        run_id = run_id_of(self.folder, self.job.algorithm.get("name", "grpo").rpartition(":")[2])
-        NEW_RUN.set((self.folder.absolute(), run_id))
+        self.run_id = run_id_of(self.folder, self._algorithm)
+        NEW_RUN.set((self.folder.absolute(), self.run_id))
         self._exit.callback(NEW_RUN.set, None)
         try:
-            self.store = self.store.labelled({RUN_LABEL: run_id})
+            self.store = self.store.labelled({RUN_LABEL: self.run_id})
             self._exit.push_async_callback(self.store.close)
             await self._start()
             await self.store.open()
+            await self._note("")
         except BaseException:
             await self._close()
             raise
@@ -120,7 +126,24 @@ class JobRun:
         """Start what the run needs besides runners."""
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._close()
+        if error is None:
+            outcome = "finished"
+        elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+            outcome = "interrupted"
+        else:
+            outcome = f"error: {error}" if isinstance(error, AglError) else f"error: {type(error).__name__}: {error}"
+        try:
+            await self._note(outcome)
+        finally:
+            await self._close()
+
+    async def _note(self, outcome: str) -> None:
+        """Record the run's outcome in the store; a store that takes none, as where the stack has ended, is no error."""
+        try:
+            async with asyncio.timeout(OUTCOME_SECONDS):
+                await self.store.record_outcome(self.run_id, outcome[:OUTCOME_CHARACTERS], algorithm=self._algorithm)
+        except (AglError, TimeoutError) as error:
+            _log.warning("that run %s is %s could not be recorded: %s", self.run_id, outcome.partition(":")[0] or "begun", error)
 
     async def _close(self) -> None:
         if self.failed.done():

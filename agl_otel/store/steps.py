@@ -1,4 +1,4 @@
-"""The part of the store for training steps: each is a span, linked to the root spans of the attempts that it consumed.
+"""The part of the store for training runs and their steps: each step is a span, linked to the root spans of the attempts that it consumed.
 
 So a trace view, or `training_steps` in Python, leads from a version of the weights to its data. OpenTelemetry's SDKs and many backends
 keep 128 links per span: further attempts are linked from child spans of the step's.
@@ -7,13 +7,14 @@ keep 128 links per span: further attempts are linked from child spans of the ste
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agl_otel.store.connections import Connected
 from agl_otel.store.figures import TRAINER
 from agl_otel.store.otlp import encodable, unix_nano
-from agl_otel.traces.steps import METRIC, digest_of, span_id_of, trace_id_of
+from agl_otel.traces.steps import METRIC, digest_of, run_span_id_of, span_id_of, trace_id_of
 from agl_otel.types import TrainingRun, TrainingStep, check_id
 from agl_otel_hook import conventions, wire
 
@@ -61,11 +62,27 @@ class Steps(Connected):
         await connection.reader.barrier()
         return await connection.reader.steps(run_id, version="" if version is None else str(version))
 
-    async def training_runs(self, *, limit: int = 100) -> list[TrainingRun]:
-        """Return the training runs with the latest steps, the latest first."""
+    async def record_outcome(self, run_id: str, outcome: str, *, algorithm: str) -> None:
+        """Record how a training run ended (TrainingRun.outcome), or by an empty outcome that it has begun; the latest counts.
+
+        Raises InvalidIdError, UnavailableError if no collector accepts it.
+        """
+        check_id(run_id, "run id")
+        await (await self._open()).writer.write([outcome_request(run_id, outcome, algorithm, time.time_ns())])
+
+    async def training_runs(self, *, limit: int = 100, run_id: str = "") -> list[TrainingRun]:
+        """Return the training runs with the latest steps, the latest first; with `run_id` that one alone."""
         connection = await self._open()
         await connection.reader.barrier()
-        return await connection.reader.runs(limit)
+        return await connection.reader.runs(limit, run_id=run_id)
+
+
+def outcome_request(run_id: str, outcome: str, algorithm: str, now_nano: int) -> bytes:
+    """Serialise a run's outcome as an OTLP request."""
+    ids = {conventions.TRAIN_RUN: run_id, conventions.TRAIN_ALGORITHM: algorithm, conventions.TRAIN_OUTCOME: outcome}
+    trace_id, span_id = (bytes.fromhex(each) for each in (trace_id_of(run_id), run_span_id_of(run_id)))
+    message = wire.message(trace_id, span_id, b"", conventions.SPAN_TRAIN_RUN, INTERNAL, now_nano, now_nano, encodable(ids), [])
+    return _request([wire.field_of(message)])
 
 
 def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[bytes]:

@@ -328,9 +328,10 @@ class TraceReader:
         given = {"trace": trace_id_of(run_id), "version": version}
         return steps_of(run_id, await self.query(named_query("steps"), params={**given, **names_in("steps", STEP_NAMES)}))
 
-    async def runs(self, limit: int) -> list[TrainingRun]:
-        """Return the training runs with the latest steps, the latest first."""
-        rows = await self.query(named_query("runs"), params={"limit": limit, **names_in("runs", STEP_NAMES)})
+    async def runs(self, limit: int, *, run_id: str = "") -> list[TrainingRun]:
+        """Return the training runs with the latest steps, the latest first; with `run_id` that one alone."""
+        given = {"limit": limit, "trace": trace_id_of(run_id) if run_id else ""}
+        rows = await self.query(named_query("runs"), params={**given, **names_in("runs", STEP_NAMES)})
         return [run_of(row) for row in rows]
 
     async def count(self) -> int:

@@ -15,6 +15,8 @@ from agl_otel_hook import conventions
 
 NAMES: Final[Mapping[str, str]] = {
     "step": conventions.SPAN_TRAIN_STEP,
+    "whole": conventions.SPAN_TRAIN_RUN,
+    "outcome": conventions.TRAIN_OUTCOME,
     "evidence": conventions.SPAN_TRAIN_EVIDENCE,
     "run": conventions.TRAIN_RUN,
     "algorithm": conventions.TRAIN_ALGORITHM,
@@ -39,6 +41,11 @@ def trace_id_of(run_id: str) -> str:
 def span_id_of(run_id: str, step: int, place: int = 0) -> str:
     """Return the id of a step's span, 16 hex digits; `place` 1, 2, … are its spans for further links."""
     return _hash(run_id, str(step), str(place), size=8)
+
+
+def run_span_id_of(run_id: str) -> str:
+    """Return the id of a run's own span, 16 hex digits."""
+    return _hash(run_id, size=8)
 
 
 def digest_of(step: TrainingStep) -> str:
@@ -72,6 +79,7 @@ def run_of(row: Mapping[str, Any]) -> TrainingRun:
     return TrainingRun(
         run_id=row["Run"],
         algorithm=row["Algorithm"],
+        outcome=row["Outcome"],
         steps=int(row["Steps"]),
         last_step=int(row["LastStep"]),
         last_version=row["LastVersion"],

@@ -37,10 +37,13 @@ class TrainingStep(Model):
 
 
 class TrainingRun(Model):
-    """A training run, summed up from its steps."""
+    """A training run, summed up from its steps and its outcome."""
 
     run_id: str
     algorithm: str
+    outcome: str = ""
+    """How it ended: `finished`, `interrupted`, or `error: ` and the error. Empty while it runs, if it was killed, and of a run that no
+    job started."""
     steps: int
     last_step: int
     last_version: str

@@ -23,7 +23,7 @@ from agl_otel.spans.history import SpanKey, expand_spans, lengths_of_prompts, wh
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span, TrainingStep
+from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span, TrainingRun, TrainingStep
 from agl_otel.web.curves import Curves
 from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
 
@@ -37,6 +37,7 @@ PAGE_CHARACTERS: Final = 4 << 20
 """Of the messages and tools on a page of a conversation; a call with more is a page by itself."""
 VERDICT_ROLLOUTS: Final = 256
 SQL_ROWS: Final = 1_000
+RUNS: Final = 10_000
 OUTPUT_CHARACTERS: Final = 300
 OUTPUT_BYTES: Final = 16 << 10
 """Bytes of the reply that are read; of a longer one only the beginning is shown."""
@@ -158,6 +159,10 @@ class _RunQuery(Strict):
     run: str
 
 
+class _TrainingQuery(Strict):
+    run: str = ""
+
+
 class _Figures(Strict):
     rollout_ids: list[str] = Field(max_length=FIGURES)
 
@@ -195,6 +200,12 @@ async def _curve(store: Store, request: web.Request) -> Any:
     run = require_found(next(iter(await store.queue.query_runs(params.run)), None), f"run {params.run!r}")
     curve, seconds_old = await request.app[CURVES].of(run)
     return Curve(run=run, by=curve.by, points=curve.points, seconds_old=round(seconds_old, 1))
+
+
+async def _training(store: Store, request: web.Request) -> Any:
+    params = await params_of(request, _TrainingQuery)
+    await store.open()
+    return await store.reader.runs(RUNS, run_id=params.run)
 
 
 async def _steps(store: Store, request: web.Request) -> Any:
@@ -408,6 +419,9 @@ async def _sql(store: Store, request: web.Request) -> Any:
 VIEWS: Final = (
     Route("GET", "/runs", _runs, "Runs, the latest first, with their rollouts by status.", None, list[Run]),
     Route("GET", "/runs/curve", _curve, "Rewards and costs of a run by step.", _RunQuery, Curve),
+    Route(
+        "GET", "/runs/training", _training, "Training runs, the latest first, or one: steps and outcome.", _TrainingQuery, list[TrainingRun]
+    ),
     Route(
         "GET",
         "/runs/steps",

@@ -217,6 +217,7 @@ async def test_an_adopted_rollout_records_its_origin(late_store: LateStore, queu
 
 async def test_steps_of_training_runs_are_not_adopted(late_store: LateStore, queue: LocalQueue) -> None:
     await late_store.store([span(1, 0, age=80, name="agentlightning.train.step"), span(2, 1, age=80, name="agentlightning.train.evidence")])
+    await late_store.store([{**span(3, 0, age=80, name="agentlightning.train.run"), "traceId": f"{2:032x}"}])
     assert (await late_store.run())["adopted"] == 0
     assert not (await queue.client.query_rollouts()).items
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.cli.runs import read_run
+from agl_otel.errors import DataError
 from agl_otel.jobs.job import AgentSpec, DataSpec, Job
 from agl_otel.jobs.run import JobRun
 from agl_otel.queue.client import AttemptUpdate
@@ -87,6 +89,40 @@ def test_a_run_has_rewards_verdicts_tokens_and_a_cost(cli: Cli, two: tuple[str, 
     text = cli.run("show", two[0])
     assert "reward ▁█ 0.25 → 0.75" in text and "succeeded 2" in text
     assert "there is no run 'none': `agl-otel runs ls` lists the runs" in cli.run("show", "none", code=2)
+
+
+async def ended(store: LightningStore, folder: Path, error: BaseException | None = None) -> str:
+    """A job that had enqueued a rollout of its first step, and ended so; the id of its run."""
+    (folder / "agent.py").write_text("def agent(task): ...")
+    (folder / "job.toml").write_text('[agent]\nfunction = "agent.py:agent"\n[data]\ntrain = "tasks.jsonl"\n')
+    run = JobRun(Job.load(folder / "job.toml"), store, folder / uuid.uuid4().hex)
+    with contextlib.suppress(DataError, asyncio.CancelledError):
+        async with run:
+            await store.start_rollout({}, mode="train", metadata={"run": run.run_id, "step": 1})
+            if error is not None:
+                raise error
+    return run.run_id
+
+
+async def test_how_a_job_ended_is_recorded(store: LightningStore, tmp_path: Path) -> None:
+    for error, outcome in ((None, "finished"), (asyncio.CancelledError(), "interrupted"), (DataError("no data"), "error: no data")):
+        (found,) = await store.training_runs(run_id=await ended(store, tmp_path, error))
+        assert (found.algorithm, found.steps, found.last_step, found.outcome) == ("grpo", 0, 0, outcome)
+
+
+@pytest.fixture
+async def failed(store: LightningStore, tmp_path: Path) -> str:
+    return await ended(store, tmp_path, DataError("step 1 has nothing to train on\ngreedy: why"))
+
+
+def test_the_error_of_a_run_is_shown_and_the_step_that_it_did_not_make_is_not(cli: Cli, failed: str) -> None:
+    text = cli.run("show", failed)
+    rows = dict(line.split("│")[1:3] for line in text.splitlines() if line.count("│") == 3)
+    assert {name.strip(): value.strip() for name, value in rows.items()}.items() >= {"steps": "0", "outcome": "error"}.items()
+    assert "error: step 1 has nothing to train on\n    greedy: why\n" in text
+    assert cli.json("show", failed)["outcome"] == "error: step 1 has nothing to train on\ngreedy: why"
+    (line,) = [line for line in cli.run("ls").splitlines() if failed in line]
+    assert [cell for cell in line.split() if cell.isalnum()][:3] == ["grpo", "error", "0"], line
 
 
 def test_a_fall_is_shown_from_the_first_to_the_last_step(cli: Cli, fall: str) -> None:

@@ -74,6 +74,22 @@ async def test_a_version_leads_to_its_step_and_the_step_to_its_attempts(store: L
     assert (run.algorithm, run.steps, run.last_step, run.last_version) == ("grpo", 3, 3, "3")
 
 
+async def test_the_outcome_of_a_run_is_the_latest_and_needs_no_step(store: LightningStore) -> None:
+    async def found(run_id: str) -> list[tuple[str, int, str]]:
+        return [(run.algorithm, run.steps, run.outcome) for run in await store.training_runs(run_id=run_id)]
+
+    without, step = f"sft-{uuid.uuid4().hex[:8]}", a_step([])
+    for outcome in ("interrupted", "", "error: step 1 has nothing to train on"):
+        await store.record_outcome(without, outcome, algorithm="sft")
+        assert await found(without) == [("sft", 0, outcome)]
+    await store.record_step(step)
+    assert await found(step.run_id) == [("grpo", 1, "")]
+    await store.record_outcome(step.run_id, "finished", algorithm="grpo")
+    assert await found(step.run_id) == [("grpo", 1, "finished")]
+    assert await store.training_runs(run_id="another") == [] and await store.training_steps(without) == []
+    assert {without, step.run_id} <= {run.run_id for run in await store.training_runs()}
+
+
 async def test_links_name_the_root_spans_of_attempts_as_viewers_follow_them(store: LightningStore) -> None:
     rooted, bare = await attempted(store), await attempted(store, root=False)
     step = a_step([key(rooted), key(bare), ("ro-unknown", "at-unknown")])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.store.steps import step_requests
+from agl_otel.store.steps import outcome_request, step_requests
 from agl_otel.types import TrainingStep
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.views import VIEWS
@@ -93,6 +93,11 @@ def test_the_steps_of_a_training_say_what_they_lost_and_with_which_code_they_ran
     first, second = web.rest("GET", "/runs/steps", {"run": "grpo-views"}).json
     assert (first["other_code"], second["other_code"]) == ("", "grader grade.py")
     assert (second["step"], second["refused"], second["samples"]) == (2, {"no_reward": 1}, 3) and "no_reward" in second["lost"]
+    outcome = outcome_request("grpo-views", "interrupted", "grpo", 1_790_000_000 * 10**9)
+    assert web.call("POST", "/v1/traces", outcome, OTLP).status == 200
+    (training,) = web.rest("GET", "/runs/training", {"run": "grpo-views"}).json
+    assert (training["steps"], training["last_step"], training["outcome"]) == (2, 2, "interrupted")
+    assert training in web.rest("GET", "/runs/training").json and not web.rest("GET", "/runs/training", {"run": "none"}).json
 
 
 def test_rollouts_have_figures(web: Web, begun: dict[str, Any]) -> None:

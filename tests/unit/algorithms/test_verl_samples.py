@@ -170,7 +170,7 @@ def test_the_error_without_any_sample_names_the_reasons() -> None:
     message = all_refused(to_samples(built, Rules())[1], "the validation after step 0")
     assert message is not None
     assert message.startswith("the validation after step 0 has no sample: of 2 rollouts, refused no_reward 1, not_succeeded 1\n")
-    assert message.endswith("\n  what failed: 1 × failed")
+    assert message.endswith("\nwhat failed: 1 × failed")
     assert all_refused(Counts(), "step 1") is None
 
 
@@ -179,10 +179,10 @@ def test_the_error_without_any_sample_has_each_remedy_and_what_model_servers_ans
     built = replace(TracesBuilder().build(LEFT), call_errors=Counter({"HTTP 400: stop is not supported": 1}))
     assert without_samples("step 1 has nothing to train on", 4, refused, differing, failures_in(built)).split("\n") == [
         "step 1 has nothing to train on: of 4 rollouts, refused sampling_differs 3, not_finished 2, incomplete_reply 1",
-        f"  incomplete_reply: {CALL_REFUSALS['incomplete_reply']}. Remedy: {REFUSED['incomplete_reply']}",
-        "  sampling_differs: sampled from another distribution than the trainer evaluates, by top_p 3. Remedy: let the agent leave these "
+        f"incomplete_reply: {CALL_REFUSALS['incomplete_reply']}. Remedy: {REFUSED['incomplete_reply']}",
+        "sampling_differs: sampled from another distribution than the trainer evaluates, by top_p 3. Remedy: let the agent leave these "
         'fields out, or let GRPO replace them: sampling_policy = "enforce" (docs/training.md)',
-        "  what failed: 1 × model call: HTTP 400: stop is not supported",
+        "what failed: 1 × model call: HTTP 400: stop is not supported",
     ]
 
 

@@ -7,6 +7,7 @@ export type Run = {
   run_id: string; rollouts: number; by_status: Partial<Record<Status, number>>; by_mode: Record<string, number>;
   attempts: number; start_time: number; end_time: number | null; last_step: number | null;
 };
+export type Training = { run_id: string; algorithm: string; outcome: string; steps: number; last_step: number; last_version: string; start_time: number; end_time: number };
 export type CurvePoint = {
   step: number; mode: string; rollouts: number; ended: number; rewarded: number; reward_mean: number | null; reward_std: number | null;
   reward_min: number | null; reward_max: number | null; spans: number; errors: number; prompt_tokens: number; response_tokens: number;

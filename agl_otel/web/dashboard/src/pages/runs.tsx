@@ -2,7 +2,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useNavigate, useSearchParams } from "react-router";
-import { get, type Curve, type CurvePoint, type Run as RunType, type StepLosses, type Verdicts } from "../api";
+import { get, type Curve, type CurvePoint, type Run as RunType, type StepLosses, type Training, type Verdicts } from "../api";
 import { Badge, Bars, Empty, Head, Problem, Stat, STATUS_ORDER, Tabs, useNow } from "../parts/common";
 import { Chart, type Series } from "../parts/chart";
 import { Table, type Column } from "../parts/table";
@@ -21,6 +21,8 @@ export function Runs() {
   const now = useNow(5000);
   const go = useNavigate();
   const { data, error } = useQuery({ queryKey: ["runs"], queryFn: ({ signal }) => get<RunType[]>("/runs", {}, signal), refetchInterval: refreshMs || false });
+  const training = useQuery({ queryKey: ["training"], queryFn: ({ signal }) => get<Training[]>("/runs/training", {}, signal), refetchInterval: refreshMs ? refreshMs * 4 : false });
+  const trained = useMemo(() => new Map((training.data ?? []).map((each) => [each.run_id, each])), [training.data]);
   const [wanted, want] = useState("");
   const runs = useMemo(() => (data ?? []).filter((run) => run.run_id.toLowerCase().includes(wanted.toLowerCase())), [data, wanted]);
   const columns: Column<RunType>[] = [
@@ -30,7 +32,8 @@ export function Runs() {
     { key: "reward", title: "Reward", width: "minmax(112px, 0.6fr)", right: true, cell: (run) => <RunReward run={run} /> },
     { key: "ended", title: "Ended", width: "66px", right: true, wide: true, cell: (run) => `${Math.floor((100 * ended(run)) / Math.max(run.rollouts, 1))} %` },
     { key: "failed", title: "Failed", width: "66px", right: true, wide: true, cell: (run) => <span className={run.by_status.failed ? "bad" : "dim"}>{number(run.by_status.failed ?? 0)}</span> },
-    { key: "step", title: "Last step", width: "80px", right: true, wide: true, cell: (run) => run.last_step ?? "–" },
+    { key: "step", title: "Steps", width: "66px", right: true, wide: true, cell: (run) => trained.get(run.run_id)?.steps ?? run.last_step ?? "–" },
+    { key: "outcome", title: "Outcome", width: "90px", wide: true, cell: (run) => <Outcome of={trained.get(run.run_id)} /> },
     { key: "modes", title: "Modes", width: "minmax(120px, 1fr)", wide: true, cell: (run) => <span className="dim">{Object.entries(run.by_mode).map(([mode, count]) => `${mode || "none"} ${short(count)}`).join(" · ")}</span> },
     { key: "start", title: "Began", width: "100px", wide: true, cell: (run) => <span title={when(run.start_time)}>{ago(run.start_time, now)}</span> },
   ];
@@ -39,13 +42,19 @@ export function Runs() {
       <Head title="Runs">
         <input type="search" placeholder="Search runs" aria-label="Search runs" value={wanted} onChange={(event) => want(event.target.value)} />
       </Head>
-      <Problem error={error} />
+      <Problem error={error ?? training.error} />
       {data && (
         <Table label="Runs" columns={columns} count={runs.length} row={(index) => runs[index]} onOpen={(run) => void go(open(run.run_id))} rowHeight={38}
           empty={<Empty>No runs yet. A run is what a rollout's metadata names as <code>run</code>, else the set of resources it runs with.</Empty>} />
       )}
     </>
   );
+}
+
+// How a training run ended, in a word.
+function Outcome({ of }: { of: Training | undefined }) {
+  const word = of?.outcome.split(":")[0] ?? "";
+  return <span className={word === "error" ? "bad" : "dim"} title={visible(of?.outcome ?? "")}>{word}</span>;
 }
 
 const rewardsOf = (points: CurvePoint[]) => {
@@ -82,6 +91,8 @@ export function Run() {
   const curve = useQuery({ queryKey: ["curve", run], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run }, signal), refetchInterval: refreshMs || false });
   const verdicts = useQuery({ queryKey: ["verdicts", run], queryFn: ({ signal }) => get<Verdicts>("/runs/verdicts", { run }, signal), refetchInterval: refreshMs ? refreshMs * 2 : false });
   const steps = useQuery({ queryKey: ["steps", run], queryFn: ({ signal }) => get<StepLosses[]>("/runs/steps", { run }, signal), refetchInterval: refreshMs ? refreshMs * 4 : false });
+  const training = useQuery({ queryKey: ["training", run], queryFn: ({ signal }) => get<Training[]>("/runs/training", { run }, signal), enabled: !!run, refetchInterval: refreshMs ? refreshMs * 4 : false });
+  const trained = training.data?.[0];
   const points = curve.data?.points ?? [];
   const about = curve.data?.run;
   const sum = (read: (point: CurvePoint) => number) => points.reduce((total, point) => total + read(point), 0);
@@ -99,13 +110,15 @@ export function Run() {
       <Head trail={<Link to="/runs">Runs</Link>} title={<span> / {run ? visible(run) : "without a run"}</span>}>
         <Link className="button" to={`/rollouts?run=${encodeURIComponent(run)}`}>Rollouts of this run</Link>
       </Head>
-      <Problem error={curve.error ?? verdicts.error ?? steps.error} />
+      <Problem error={curve.error ?? verdicts.error ?? steps.error ?? training.error} />
       <div className="scroll">
+        {trained && trained.outcome.startsWith("error") && <p className="problem" role="alert">The run ended with an {visible(trained.outcome)}</p>}
         {about && (
           <div className="stats">
             <Stat name="Rollouts" sub={`${number(ended(about))} ended, ${number(about.attempts)} attempts`}>{number(about.rollouts)}</Stat>
             <Stat name="Reward, last step" sub={last ? `± ${figure(last.reward_std)}, ${last.mode || "no mode"}` : undefined}>{figure(last?.reward_mean)}</Stat>
-            <Stat name="Last step" sub={curve.data?.by === "order" ? "rollouts name no steps" : undefined}>{about.last_step ?? points.at(-1)?.step ?? "–"}</Stat>
+            <Stat name="Steps" sub={trained ? trained.outcome.split(":")[0] || undefined : curve.data?.by === "order" ? "rollouts name no steps" : undefined}>
+              {trained?.steps ?? about.last_step ?? "–"}</Stat>
             <Stat name="Tokens" sub={`${short(sum((p) => p.prompt_tokens))} read, ${short(sum((p) => p.response_tokens))} written`}>{short(sum((p) => p.prompt_tokens + p.response_tokens))}</Stat>
             {(promptPrice !== null || responsePrice !== null) && <Stat name="Cost" sub="at the prices of /settings">
               {figure((sum((p) => p.prompt_tokens) * (promptPrice ?? 0) + sum((p) => p.response_tokens) * (responsePrice ?? 0)) / 1e6)}</Stat>}
