@@ -150,20 +150,20 @@ class _Demo:
         training = self.training
         await training.publish_policy()
         show("[bold]3.[/] The agent before training, unmodified, as a command under opentelemetry-instrument:")
-        await self._commands()
+        await self._commands(step=0)
         async with training.runners(mode=None):
             before = self._scored("before", await self._waiting(training.validate_before()))
             show("[bold]4.[/] GRPO trains it from its traces:")
             report = await self._train()
             after = self._scored("after", await self._waiting(training.validate_after(len(report.steps))))
         show("[bold]5.[/] The unmodified command once more:")
-        await self._commands()
+        await self._commands(step=len(report.steps))
         return await self._result(before, report, after)
 
-    async def _commands(self) -> None:
+    async def _commands(self, *, step: int) -> None:
         tasks = self.tasks[:SHOWN_TASKS]
         async with self.training.runners(command=True, mode="test"):
-            done = await self.training.evaluate(tasks, mode="test", run_id=self.training.run.run_id)
+            done = await self.training.evaluate(tasks, mode="test", run_id=self.training.run.run_id, step=step)
         self._count(done)
         for task, reward in zip(tasks, done.rewards, strict=True):
             mark = "[green]✓[/]" if reward == 1 else "[red]✗[/]"

@@ -22,7 +22,7 @@ REWARDS: Final = ("reward", "val_reward")
 """Metrics of every run with rewards, by step.
 
 The score of the ended rollouts, as everywhere (types/scores.py): a missing reward counts as 0. val_reward is that of mode val, by the step
-whose weights were validated (0: before the training), reward that of all other modes.
+whose weights were validated (0: before the training), reward that of all other modes, without `test` where there are others.
 """
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDEST: Final = 60  # characters of a sparkline
@@ -74,10 +74,12 @@ class RunReport:
     def series(self) -> dict[str, dict[int, float]]:
         """Return {metric: {step: value}}: REWARDS, tokens, and the metrics that the algorithm recorded for its steps."""
         found: dict[str, dict[int, float]] = {name: {} for name in REWARDS}
-        for name, validates in zip(REWARDS, (False, True), strict=True):
+        modes = {point.mode for point in self.curve.points} - {"val"}
+        rewarded = modes - {"test"} or modes
+        for name, of_modes in zip(REWARDS, (rewarded, {"val"}), strict=True):
             of_step: dict[int, list[CurvePoint]] = {}
             for point in self.curve.points:
-                if (point.mode == "val") == validates and (point.ended if validates else point.rewarded):
+                if point.mode in of_modes and (point.ended if point.mode == "val" else point.rewarded):
                     of_step.setdefault(point.step, []).append(point)
             for step, points in of_step.items():
                 found[name][step] = Score.joined(point.score for point in points).mean

@@ -38,6 +38,13 @@ def test_rewards_are_means_over_rollouts_separate_for_validation() -> None:
     assert (found.totals()["last_reward"], found.totals()["prompt_tokens"], found.totals()["errors"]) == (0.75, 400, 4)
 
 
+def test_tries_are_no_part_of_a_steps_reward() -> None:
+    """As of the demo, which runs its agent before and after the training as a command, too."""
+    points = [point(0, "test", 1.0), point(1, "train", 0.25), point(1, "test", 1.0), point(2, "test", 0.75)]
+    assert report(points=points).series()["reward"] == {1: 0.25}
+    assert report(points=[point(1, "test", 0.75)]).series()["reward"] == {1: 0.75}
+
+
 def test_a_validation_rollout_without_reward_counts_as_0_as_in_a_jobs_score() -> None:
     """41 right of 128, of which 100 have a reward; in two points of one step."""
     points = [point(0, "val", 40 / 120).model_copy(update={"ended": 120, "rewarded": 98}),
