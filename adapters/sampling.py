@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.types.columns import CallColumns, Ragged
-from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract, in_words
+from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract
 from agl_otel_hook import conventions
 
 TOLERANCE: Final = 1e-6
@@ -101,9 +101,10 @@ def sampling_notes(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> li
     return _contract_of(attributes).notes(told)
 
 
-def own_sampling_of(attributes: Mapping[str, Any]) -> list[str]:
-    """Describe the sampling parameters that the agent set itself."""
-    return in_words(_contract_of(attributes).own())
+def own_temperature_of(attributes: Mapping[str, Any]) -> float | None:
+    """Return the temperature that the agent set itself; None if it set none."""
+    value = _contract_of(attributes).own().get("temperature")
+    return float(value) if isinstance(value, int | float) else None
 
 
 def several_choices_warning(several: int, calls: int, *, told: bool = False) -> str:

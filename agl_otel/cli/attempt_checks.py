@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters import remedies
-from agl_otel.adapters.sampling import Assumed, own_sampling_of, several_choices_warning
+from agl_otel.adapters.sampling import Assumed, own_temperature_of, several_choices_warning
 from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, final_reward, to_trajectories
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
@@ -24,7 +24,7 @@ from agl_otel.spans.calls import UPSTREAM, error_of_call
 from agl_otel.text import printable
 from agl_otel.types import Span
 from agl_otel.types.columns import CallColumns
-from agl_otel.types.sampling import LIMITS, SHAPES
+from agl_otel.types.sampling import LEAST_TEMPERATURE, LIMITS, SHAPES
 from agl_otel_hook import conventions
 
 AFTER_COMMAND: Final = ("hook", "calls", "spans", "ids", "logprobs", "reward", "stored", "trajectories", "refused")
@@ -225,18 +225,21 @@ def _defects(once: FinishedAttempt, *, log_probs: bool) -> list[str]:
 
 
 def _sampling(once: FinishedAttempt) -> Finding | None:
-    """Advise on sampling parameters, which matter to training alone. The attempt's resources set none, so the agent set those of calls."""
-    what, total = "it leaves temperature and top_p to training", once.traces.calls.count
+    """Advise on a temperature, which matters to training alone; what else an agent sets, and a temperature of 0, training refuses."""
+    what, total = "it leaves the temperature to training", once.traces.calls.count
     requests = [span for span in _proxied(once) if not span.attributes.get(conventions.LLM_CHOICE)]
-    calls = [own for span in requests if (own := own_sampling_of(span.attributes))]
-    if not calls:
-        return good(what, "no model call sets them") if total else None
-    parameters = ", ".join(dict.fromkeys(name for own in calls for name in own))
+    found = [own for span in requests if (own := own_temperature_of(span.attributes)) is not None and own >= LEAST_TEMPERATURE]
+    if not found:
+        return good(what, "no model call sets it") if total else None
+    values = ", ".join(f"{value:g}" for value in dict.fromkeys(found))
+    detail = f"{len(found)} of {_counted(total, 'call')} set{'s' if len(found) == 1 else ''} temperature {values}"
+    if set(found) == {1.0}:
+        return good(what, f"{detail}, the default of a run")
     remedy = (
-        "the agent's values override those of a training run, whose log-probs then belong to another distribution: leave them out of the "
-        "requests during training, or train with the same values"
+        "GRPO scores such calls at their own temperature, verl refuses them. To sample at the run's, leave it out, or let GRPO replace it: "
+        'sampling_policy = "enforce" (docs/training.md#sampling)'
     )
-    return advice(what, f"{len(calls)} of {_counted(total, 'call')} set {parameters}", remedy)
+    return advice(what, detail, remedy)
 
 
 def _choices(once: FinishedAttempt) -> Finding | None:

@@ -13,6 +13,7 @@ from agl_otel.cli.findings import Finding, wrong
 from agl_otel.cli.once import FinishedAttempt
 from agl_otel.runner.injection import install_line
 from agl_otel.types import AttemptedRollout, AttemptLedger, AttemptStatus, LedgerReach, ProcessRecord, Span, VerdictKind
+from agl_otel.types.sampling import Contract
 from agl_otel_hook import conventions
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 from tests.unit.adapters.spans import proxy_call, span
@@ -63,6 +64,14 @@ def ended(
 
 def ledger(reach: LedgerReach, command: str, *processes: str) -> AttemptLedger:
     return AttemptLedger(reach=reach, command=command, processes=[ProcessRecord(pid=1, command=each, marker="m") for each in processes])
+
+
+def asking(own: dict[str, float]) -> FinishedAttempt:
+    """An attempt whose only call was asked for by the agent with parameters of its own."""
+    contract = Contract.of(own, {}, "temperature, top_p")
+    found = once(CallRow(temperature=own.get("temperature", 1.0), top_p=own.get("top_p", 1.0)))
+    call = found.spans[0].model_copy(update={"attributes": {**found.spans[0].attributes, conventions.LLM_SAMPLING: contract.dumps()}})
+    return replace(found, spans=[call, OWN])
 
 
 NO_CALLS = once(verdict="empty", given=None, spans=[])
@@ -233,6 +242,12 @@ ADVICE = {
         "its agents have names: 1 of 1 call has none",
         "agent_match cannot tell them: give each agent a name, as in Agent(name=…)",
     ),
+    "a temperature of the agent's own": (
+        asking({"temperature": 0.2}),
+        "it leaves the temperature to training: 1 of 1 call sets temperature 0.2",
+        "GRPO scores such calls at their own temperature, verl refuses them. To sample at the run's, leave it out, or let GRPO replace it: "
+        'sampling_policy = "enforce" (docs/training.md#sampling)',
+    ),
     "a last call that failed, and the agent went on": (
         once(CallRow(), CallRow(call=2, incomplete="upstream_error")),
         "the model answers its calls: 1 of 2: upstream_error",
@@ -257,6 +272,17 @@ def test_what_does_not_prevent_training_is_advice(case: str) -> None:
 def test_a_good_attempt_is_good_in_all() -> None:
     found = examine(ended(once(CallRow()), ledger=ledger("hooked", "python", "python agent.py")))
     assert {each.state for each in found} == {"good"} and len(found) >= len(CHECKS) - 3
+
+
+def test_the_temperature_of_a_run_and_what_training_refuses_anyway_are_no_advice_of_their_own() -> None:
+    def told(**own: float) -> tuple[tuple[str, str], tuple[str, str]]:
+        found = details(asking(own))
+        return found["it leaves the temperature to training"], found["training takes its calls"]
+
+    assert told() == (("good", "no model call sets it"), ("good", "all"))
+    assert told(temperature=1) == (("good", "1 of 1 call sets temperature 1, the default of a run"), ("good", "all"))
+    assert told(top_p=0.9) == (("good", "no model call sets it"), ("wrong", "none"))
+    assert told(temperature=0)[1] == ("wrong", "none") and told(temperature=0)[0][0] == "good"
 
 
 def test_the_exception_is_first_and_whole_and_its_traceback_below() -> None:
