@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Self
 
 import numpy as np
@@ -157,6 +157,16 @@ class TrainingReport:
             failures = failures_in(traces)
             _log.warning("%s", without_sample_warning(step, report.rollouts, report.rollouts_without_sample, report.losses, failures))
         return report
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The step as a line of metrics.jsonl: all fields, and `figures`."""
+        return {**self.figures, **asdict(self)}
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read what `row` has returned."""
+        return cls(**{each.name: row[each.name] for each in fields(cls) if each.name in row})
 
     @property
     def seconds(self) -> float:

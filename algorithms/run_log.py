@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -241,7 +240,7 @@ def training_step(report: Any, log: RunLog, *, resources_id: str) -> TrainingSte
         refused=sum(report.refused.values()),
         start_time=report.started_at,
         end_time=report.ended_at,
-        metrics=flat({name: value for name, value in {**report.figures, **asdict(report)}.items() if name not in _NO_METRICS}),
+        metrics=flat({name: value for name, value in report.row.items() if name not in _NO_METRICS}),
         attempts=[(rollout_id, attempt_id) for rollout_id, attempt_id in report.attempts],
     )
 

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -81,7 +81,7 @@ class Progress:
             return self.model_dir
         state: State = await self.in_worker(self._checkpoints.load, place, self.run.run_id, self.model, self.optimizer)
         self.serving.resume(state.version, folder)
-        self.reports += [StepReport(**row) for row in self.run.metrics(state.step)]
+        self.reports += [StepReport.of_row(row) for row in self.run.metrics(state.step)]
         self.order.restore(state.tasks)
         self.shuffle.setstate(as_random_state(state.shuffle))
         self.in_flight.repeat({step: takes for step, takes in taken.items() if step > state.step})
@@ -102,7 +102,7 @@ class Progress:
         """Keep a step: its line, then its checkpoint, where one is due. A line after the last checkpoint is removed on resuming."""
         if self.run is None:
             return
-        self.run.metric(asdict(report))
+        self.run.metric(report.row)
         self._checkpoints.raise_failed()
         if is_last or self._validates(report.step) or self._is_due(report.step):
             await self._save()

@@ -149,7 +149,7 @@ class SFT(SFTOptions, Algorithm):
                         break
                     self.reports.append(report)
                     if self._run is not None:
-                        self._run.metric(asdict(report))
+                        self._run.metric(report.row)
                     await self._log.note(self._training_step(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
@@ -176,7 +176,7 @@ class SFT(SFTOptions, Algorithm):
         if self._run is not None:
             await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
             await asyncio.to_thread(_forget_weights_beyond, self._run.folder, len(rows))
-        self.reports += [RoundReport(**row) for row in rows]
+        self.reports += [RoundReport.of_row(row) for row in rows]
         for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
             next(order)
         self._first = self._weights = await asyncio.to_thread(self._save_initial)

@@ -91,8 +91,10 @@ def test_the_stacks_metrics_are_those_of_grpo() -> None:
         "attempts": [], "started_at": 0.0, "ended_at": 0.0, "digest": "",
         "zero_variance_groups": 0, "resampled": 0, "carried": 0, "oldest": 0, "gradient_norm": 0.0, "max_ratio_error": 0.0, "kl": 0.0,
     }  # fmt: skip
-    found = stack_figures(step_figures(COUNTS, update()), 3)
-    assert set(found) == set(StepReport(**needed).figures)
+    found, report = stack_figures(step_figures(COUNTS, update()), 3), StepReport(**needed)
+    assert set(found) == set(report.figures)
+    assert {name for name in found if name.endswith("_share")} < set(report.row), "in metrics.jsonl, too"
+    assert StepReport.of_row(report.row) == report
     assert (found["step"], found["refused"]) == (3, 3)
 
 
