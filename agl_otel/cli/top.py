@@ -139,8 +139,10 @@ def screen(now: Reading, before: Reading | None) -> RenderableType:
     ]
     parts += [Text(plain(f"{service} {why}", 400), "bold red") for service, why in sorted(now.down.items())]
     parts += [_collector(each) for each in now.collectors] or [Text("no collector has registered", "yellow")]
-    shown = now.workers[:WORKERS]
-    parts.append(table_of(f"workers ({counts['total_workers']:,})", _WORKER, [_worker(each) for each in shown]))
+    there = [each for each in now.workers[:WORKERS] if not _is_gone(each)]
+    gone = counts["total_workers"] - len(there) if len(there) < len(now.workers) else 0
+    title = f"workers ({counts['total_workers']:,}" + (f", {gone:,} of them gone: `agl-otel workers ls`)" if gone else ")")
+    parts.append(table_of(title, _WORKER, [_worker(each) for each in there]))
     if now.ended:
         rows = [(each.rollout_id, each.status, clock(each.end_time), each.mode, each.input) for each in now.ended]
         parts.append(table_of("ended last", ("rollout", "status", "at", "mode", "input"), rows))
@@ -155,12 +157,16 @@ def per_second(value: float | None) -> str:
 _WORKER: Final = ("worker", "status", "runs", "cpu %", "memory %", "heard", "rollout")
 
 
+def _is_gone(worker: Worker) -> bool:
+    return time.time() - (worker.last_heartbeat_time or math.inf) > UNRESPONSIVE_SECONDS
+
+
 def _worker(worker: Worker) -> tuple[object, ...]:
     stats = worker.heartbeat_stats or {}
     places = f"{stats['running']} of {stats['concurrency']}" if {"running", "concurrency"} <= stats.keys() else None
     return (
         worker.worker_id,
-        "gone" if time.time() - (worker.last_heartbeat_time or math.inf) > UNRESPONSIVE_SECONDS else worker.status,
+        worker.status,
         places,
         stats.get("cpu_usage_pct"),
         stats.get("mem_pct"),

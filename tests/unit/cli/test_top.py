@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import time
 from typing import Any
@@ -56,10 +57,13 @@ def test_agents_and_workers_cannot_control_the_terminal() -> None:
     assert "\x1b" not in text and "1 of 8" in text and "red[bold]" in text
 
 
-def test_a_worker_that_is_not_heard_of_any_more_is_gone() -> None:
-    ended, beats = (Worker(worker_id=name, status="idle", last_heartbeat_time=time.time() - age) for name, age in (("w-1", 90), ("w-2", 5)))
-    words = shown(reading(1.0, workers=[ended, beats]), None).replace("│", " ").split()
-    assert {name: words[words.index(name) + 1] for name in ("w-1", "w-2")} == {"w-1": "gone", "w-2": "idle"}
+def test_workers_that_are_not_heard_of_any_more_are_counted_and_not_listed() -> None:
+    ended, beats = (Worker(worker_id=name, status="busy", last_heartbeat_time=time.time() - age) for name, age in (("w-1", 90), ("w-2", 5)))
+    now = reading(1.0, workers=[beats, ended])
+    now = dataclasses.replace(now, statistics={**now.statistics, "total_workers": 20})
+    text = shown(now, None)
+    assert "workers (20, 19 of them gone: `agl-otel workers ls`)" in text and "w-2" in text and "w-1" not in text
+    assert "workers (1)" in shown(reading(1.0, workers=[beats]), None)
 
 
 def test_an_unresponsive_collector_is_named() -> None:
