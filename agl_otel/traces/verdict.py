@@ -75,6 +75,12 @@ class AttemptFacts:
     """Markers in the baggage of stored model calls."""
 
 
+UNCOUNTED: Final = (
+    "of a process without the hook, or of a tracer provider that is not the global one (set it by "
+    "opentelemetry.trace.set_tracer_provider). Whether others are missing is unknown"
+)
+
+
 @dataclass(slots=True)
 class _Findings:
     missing: int = 0
@@ -106,9 +112,8 @@ def decide(facts: AttemptFacts) -> Verdict:
         _judge_calls(_name(facts, marker), seen, found, before)
     if (uncounted := facts.unmarked - facts.unmarked_annotations) and facts.markers:
         orphans = f" ({facts.orphans} of them with a parent that never arrived)" if facts.orphans else ""
-        found.notes.append(
-            f"{_spans(uncounted, verb=False)} of processes that are not counted{orphans}: whether others are missing is unknown"
-        )
+        is_, they = ("is", "it is") if uncounted == 1 else ("are", "they are")
+        found.notes.append(f"{_spans(uncounted, verb=False)} {is_} not counted{orphans}: {they} {UNCOUNTED}")
     kind = _kind(facts, found.reasons)
     alarm = facts.hooked and kind == "unproven"
     if alarm:

@@ -317,7 +317,7 @@ async def test_a_verdict_knows_late_spans_callers_orphans_and_last_seals(engine:
         verdict = traces.verdicts["ro-1", "at-1"] if traces else (await reader.figures([known]))[0].verdict
         assert [reason.split(",")[0] for reason in verdict.reasons] == ["process m made model calls"]
         (note,) = verdict.notes
-        assert note.startswith("2 spans of processes that are not counted (1 of them with a parent that never arrived)")
+        assert note.startswith("2 spans are not counted (1 of them with a parent that never arrived)")
 
 
 async def test_a_seal_span_without_a_count_is_not_a_seal(engine: TraceStore, reader: TraceReader) -> None:

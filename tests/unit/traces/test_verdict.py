@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.traces.verdict import ALARM, CLOCKS_SECONDS, NOT_HANDED_IN, NOT_LOADED, NOT_SEEN, AttemptFacts, MarkerFacts, decide
+from agl_otel.traces.verdict import ALARM, CLOCKS_SECONDS, NOT_HANDED_IN, NOT_LOADED, NOT_SEEN, UNCOUNTED, AttemptFacts, MarkerFacts, decide
 from agl_otel.types import Answered, AttemptLedger, ProcessRecord
 
 
@@ -145,11 +145,11 @@ WHOLE: dict[str, tuple[AttemptFacts, str]] = {
     "a ledger goes before seals, which count late spans too": (seen(ledger(process(2, 2)), p=MarkerFacts(spans=2, seal=5)), ""),
     "a parent that never arrived, without a marker": (
         replace(seen(ledger(process(1, 1)), p=MarkerFacts(spans=1)), unmarked=2, orphans=1),
-        "2 spans of processes that are not counted (1 of them with a parent that never arrived): whether others are missing is unknown",
+        f"2 spans are not counted (1 of them with a parent that never arrived): they are {UNCOUNTED}",
     ),
     "a child that exports without the hook": (
         replace(seen(ledger(process(1, 1)), p=MarkerFacts(spans=1)), unmarked=3, unmarked_annotations=2),
-        "1 span of processes that are not counted: whether others are missing is unknown",
+        f"1 span is not counted: it is {UNCOUNTED}",
     ),
     "a command that cannot be hooked, with all its calls": (
         seen(ledger(reach="unhooked"), hooked=False, base=facts({"x": 2}), x=CALLS),
