@@ -34,6 +34,8 @@ if __name__ == "__main__":
             "the compiled core was not built, because there is no cargo on the PATH: install Rust (https://rustup.rs) and try again; "
             "without the core the collector does the same in Python"
         )
+    if subprocess.run(["cargo", "--version"], capture_output=True, check=False).returncode:  # rustup's, without a toolchain
+        sys.exit("the compiled core was not built, because cargo does not run (try `rustup default stable`, and `cargo --version`)")
     try:
         build_core(Path(__file__).parent)
     except (OSError, subprocess.CalledProcessError) as error:
