@@ -19,6 +19,7 @@ from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, final_reward, to_trajectories
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
 from agl_otel.cli.once import FinishedAttempt
+from agl_otel.cli.output import counted
 from agl_otel.runner.injection import install_line
 from agl_otel.spans.calls import UPSTREAM, error_of_call
 from agl_otel.text import printable
@@ -157,12 +158,12 @@ def _hook(once: FinishedAttempt) -> Finding | None:
 def _calls(once: FinishedAttempt) -> Finding:
     what, calls = "its model calls pass through the proxy", _proxied(once)
     if calls:
-        return good(what, _counted(_calls_in(calls), "call"))
+        return good(what, counted(_calls_in(calls), "call"))
     remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
     detail = "none"
     if others := [span for span in _own(once) if "gen_ai.request.model" in span.attributes or "llm.model_name" in span.attributes]:
         hosts = sorted({host for span in _own(once) if (host := _host(span))})
-        detail = f"none; its own spans show {_counted(len(others), 'call')}{' to ' + ', '.join(hosts) if hosts else ''}"
+        detail = f"none; its own spans show {counted(len(others), 'call')}{' to ' + ', '.join(hosts) if hosts else ''}"
         remedy = f"its code names the model's address: {remedy}"
     if "dspy" in once.packages:
         remedy = f"{remedy}. {DSPY}"
@@ -177,7 +178,7 @@ def _host(span: Span) -> str:
 def _spans(once: FinishedAttempt) -> Finding | None:
     what, own, ledger = "its own spans arrive, with ids and marker", _own(once), once.rollout.attempt.ledger
     if own:
-        return good(what, _counted(len(own), "span"))
+        return good(what, counted(len(own), "span"))
     if ledger is not None and ledger.reach != "hooked":
         return None
     remedy = (
@@ -196,7 +197,7 @@ def _provider(once: FinishedAttempt) -> Finding | None:
 def _ids(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
     what, with_ids = "token ids come with them", _calls_with(calls, calls.response.lengths > 0)
-    detail = f"{with_ids} of {_counted(calls.count, 'call')}"
+    detail = f"{with_ids} of {counted(calls.count, 'call')}"
     if with_ids == calls.count > 0:
         return good(what, detail)
     remedy = (
@@ -210,7 +211,7 @@ def _logprobs(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
     what = "and log-probs"
     right = _calls_with(calls, (calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0))
-    detail = f"{right} of {_counted(calls.count, 'call')}"
+    detail = f"{right} of {counted(calls.count, 'call')}"
     if right == calls.count > 0:
         return good(what, detail)
     remedy = (
@@ -232,7 +233,7 @@ def _sampling(once: FinishedAttempt) -> Finding | None:
     if not found:
         return good(what, "no model call sets it") if total else None
     values = ", ".join(f"{value:g}" for value in dict.fromkeys(found))
-    detail = f"{len(found)} of {_counted(total, 'call')} set{'s' if len(found) == 1 else ''} temperature {values}"
+    detail = f"{len(found)} of {counted(total, 'call')} set{'s' if len(found) == 1 else ''} temperature {values}"
     if set(found) == {1.0}:
         return good(what, f"{detail}, the default of a run")
     remedy = (
@@ -281,11 +282,11 @@ def _trajectories(once: FinishedAttempt) -> Finding | None:
     what, calls = "its calls make one trajectory", once.traces.calls.count
     batch = to_trajectories(replace(once.traces, rewards={}), take=("complete", "unproven", "incomplete"), fill_reward=0.0)
     if len(batch) < 2:
-        return good(what, _counted(calls, "call")) if len(batch) else None
+        return good(what, counted(calls, "call")) if len(batch) else None
     why = sorted(batch.breaks.items())
     reasons = [f"{count} × {reason}: {SPLIT_REASONS[reason]}" for reason, count in why]
     remedy = "; ".join(dict.fromkeys(remedies.SPLIT[reason] for reason, _ in why))
-    return advice(what, f"{_counted(calls, 'call')} make {len(batch)}, each with the attempt's reward", remedy, reasons)
+    return advice(what, f"{counted(calls, 'call')} make {len(batch)}, each with the attempt's reward", remedy, reasons)
 
 
 def _agents(once: FinishedAttempt) -> Finding | None:
@@ -293,7 +294,7 @@ def _agents(once: FinishedAttempt) -> Finding | None:
     empty = [span for span in _own(once) if span.attributes.get("gen_ai.agent.name") == ""]
     if not empty and not (names[""] and len(names) > 1):
         return None
-    detail = f"{names['']} of {_counted(len(once.traces.calls), 'call')} {'has' if names[''] == 1 else 'have'} none"
+    detail = f"{names['']} of {counted(len(once.traces.calls), 'call')} {'has' if names[''] == 1 else 'have'} none"
     return advice(what, detail, "agent_match cannot tell them: give each agent a name, as in Agent(name=…)")
 
 
@@ -310,7 +311,7 @@ def _refused(once: FinishedAttempt) -> Finding | None:
     remedy = "; ".join(dict.fromkeys(remedies.REFUSED[name] for name, _ in why))
     if not len(batch):
         return wrong(what, "none", remedy, reasons)
-    return advice(what, f"{int(batch.calls.sum())} of {_counted(once.traces.calls.count, 'call')}", remedy, reasons)
+    return advice(what, f"{int(batch.calls.sum())} of {counted(once.traces.calls.count, 'call')}", remedy, reasons)
 
 
 def _key(once: FinishedAttempt) -> tuple[str, str]:
@@ -339,10 +340,6 @@ def _calls_with(calls: CallColumns, right: NDArray[np.bool_]) -> int:
     """Count the calls all of whose choices are `right`."""
     call = np.cumsum(~calls.further_choice) - 1
     return int((np.bincount(call[~right], minlength=calls.count) == 0).sum())
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 CHECKS: Final[Sequence[Check[FinishedAttempt]]] = (

@@ -21,6 +21,7 @@ from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Rea
 from agl_otel.adapters.remedies import REFUSED
 from agl_otel.adapters.sampling import several_choices_warning
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.output import counted
 from agl_otel.cli.queue import must_exist, rollouts_of
 from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout, writing_rows
 from agl_otel.cli.training_steps import run_id_of
@@ -275,7 +276,8 @@ def _pin(path: Path | None) -> Pin | None:
 def _lines(report: dict[str, Any]) -> list[str]:
     if "file" in report:
         return [
-            f"wrote {report['rows']} rows to {report['file']}, made of {report['rollouts_used']} of {report['rollouts']} rollouts"
+            f"wrote {counted(report['rows'], 'row')} to {report['file']}, made of {report['rollouts_used']} of "
+            f"{counted(report['rollouts'], 'rollout')}"
             f"{_others(report)}",
             *(f"  {why}: {REASONS[why]}. Remedy: {REFUSED[why]}" for why in sorted(report["refused"]) if why in REASONS),
             *(
@@ -293,7 +295,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
                 else []
             ),
             *([several_choices_warning(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
-            *(_share(_with_reward(name), shares) for name, shares in sorted(report["refused_share"]["reward"].items())),
+            *(
+                _share(_with_reward(name), shares)
+                for name, shares in sorted(report["refused_share"]["reward"].items())
+                if (name, [*shares]) != (NO_REWARD, ["no_reward"])  # goes without saying
+            ),
             *(_share(f"at task {name}", shares) for name, shares in _most_refused(report["refused_share"]["task"])),
         ]
     changed = ", ".join(f"{name} in {count}" for name, count in report["changed"].items()) or "nothing"

@@ -35,6 +35,11 @@ def open_console(*, stderr: bool = False, highlight: bool = True) -> Console:
     return made
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 call", "2 calls"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def table_of(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """Build a table. Its first column is never cut, and no cell is in a pipe or file. Cells are plain text, never markup."""
     table = Table(title=None if title is None else escape(printable(title)), title_justify="left")

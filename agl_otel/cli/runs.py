@@ -20,7 +20,7 @@ from agl_otel.adapters.losses import CUT, cut_replies
 from agl_otel.algorithms.run_result import result_if_any
 from agl_otel.algorithms.validation import validations
 from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import clock, lasted, open_console, plain, table_of
+from agl_otel.cli.output import clock, counted, lasted, open_console, plain, table_of
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.training_steps import configuration_of, forced_of, run_id_of
 from agl_otel.errors import NotFoundError, UsageError
@@ -69,7 +69,7 @@ def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> N
         if as_json:
             print_json({"total": len(order), "items": [_as_json(*row) for row in rows]})
         else:
-            open_console().print(table_of(f"{len(rows)} of {len(order)} runs", _LISTED, [_line(*row) for row in rows]))
+            open_console().print(table_of(f"{len(rows)} of {counted(len(order), 'run')}", _LISTED, [_line(*row) for row in rows]))
 
     run_async(main)
 
@@ -147,8 +147,9 @@ def compare(
             console.print(table_of("differences in configuration", ("option", *headings), changed))
         if unknown:
             console.print(f"the configuration of {', '.join(map(plain, unknown))} is unknown: give the run's folder", style="dim")
-        rows = zip(*(_summary(report, price) for report in reports), strict=True)
-        console.print(table_of("totals", ("what", *headings), [(row[0][0], *(value for _, value in row)) for row in rows]))
+        rows = [(row[0][0], *(value for _, value in row)) for row in zip(*(_summary(report, price) for report in reports), strict=True)]
+        known = [row for row in rows if any(value not in (None, "") for value in row[1:])]
+        console.print(table_of("totals", ("what", *headings), known))
         for name in names:
             console.print(_by_step(reports, [name], points, title=name))
 

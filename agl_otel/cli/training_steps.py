@@ -10,7 +10,7 @@ import click
 
 from agl_otel.algorithms.run_folder import RUN, forced_in, read_run
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import clock, open_console, table_of
+from agl_otel.cli.output import clock, counted, open_console, table_of
 from agl_otel.errors import NotFoundError
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
@@ -90,7 +90,7 @@ def _run_json(run: str) -> dict[str, Any] | None:
 
 def _show_runs(runs: Sequence[TrainingRun]) -> None:
     rows = [(each.run_id, each.algorithm, each.steps, each.last_version, clock(each.start_time), clock(each.end_time)) for each in runs]
-    open_console().print(table_of(f"{len(runs)} runs", ("run", "algorithm", "steps", "version", "began", "last step"), rows))
+    open_console().print(table_of(counted(len(runs), "run"), ("run", "algorithm", "steps", "version", "began", "last step"), rows))
 
 
 def _show_steps(steps: Sequence[TrainingStep], *, attempts: bool) -> None:

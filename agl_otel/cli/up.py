@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import click
 from rich.table import Table
 
 from agl_otel.cli.common import (
-    Terminated,
     clickhouse_option,
     collector_option,
     data_dir_option,
@@ -55,8 +53,10 @@ def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
             await warn_of_degraded_collector(stack, settings.token.get_secret_value())
             await stack.failed
 
-    with contextlib.suppress(Terminated):
+    try:
         run_async(main)
+    except KeyboardInterrupt:  # or SIGTERM: to stop is what was asked for
+        click.echo("stopped", err=True)
 
 
 async def warn_of_silent_clickhouse(settings: Settings) -> None:

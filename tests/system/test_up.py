@@ -49,7 +49,7 @@ def test_up_serves_on_every_port_and_ctrl_c_leaves_no_process(tmp_path: Path) ->
         listed = run("rollouts", "--json", "--store", services["web"]["address"], cwd=tmp_path)
         assert json.loads(listed.stdout) == {"total": 0, "items": []}, listed.stderr
         command.process.send_signal(signal.SIGINT)
-        assert command.wait(300) == 130
+        assert command.wait(300) == 0 and command.output.splitlines()[-1] == "stopped", command.output
         assert alive([service["pid"] for service in services.values()]) == []
     assert naming(data) == []
     assert not (data / "stack.json").exists()
