@@ -87,7 +87,7 @@ async def test_a_round_without_candidates_is_an_error_with_the_counts(server: Se
         async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
             return replace(await super().traces(rollouts), rewards={})
 
-    with pytest.raises(DataError, match=r"round 1 has nothing to choose from: refused \{'no_reward': 8\}"):
+    with pytest.raises(DataError, match="round 1 has nothing to choose from: of 8 rollouts, refused no_reward 8\n"):
         await trained(server, tmp_path, Lost, prompts_per_step=2, group_size=4)
 
 
