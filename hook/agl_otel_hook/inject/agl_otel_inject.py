@@ -290,7 +290,9 @@ class _Guard:
                 found = [name for name in os.listdir(folder or ".") if name.partition(".")[0] in sys.stdlib_module_names]
             except OSError:
                 continue
-            own += (name for name in found if "." in name or os.path.exists(os.path.join(folder, name, "__init__.py")))
+            own += (
+                name for name in found if name.endswith((".py", ".pyc", ".so")) or os.path.exists(os.path.join(folder, name, "__init__.py"))
+            )
         self.names: frozenset[str] = frozenset(name.partition(".")[0] for name in own) - sys.modules.keys()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
