@@ -7,7 +7,6 @@ reply as they were, and after them what the template writes for the new messages
 
 from __future__ import annotations
 
-import contextlib
 import json
 from array import array
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
+from agl_otel.proxy.parts import arguments_value
+from agl_otel.proxy.prefixes import DIGEST_BYTES
 from agl_otel.proxy.reply import Choice, Json, Reply, dense, dicts
-from agl_otel.spans.tolerant import json_of
 from agl_otel.types.resources import Bridging
 from agl_otel.types.sampling import SHAPES
 
-DIGEST_BYTES: Final = 16
 FORMS: Final = ("prompt_token_ids", "kv_transfer_params", "input_ids")
 """Fields by which servers take a prompt's token ids beside its messages: this package's and newer vLLM, vLLM from 0.26 on, SGLang."""
 UNBRIDGED: Final = {
@@ -88,12 +87,6 @@ class Earlier:
                 return [token for part in reversed(parts) for token in part]
             at = at.before
 
-    @property
-    def prompt(self) -> list[int]:
-        """The token ids of its prompt."""
-        ids = self.ids()
-        return ids[: len(ids) - self.reply]
-
 
 @dataclass(slots=True)
 class Bridge:
@@ -115,15 +108,14 @@ class Bridge:
             return {}
         return {form: {FORMS[0]: self.prompt}} if form == "kv_transfer_params" else {form: self.prompt}
 
-    def refuse(self, why: str) -> Bridge:
+    def refuse(self, why: str) -> None:
         """Note why there is no bridge."""
         self.refused = why
-        return self
 
     def settle(self, prompt: Sequence[int] | None) -> None:
         """Compare with the prompt that the model server says it had."""
         if self.prompt and not self.refused and prompt is not None and prompt != self.prompt:
-            self.refused = "not_taken"
+            self.refuse("not_taken")
 
     def described(self) -> Json:
         """Return what is recorded of it; empty for the first call of a conversation."""
@@ -148,8 +140,7 @@ class Conversations:
         Without an answer among them the conversation begins, and nothing is noted.
         """
         messages = dicts(body.get("messages"))
-        last = next((place for place in reversed(range(len(messages))) if messages[place].get("role") == "assistant"), None)
-        if last is None:
+        if (last := _last_answer(messages)) is None:
             return None
         if last == len(messages) - 1 or body.get("add_generation_prompt") is False or body.get("continue_final_message"):
             bridge.refuse("prefill")
@@ -188,10 +179,10 @@ class Conversations:
         self._asked.add(asked)
         bridged = bridge.earlier if bridge.earlier is not None and not bridge.refused else None
         held, prompt = 1, reply.prompt_token_ids
+        new = list(prompt or ())[len(bridged.ids()) if bridged is not None else 0 :]
         for index, choice in reply.choices.items():
             barred = "cut" if choice.finish_reason not in _ENDED else "no_ids" if not prompt or not choice.token_ids else ""
-            ids = list(prompt or ())[len(bridged.ids()) if bridged is not None else 0 :] + choice.token_ids
-            own = array("i", () if barred else ids)
+            own = array("i", () if barred else new + choice.token_ids)
             held += 1 + len(own) // 16
             sampled, reasoning, text = len(choice.token_ids), "".join(choice.reasoning), "".join(choice.text)
             thinks = bool(reasoning) or _THOUGHT in text
@@ -211,7 +202,8 @@ def renderings(body: Mapping[str, Any], *, model: str, first: bool) -> dict[str,
     `first`: whether that call was rendered by its server alone, so that its prompt shows whether /tokenize does the same.
     """
     messages = dicts(body.get("messages"))
-    last = max(place for place, message in enumerate(messages) if message.get("role") == "assistant")
+    last = _last_answer(messages)
+    assert last is not None, "find() has found it"
     before, answer, new = messages[:last], messages[last], messages[last + 1 :]
     given = {name: body[name] for name in _TOKENIZED if body.get(name) is not None}
     whole: Json = {"model": model, "add_special_tokens": False, **given, "add_generation_prompt": True}
@@ -230,7 +222,7 @@ def bridged(bridge: Bridge, earlier: Earlier, rendered: Mapping[str, list[int]],
     """Set the bridge's prompt from the token ids of `renderings`, or why there is none."""
     whole, ids = rendered["whole"], earlier.ids()
     start = seam(whole, rendered["other_answer"], rendered["answered"], ids[-1])
-    if "before" in rendered and rendered["before"] != earlier.prompt:
+    if "before" in rendered and rendered["before"] != ids[: len(ids) - earlier.reply]:
         bridge.refuse("other_template")
     elif start is None:
         bridge.refuse("no_seam")
@@ -289,9 +281,14 @@ def shared_end(first: list[int], second: list[int]) -> int:
     return shared_start(first[::-1], second[::-1])
 
 
+def _last_answer(messages: Sequence[Json]) -> int | None:
+    """Return the place of the last answer; None if there is none."""
+    return next((place for place in reversed(range(len(messages))) if messages[place].get("role") == "assistant"), None)
+
+
 def _as_said(text: str, choice: Choice) -> bytes:
     """Return a digest of an answer as its model server gave it."""
-    calls = [(call.id, "".join(call.name), _value("".join(call.arguments))) for _, call in sorted(choice.tool_calls.items())]
+    calls = [(call.id, "".join(call.name), arguments_value("".join(call.arguments))) for _, call in sorted(choice.tool_calls.items())]
     return _digest((text, calls))
 
 
@@ -304,7 +301,7 @@ def _as_answered(message: Json) -> bytes | None:
         function = call.get("function")
         if not isinstance(function, dict):
             return None
-        calls.append((call.get("id"), function.get("name"), _value(function.get("arguments"))))
+        calls.append((call.get("id"), function.get("name"), arguments_value(function.get("arguments"))))
     return _digest((_text(message.get("content")), calls))
 
 
@@ -320,7 +317,7 @@ def _with_other_arguments(call: Json) -> Json:
     function = call.get("function")
     if not isinstance(function, dict):
         return call
-    arguments = _value(function.get("arguments"))
+    arguments = arguments_value(function.get("arguments"))
     mark = _MARKS[0]
     other = {**arguments, mark: f"{arguments.get(mark)}{mark}"} if isinstance(arguments, dict) else {mark: mark}
     return {**call, "function": {**function, "arguments": dense(other)}}
@@ -336,14 +333,6 @@ def _is_text(content: Any) -> bool:
 def _text(content: Any) -> str:
     """Return a content that is text alone."""
     return "".join(str(part.get("text", "")) for part in dicts(content)) if isinstance(content, list) else content or ""
-
-
-def _value(arguments: Any) -> Any:
-    """Return a tool call's arguments as a value, so that their spelling does not count."""
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):
-            return json_of(arguments)
-    return arguments
 
 
 def _digest(value: Any) -> bytes:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from agl_otel.proxy.bridge import FORMS, Bridge, bridged, frame_of, renderings
-from agl_otel.proxy.capabilities import MAX_PLACES, Place
+from agl_otel.proxy.capabilities import Place, Places
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Json, parse_object
 from agl_otel.proxy.upstream import Upstream
@@ -43,12 +42,11 @@ class Bridges:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: OrderedDict[Place, _Known] = OrderedDict()
-        """The least recently called first."""
+        self._known = Places(_Known)
 
     async def fields(self, call: Call, upstream: Upstream, place: Place, post: Post) -> Json:
         """Return the fields that hand a call's prompt to its model server as token ids; none without a bridge, which `call.bridge` says."""
-        known, server = self._of(place), (upstream.base_url, place.model)
+        known, server = self._known.of(place), (upstream.base_url, place.model)
         if call.bridge is not None and call.bridge.server == server:  # another try
             return call.bridge.fields(FORMS[known.form])
         bridge = call.bridge = Bridge(server, frame_of(call.asked))
@@ -81,17 +79,12 @@ class Bridges:
         if bridge.refused == "not_taken":
             self._try_next(place)
         elif not bridge.refused and reply.prompt_token_ids is not None:
-            self._of(place).taken = True
-
-    def _of(self, place: Place) -> _Known:
-        known = self._known.setdefault(place, _Known())
-        self._known.move_to_end(place)
-        if len(self._known) > MAX_PLACES:
-            self._known.popitem(last=False)
-        return known
+            known = self._known.of(place)
+            known.taken = True
+            self._known.keep(place, known)
 
     def _try_next(self, place: Place) -> None:
-        known = self._of(place)
+        known = self._known.of(place)
         if known.taken:  # it was heeded before: this call is an exception
             return
         known.form += 1
@@ -102,6 +95,7 @@ class Bridges:
                 place.base_url,
                 ", ".join(FORMS),
             )
+        self._known.keep(place, known)
 
 
 def _tokens(status: int, body: bytes) -> list[int] | None:

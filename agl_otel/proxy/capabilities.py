@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from agl_otel.proxy.dialects import CHAT, Dialect, prepare
 from agl_otel.proxy.litellm import HOW
@@ -49,6 +49,43 @@ class Place(NamedTuple):
     model: str
     key: bytes
     """A digest of the credentials that are sent to the server."""
+
+
+Known = TypeVar("Known")
+
+
+class Places(Generic[Known]):
+    """What is known of model servers, by place: of MAX_PLACES at most, the least recently called is dropped.
+
+    `make` creates what is known of a place in the beginning.
+    """
+
+    def __init__(self, make: Callable[[], Known]) -> None:
+        self._make = make
+        self._known: OrderedDict[Place, Known] = OrderedDict()
+        """The least recently called first."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, place: Place) -> Known:
+        """Return what is known of a place; what is new there stays only with `keep`."""
+        known = self._known.get(place)
+        if known is None:
+            return self._make()
+        self._known.move_to_end(place)
+        return known
+
+    def keep(self, place: Place, known: Known) -> None:
+        """Remember it, unless an agent gave the model a very long name."""
+        if len(place.model) <= MAX_MODEL:
+            self._known[place] = known
+            if len(self._known) > MAX_PLACES:
+                self._known.popitem(last=False)
+
+    def at(self, base_url: str) -> list[Known]:
+        """Return what is known of a server's places."""
+        return [known for place, known in self._known.items() if place.base_url == base_url]
 
 
 @dataclass(slots=True)
@@ -89,8 +126,7 @@ class Capabilities:
         self._translate = translate
         self._can_translate = can_translate
         self._clock = clock
-        self._detected: OrderedDict[Place, _Detected] = OrderedDict()
-        """The least recently called first."""
+        self._detected = Places(_Detected)
         self._asking: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -101,45 +137,44 @@ class Capabilities:
         """Whether calls are sent to chat/completions."""
         if not dialect.via_chat or upstream.provider != "openai":
             return False
-        return (self._translate == "always" and self._can_translate) or self._known(place).by_chat
+        return (self._translate == "always" and self._can_translate) or self._detected.of(place).by_chat
 
     def is_plain(self, place: Place) -> bool:
         """Whether calls are sent without the fields that request token ids."""
-        return self._known(place).plain
+        return self._detected.of(place).plain
 
     def logprobs(self, call: Call, place: Place, ask: Ask) -> Callable[[str | None], LogProbs]:
         """Return what tells of which distribution the log-probs of a call that begins now are, by the fingerprint of its answer.
 
         If the last probe is a while ago, another one starts, and is usually answered before the call: the result is asked for after that.
         """
-        detected, since = self._known(place), self._clock() - PROOF_SECONDS
+        detected, since = self._detected.of(place), self._clock() - PROOF_SECONDS
         if detected.again_logprobs > float("-inf"):
             self._probe_logprobs(detected, call, lambda: place, ask)
         return partial(detected.logprobs_since, since)
 
     def unreachable(self, base_url: str) -> None:
         """Forget of which distribution the log-probs of a server are that cannot be reached: it may be started again with others."""
-        for place, detected in self._detected.items():
-            if place.base_url == base_url:
-                detected.logprobs, detected.outages = "", detected.outages + 1
-                detected.again_logprobs = min(detected.again_logprobs, self._clock())
+        for detected in self._detected.at(base_url):
+            detected.logprobs, detected.outages = "", detected.outages + 1
+            detected.again_logprobs = min(detected.again_logprobs, self._clock())
 
     async def lacks_route(self, place: Place, dialect: Dialect, ask: Ask) -> bool:
         """Whether a server that answered "not found" has chat/completions but not this route; both are probed with an empty object."""
-        detected = self._known(place)
+        detected = self._detected.of(place)
         if not detected.by_chat:
             own, _ = await ask(dialect, {})
             detected.by_chat = own in NO_ROUTE and (await ask(CHAT, {}))[0] not in {0, *NO_ROUTE}
             if detected.by_chat:
-                self._keep(place, detected)
+                self._detected.keep(place, detected)
         return detected.by_chat
 
     def probe(self, place: Place, dialect: Dialect, ask: Ask) -> None:
         """Start a probe of the server, unless one was conclusive, recent or is running."""
-        detected, now = self._known(place), self._clock()
+        detected, now = self._detected.of(place), self._clock()
         if now >= detected.again and len(place.model) <= MAX_MODEL:
             detected.again = now + AGAIN_SECONDS
-            self._keep(place, detected)
+            self._detected.keep(place, detected)
             self._start(self._detect(detected, place, dialect, ask))
 
     def answered(self, place: Place, call: Call, upstream: Upstream, ask: Ask) -> None:
@@ -152,7 +187,7 @@ class Capabilities:
         """Start a probe of the server's log-probs if a call has some, and all is known of its distribution but whether they are of it."""
         if heeded(call.honoured) is not None or not any(choice.logprobs for choice in call.reply.choices.values()):
             return
-        self._probe_logprobs(self._known(find_place()), call, find_place, ask)
+        self._probe_logprobs(self._detected.of(find_place()), call, find_place, ask)
 
     def _probe_logprobs(self, detected: _Detected, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
         now = self._clock()
@@ -161,7 +196,7 @@ class Capabilities:
         contract, place = call.contract, find_place()
         if not (contract.server or contract.is_plain) and len(place.model) <= MAX_MODEL:
             detected.again_logprobs, detected.probing = now + AGAIN_SECONDS, True
-            self._keep(place, detected)
+            self._detected.keep(place, detected)
             self._start(self._detect_logprobs(detected, now, detected.outages, place, ask))
 
     def _start(self, probing: Coroutine[Any, Any, None]) -> None:
@@ -174,19 +209,6 @@ class Capabilities:
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
-
-    def _known(self, place: Place) -> _Detected:
-        detected = self._detected.get(place)
-        if detected is None:
-            return _Detected()
-        self._detected.move_to_end(place)
-        return detected
-
-    def _keep(self, place: Place, detected: _Detected) -> None:
-        if len(place.model) <= MAX_MODEL:
-            self._detected[place] = detected
-            if len(self._detected) > MAX_PLACES:
-                self._detected.popitem(last=False)
 
     async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
         status, answer = await _answer(dialect, place, ask)

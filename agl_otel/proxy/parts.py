@@ -58,10 +58,15 @@ def text_part(content: Any) -> Json:
 
 def tool_call_part(call_id: Any, name: Any, arguments: Any) -> Json:
     """Build the part of a tool call."""
+    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments_value(arguments)}
+
+
+def arguments_value(arguments: Any) -> Any:
+    """Return a tool call's arguments as the value that their JSON text spells; text that is no JSON as it is."""
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # not JSON: kept as text
-            arguments = json_of(arguments)
-    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+        with contextlib.suppress(ValueError):
+            return json_of(arguments)
+    return arguments
 
 
 def tool_response_part(call_id: Any, response: Any) -> Json:

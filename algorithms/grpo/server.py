@@ -101,7 +101,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     chat = parse(await json_body(request))
     prompt = chat.prompt_token_ids or engine.policy.prompt_ids(chat.messages, chat.tools)
-    if (most := max(prompt)) >= engine.policy.vocabulary:
+    if (most := max(chat.prompt_token_ids, default=0)) >= engine.policy.vocabulary:
         raise UsageError(f"prompt_token_ids has {most}: the model's tokens are 0 to {engine.policy.vocabulary - 1}")
     room = engine.policy.context_tokens - len(prompt)
     if room < 1:

@@ -166,6 +166,20 @@ async def test_a_resource_that_is_not_trained_enforces_nothing(model: ModelServe
     assert model.requests[0]["temperature"] == 0.2
 
 
+def answer_at(scale: float) -> dict[str, Any]:
+    """An answer of one token, with the log-probs of LOGITS divided by `scale`."""
+    exponentials = [math.exp(logit / scale) for logit in LOGITS]
+    top = [{"token": str(token), "logprob": math.log(each / sum(exponentials))} for token, each in enumerate(exponentials)]
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "0"},
+        "logprobs": {"content": [{**top[0], "top_logprobs": top}]},
+        "token_ids": [0],
+        "finish_reason": "stop",
+    }
+    return {"id": "x", "model": "m", "prompt_token_ids": [1, 2], "choices": [choice]}
+
+
 @pytest.mark.parametrize(("mode", "probes"), [("processed", [1.0, 2.0]), ("raw", [1.0, 2.0]), ("", [1.0, 2.0]), ("said", [])])
 async def test_log_probs_of_a_server_that_says_nothing_are_probed_once(receiver: OtlpReceiver, mode: str, probes: list[float]) -> None:
     asked_for, probed = list[float](), asyncio.Event()
@@ -176,17 +190,8 @@ async def test_log_probs_of_a_server_that_says_nothing_are_probed_once(receiver:
         if len(asked_for) == 2 + len(probes):
             probed.set()
         scale = 1.0 if mode == "raw" else temperature if mode else 1.4 ** len(asked_for)
-        exponentials = [math.exp(logit / scale) for logit in LOGITS]
-        top = [{"token": str(token), "logprob": math.log(each / sum(exponentials))} for token, each in enumerate(exponentials)]
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "0"},
-            "logprobs": {"content": [{**top[0], "top_logprobs": top}]},
-            "token_ids": [0],
-            "finish_reason": "stop",
-        }
         headers = {conventions.HEADER_SAMPLING: "*"} if mode == "said" else {}
-        return web.json_response({"id": "x", "model": "m", "prompt_token_ids": [1, 2], "choices": [choice]}, headers=headers)
+        return web.json_response(answer_at(scale), headers=headers)
 
     server = ModelServer({"/v1/chat/completions": chat})
     await server.start()
@@ -220,17 +225,7 @@ class Restarted:
         body = await request.json()
         self.probes += body.get("top_logprobs") == 5
         scale = 1.0 if self.raw else body["temperature"]
-        exponentials = [math.exp(logit / scale) for logit in LOGITS]
-        top = [{"token": str(token), "logprob": math.log(each / sum(exponentials))} for token, each in enumerate(exponentials)]
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "0"},
-            "logprobs": {"content": [{**top[0], "top_logprobs": top}]},
-            "token_ids": [0],
-            "finish_reason": "stop",
-        }
-        answer = {"id": "x", "model": "m", "prompt_token_ids": [1, 2], "choices": [choice], "system_fingerprint": self.fingerprint}
-        return web.json_response(answer)
+        return web.json_response({**answer_at(scale), "system_fingerprint": self.fingerprint})
 
     async def restart(self, *, raw: bool) -> None:
         """Start again at the same port."""
