@@ -101,11 +101,14 @@ class Bridge:
     """What was sent, if it is bridged."""
     template: list[int] = field(default_factory=list[int])
     """What the template alone gives."""
+    form: str = FORMS[0]
+    """The field in which the prompt was sent."""
 
     def fields(self, form: str) -> Json:
-        """Return the fields that hand the prompt to the model server; none if there is no bridge."""
+        """Return the fields that hand the prompt to the model server in that form; none if there is no bridge."""
         if self.refused or not self.prompt:
             return {}
+        self.form = form
         return {form: {FORMS[0]: self.prompt}} if form == "kv_transfer_params" else {form: self.prompt}
 
     def refuse(self, why: str) -> None:

@@ -69,7 +69,7 @@ class Bridges:
         """Note that a server refused a call with token ids, so that it is sent again without them."""
         if call.bridge is not None:
             call.bridge.refuse("not_taken")
-            self._try_next(place)
+            self._try_next(place, call.bridge.form)
 
     def answered(self, call: Call, place: Place) -> None:
         """Note whether the server heeded the field of a bridged call."""
@@ -77,15 +77,15 @@ class Bridges:
         if bridge is None or bridge.earlier is None or call.failed is not None:
             return
         if bridge.refused == "not_taken":
-            self._try_next(place)
+            self._try_next(place, bridge.form)
         elif not bridge.refused and reply.prompt_token_ids is not None:
             known = self._known.of(place)
             known.taken = True
             self._known.keep(place, known)
 
-    def _try_next(self, place: Place) -> None:
+    def _try_next(self, place: Place, tried: str) -> None:
         known = self._known.of(place)
-        if known.taken:  # it was heeded before: this call is an exception
+        if known.taken or FORMS[known.form] != tried:  # it was heeded before: this call is an exception; another call has moved on
             return
         known.form += 1
         if known.form == len(FORMS):

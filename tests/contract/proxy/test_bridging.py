@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -26,9 +27,9 @@ async def bridged(receiver: OtlpReceiver, server: ThinkingServer, bridge: Any = 
         yield stand
 
 
-async def converse(stand: Stand, turns: int = 3, **options: Any) -> list[Json]:
+async def converse(stand: Stand, turns: int = 3, *, first: str = "first", **options: Any) -> list[Json]:
     """An agent that goes on with what it got, as clients of OpenAI's do: text without thinking."""
-    messages: list[Json] = [{"role": "user", "content": "first"}]
+    messages: list[Json] = [{"role": "user", "content": first}]
     for turn in range(turns):
         if options.get("stream"):
             chunks = [chunk async for chunk in await ask(stand.client(), messages, **options)]
@@ -99,6 +100,14 @@ async def test_a_server_that_refuses_the_field_is_asked_again_without_it(receive
     sent = [next((form for form in FORMS if form in request), None) for request in server.requests]
     assert sent == [None, FORMS[0], None, FORMS[1], None, FORMS[2], None, None, None], "each field once, then none"
     assert len(server.sampled) == 6
+
+
+async def test_calls_at_once_try_no_field_in_vain(receiver: OtlpReceiver) -> None:
+    server = ThinkingServer(takes=FORMS[1:2])
+    async with bridged(receiver, server) as stand:
+        await asyncio.gather(*(converse(stand, 2, first=f"first {number}") for number in range(4)))
+        await converse(stand, 2, first="last")
+        assert not (await recorded(stand))[-1].get("refused"), "four calls that tried the first field moved on by one"
 
 
 async def test_without_tokenize_the_messages_are_sent(receiver: OtlpReceiver) -> None:
