@@ -22,6 +22,7 @@ from agl_otel.jobs.sft import SFTRun
 from agl_otel.store import LightningStore
 from agl_otel.traces.steps import trace_id_of
 from agl_otel.types import EnqueueRolloutRequest, ResourcesUpdate, TrainingStep
+from agl_otel_hook import conventions
 from tests.system.stack_process import Command, naming, run, until
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
@@ -164,8 +165,10 @@ async def evidence(address: str, folder: Path, version: str) -> list[TrainingSte
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
     async with await LightningStore.connect(address) as store:
         found = await store.training_steps(run_id)
-        rows = await store.reader.query(f"SELECT count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(run_id)}'")
-        assert int(rows[0]["n"]) == len(found)
+        rows = await store.reader.query(f"SELECT SpanName AS name, count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(run_id)}' GROUP BY name")
+        spans = {row["name"]: int(row["n"]) for row in rows}
+        assert spans.pop(conventions.SPAN_TRAIN_STEP) == len(found)
+        assert list(spans) == [conventions.SPAN_TRAIN_RUN], "that it has begun, that it has ended, and both again after the kill"
         assert await store.training_steps(run_id, version=version) == found[-1:]
     return found
 
