@@ -18,7 +18,7 @@ from agl_otel.errors import UsageError
 from agl_otel.spans.agents import agent_name
 from agl_otel.spans.calls import JoinedCall, Joiner, repeated
 from agl_otel.spans.conversations import read_call
-from agl_otel.spans.rewards import get_reward_value
+from agl_otel.spans.rewards import emitted_reward, evaluations_by_call
 from agl_otel.types import Span
 from agl_otel_hook import conventions
 
@@ -138,7 +138,7 @@ class TraceTree:
         operation = (
             self.span.name == conventions.SPAN_OPERATION and self.span.attributes.get(conventions.OPERATION_NAME) == conventions.SPAN_REWARD
         )
-        return operation or get_reward_value(self.span) is not None
+        return operation or emitted_reward(self.span) is not None
 
     def find_llm_calls(
         self, *, llm_call_match: str | None = None, agent_match: str | None = None, exclude_llm_call_in_reward: bool = True
@@ -172,7 +172,7 @@ class TraceTree:
         return joiner.calls
 
     def match_rewards(self, policy: RewardMatchPolicy | str, calls: Sequence[JoinedCall]) -> dict[str, float]:
-        """Return {span id of a call: its reward} for calls with a reward."""
+        """Return {span id of a call: its reward} for calls with a reward: the last evaluation of it, else the emitted one by `policy`."""
         own = {call.node.id: call.node for call in calls}
         groups = [self.traverse()] if policy == RewardMatchPolicy.FIRST_OCCURRENCE else [node.children for node in self._walk()]
         rewards: dict[str, float] = {}
@@ -184,12 +184,17 @@ class TraceTree:
             for place, node in enumerate(sorted(group, key=lambda node: node.start_time)):
                 if node.id in own:
                     heappush(begun, (node.end_time, place, node.id))
-                elif (value := get_reward_value(node.span)) is not None:
+                elif (value := emitted_reward(node.span)) is not None:
                     while begun and begun[0][0] <= node.start_time:
                         _, before, name = heappop(begun)
                         heappush(ended, (-before, name))
                     if ended:
                         rewards[heappop(ended)[1]] = value
+        evaluated = evaluations_by_call(node.span for node in self._walk())
+        for call in calls:
+            names = {name for each in call.calls for name in (each.response_id, getattr(each.span, "span_id", ""))}
+            if found := [evaluated[name] for name in names if name in evaluated]:
+                rewards[call.node.id] = max(found).value
         return rewards
 
     def visualize(self, filename: str, interested_span_match: str | None = None) -> None:

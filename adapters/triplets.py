@@ -22,7 +22,7 @@ from agl_otel.spans.conversations import ModelCall, read_call
 from agl_otel.spans.dialects import agl, litellm
 from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.history import SpanKey, expand_prompts, expand_spans
-from agl_otel.spans.rewards import get_reward_value
+from agl_otel.spans.rewards import emitted_reward, evaluations_by_call
 from agl_otel.types import Span, Triplet
 from agl_otel.types.columns import shared
 from agl_otel_hook import conventions
@@ -196,12 +196,13 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
         """Return one triplet per response with token ids of prompt and response."""
         spans = sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0))
-        prompts, unused = expand_prompts(spans), repeated(spans)
+        prompts, unused, evaluated = expand_prompts(spans), repeated(spans), evaluations_by_call(spans)
         calls: list[tuple[int, Triplet]] = []
         waiting: list[int] = []
+        judged: dict[int, float] = {}
         seen: set[str] = set()
         for span in spans:
-            if (value := get_reward_value(span)) is not None:
+            if (value := emitted_reward(span)) is not None:
                 place = next((p for p in reversed(waiting) if calls[p][0] < span.sequence_id), None)
                 if place is not None:
                     waiting.remove(place)
@@ -216,6 +217,11 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 seen.add(name)
                 waiting.append(len(calls))
                 calls.append((span.sequence_id, triplet))
+                names = (span.span_id, call.response_id)
+                if found := [evaluated[key] for key in names if key in evaluated]:
+                    judged[len(calls) - 1] = max(found).value
+        for place, value in judged.items():
+            calls[place][1].reward = value
         return [triplet for _, triplet in calls]
 
     @staticmethod

@@ -21,6 +21,7 @@ from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
 from agl_otel.spans.dialects.dialect import as_text, first, numbers
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
+from agl_otel.spans.rewards import evaluations_of
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
@@ -259,6 +260,7 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
     while (value := attributes.get(conventions.reward_value_key(index))) is not None:
         parts.append(("green", f"{plain(attributes.get(conventions.reward_name_key(index), 'reward'))} = {value}"))
         index += 1
+    parts += [("green", f"{plain(each.name or 'reward')} = {each.value:g}") for each in reversed(evaluations_of(span))]
     return parts
 
 

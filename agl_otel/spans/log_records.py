@@ -1,11 +1,11 @@
-"""Merge log records of model calls into their spans: messages may be sent as logs. Pure.
+"""Merge log records of model calls into their spans: messages and evaluations may be sent as logs. Pure.
 
 Up to OpenTelemetry 1.36 each message is a record; from 1.37 on one record may have all of them, as attributes like those of a span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agl_otel.types import Event, Span
@@ -20,7 +20,8 @@ _MESSAGES: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.p
 def may_have_records(span: Span) -> bool:
     """Whether it is a model call by OpenTelemetry's conventions without messages, which log records may have."""
     attributes = span.attributes
-    return "gen_ai.operation.name" in attributes and not span.events and not any(key in attributes for key in _MESSAGES)
+    said = any(event.name != conventions.EVALUATION for event in span.events)
+    return "gen_ai.operation.name" in attributes and not said and not any(key in attributes for key in _MESSAGES)
 
 
 def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) -> list[Span]:
@@ -40,6 +41,42 @@ def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) ->
         elif name:
             found.setdefault(key, []).append(Event(name=name, attributes={**attributes, "body": record.get("body")}))
     return [_with(span, found.get(key, ()), details.get(key, {})) for span in spans for key in [(span.trace_id, span.span_id)]]
+
+
+def with_evaluations(spans: Sequence[Span], records: Iterable[Mapping[str, Any]], *, whole: bool) -> list[Span]:
+    """Add evaluations that are log records to their spans, as events.
+
+    A record's span is that with its ids, else that of the model call whose response it names, else, if `spans` are whole attempts, the first
+    of its attempt. A record is a mapping with `rollout_id`, `attempt_id`, `trace_id`, `span_id`, `response_id` and `event`.
+    """
+    keys = [
+        (span.rollout_id, span.attempt_id, span.trace_id, span.span_id, str(span.attributes.get(conventions.RESPONSE_ID, "")))
+        for span in spans
+    ]
+    added: dict[int, list[Event]] = {}
+    for record, place in evaluated(keys, records, whole=whole):
+        added.setdefault(place, []).append(record["event"])
+    return [
+        span.model_copy(update={"events": [*span.events, *added[place]]}) if place in added else span for place, span in enumerate(spans)
+    ]
+
+
+def evaluated(
+    keys: Sequence[tuple[str, str, str, str, str]], records: Iterable[Mapping[str, Any]], *, whole: bool
+) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Yield each record of `with_evaluations` with the place of its span in `keys`: (rollout, attempt, trace, span, response id)."""
+    places: dict[tuple[str, ...], int] = {}
+    for place, (*attempt, trace_id, span_id, response) in enumerate(keys):
+        places.setdefault((*attempt, trace_id, span_id), place)
+        if response:
+            places.setdefault((*attempt, response), place)
+        if whole:
+            places.setdefault((*attempt,), place)
+    for record in records:
+        attempt = (record["rollout_id"], record["attempt_id"])
+        wanted = ((*attempt, record["trace_id"], record["span_id"]), (*attempt, record["response_id"]), attempt)
+        if found := [places[key] for key in wanted if key in places]:
+            yield record, found[0]
 
 
 def _with(span: Span, events: Sequence[Event], details: Mapping[str, Any]) -> Span:

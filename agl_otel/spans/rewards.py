@@ -1,4 +1,6 @@
-"""Read rewards from spans, also in the forms of older releases. Pure; used by adapters and emitters.
+"""Read rewards from spans: ours, also in the forms of older releases, and OpenTelemetry's evaluations. Pure; used by adapters and emitters.
+
+The column Rewards (traces/sql/schema.sql) says for SQL what `evaluations_of` says here: a test holds them together.
 
 Each function takes a stored span, a span of the OpenTelemetry SDK, the result of an emitter, or a mapping of attributes.
 """
@@ -8,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from agl_otel.spans.attributes import RewardPydanticModel
 from agl_otel.spans.tolerant import json_of, number_of
@@ -20,7 +22,13 @@ AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
 """AgentOps' attribute for the result of a reward function, as JSON."""
 OLD_REWARD: Final = "reward"
 """The reward attribute of annotations before 0.3."""
+LABELS: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("pass", "passed", "true", "yes", "correct", "relevant", "success", "succeeded"), 1.0),
+    **dict.fromkeys(("fail", "failed", "false", "no", "incorrect", "not_relevant", "irrelevant", "failure"), 0.0),
+}
+"""What a label of an evaluation without a score stands for, in any case; other labels are no rewards."""
 _DIMENSION: Final = re.compile(re.escape(conventions.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.(name|value)")
+_TIME: Final = re.compile(re.escape(conventions.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.time")
 _log = logging.getLogger(__name__)
 Readable = SpanLike | Mapping[str, Any]
 AnySpan = TypeVar("AnySpan", bound=Readable)
@@ -39,24 +47,85 @@ def dimensions_of(attributes: Mapping[str, Any]) -> list[tuple[int, str, float]]
     ]
 
 
+def unread_of(rewards: Mapping[str, str]) -> list[str]:
+    """Return the labels of the evaluations in a map of the column Rewards that have no number."""
+    times = (match[1] for key in rewards if (match := _TIME.fullmatch(key)))
+    indexes = [index for index in map(int, times) if conventions.reward_value_key(index) not in rewards]
+    return [rewards.get(conventions.reward_label_key(index), "") for index in indexes]
+
+
+class Evaluation(NamedTuple):
+    """An event `gen_ai.evaluation.result`. The later of two is the greater."""
+
+    time: int
+    """Unix nanoseconds."""
+    name: str
+    value: float
+    response_id: str
+    """The id of the model call's response that it is about; empty: its span says what it is about."""
+
+
+def evaluations_of(span: Readable) -> list[Evaluation]:
+    """Return the evaluations with a number on a span, the latest first; [] for a span with rewards of ours, whose events repeat them."""
+    if any(key.startswith(f"{conventions.REWARD}.") for key in attributes_of(span)):
+        return []
+    found = [event for event in getattr(span, "events", None) or () if event.name == conventions.EVALUATION]
+    made = [_evaluation(event.timestamp, event.attributes or {}) for event in found]
+    return sorted(filter(None, reversed(made)), key=lambda each: -each.time)
+
+
+def evaluations_by_call(spans: Iterable[Readable]) -> dict[str, Evaluation]:
+    """Return {id of a span, or of a model call's response: the last evaluation of it}, of stored spans."""
+    found: dict[str, Evaluation] = {}
+    for span in spans:
+        if not _is_late(span):
+            for each in evaluations_of(span):
+                response = each.response_id or str(attributes_of(span).get(conventions.RESPONSE_ID, ""))
+                for key in {str(getattr(span, "span_id", "")), response} - {""}:
+                    found[key] = max(each, found.get(key, each))
+    return found
+
+
+def _evaluation(timestamp: float | None, attributes: Mapping[str, Any]) -> Evaluation | None:
+    value = number_of(attributes.get(conventions.EVALUATION_SCORE))
+    if value is None:
+        value = LABELS.get(str(attributes.get(conventions.EVALUATION_LABEL)).lower())
+    if value is None:
+        return None
+    time = timestamp if isinstance(timestamp, int) else int((timestamp or 0) * 10**9)  # the SDK's are nanoseconds
+    name, response = (str(attributes.get(key, "")) for key in (conventions.EVALUATION_NAME, conventions.RESPONSE_ID))
+    return Evaluation(time, name, value, response)
+
+
 def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
-    """Return all dimensions of a span's reward, the primary one first; [] without a primary one.
+    """Return all dimensions of a span's reward, the primary one first, or its evaluations, the latest first; [] without a primary one.
 
     A dimension whose value is not a finite number is ignored.
     """
-    found = [each for each in dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
+    evaluations = [(0, each.name, each.value) for each in evaluations_of(span)]
+    found = [each for each in evaluations or dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
     return [RewardPydanticModel(name=name, value=value) for _, name, value in found] if found and found[0][0] == 0 else []
 
 
 def get_reward_value(span: Readable) -> float | None:
-    """Return the primary reward of a span; None without one, and where the span began after its attempt had ended, when none counts.
+    """Return the primary reward of a span, or its latest evaluation; None without one.
 
-    Also reads AgentOps' form and that of releases before 0.3.
+    None of a span that began after its attempt had ended counts. Also reads AgentOps' form and that of releases before 0.3.
     """
-    if attributes_of(span).get(conventions.LATE) in (True, "true"):  # text, where a collector stores no types
+    if _is_late(span):
         return None
     if rewards := get_rewards_from_span(span):
         return rewards[0].value
+    return emitted_reward(span)
+
+
+def emitted_reward(span: Readable) -> float | None:
+    """Return the reward of a span as `get_reward_value`, evaluations left out: those are of their span, or of a call."""
+    if _is_late(span):
+        return None
+    found = [each for each in dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
+    if found and found[0][0] == 0:
+        return found[0][2]
     attributes = attributes_of(span)
     for key in AGENTOPS_OUTPUTS:
         legacy = _mapping(attributes.get(key))
@@ -65,6 +134,10 @@ def get_reward_value(span: Readable) -> float | None:
     if getattr(span, "name", None) == conventions.SPAN_ANNOTATION:
         return _legacy(attributes.get(OLD_REWARD), OLD_REWARD)
     return None
+
+
+def _is_late(span: Readable) -> bool:
+    return attributes_of(span).get(conventions.LATE) in (True, "true")  # text, where a collector stores no types
 
 
 def is_reward_span(span: Readable) -> bool:
@@ -80,11 +153,21 @@ def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
 def find_final_reward(spans: Sequence[Readable]) -> float | None:
     """Return the reward of the last span that has one, in the given order; None without one.
 
-    If the runner set rewards, only those count.
+    The last evaluation counts instead if it is not earlier than that span. If the runner set rewards, only those count.
     """
-    last = [span for span in reversed(spans) if get_reward_value(span) is not None]
-    given = (span for span in last if conventions.REWARD_GIVEN in attributes_of(span))
-    return next((get_reward_value(span) for span in (*given, *last)), None)
+    emitted = [(span, value) for span in reversed(spans) if (value := emitted_reward(span)) is not None]
+    if given := [value for span, value in emitted if conventions.REWARD_GIVEN in attributes_of(span)]:
+        return given[0]
+    last = max((each for span in spans if not _is_late(span) for each in evaluations_of(span) if math.isfinite(each.value)), default=None)
+    if emitted and (last is None or _began(emitted[0][0]) > last.time):
+        return emitted[0][1]
+    return None if last is None else last.value
+
+
+def _began(span: Readable) -> float:
+    """Return the start of a span in Unix nanoseconds, as a float; 0 if it has none."""
+    start: float | None = getattr(span, "start_time_unix_nano", None) or getattr(span, "start_time", None)
+    return 0 if start is None else start if isinstance(start, int) else start * 10**9
 
 
 def attributes_of(span: Readable) -> Mapping[str, Any]:

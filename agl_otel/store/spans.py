@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import Observation
-from agl_otel.spans.log_records import may_have_records, with_records
+from agl_otel.spans.log_records import may_have_records, with_evaluations, with_records
 from agl_otel.store.connections import Connected, Connection
 from agl_otel.store.otlp import request_of
 from agl_otel.traces.span_query import SpanQuery
@@ -61,17 +61,18 @@ class Spans(Connected):
         connection = await self._open()
         await connection.reader.barrier()
         page = await connection.reader.query_spans(query)
-        return PaginatedResult(await _with_messages(connection, page), page.limit, page.offset, page.total)
+        spans = await _with_records(connection, page, whole=len(page) == page.total)
+        return PaginatedResult(spans, page.limit, page.offset, page.total)
 
     async def spans(self, rollout_ids: str | Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
         """Return the spans of the rollouts, ordered by rollout, sequence and time, behind a barrier.
 
-        Messages that an instrumentation sent as log records appear as events or attributes of their model call.
+        Messages and evaluations that were sent as log records appear as events or attributes of their span.
         """
         ids = [rollout_ids] if isinstance(rollout_ids, str) else list(rollout_ids)
         connection = await self._open()
         await connection.reader.barrier()
-        return await _with_messages(connection, await connection.reader.spans(ids, attempt_id=attempt_id))
+        return await _with_records(connection, await connection.reader.spans(ids, attempt_id=attempt_id), whole=True)
 
     # --- for viewers: without a barrier, so the latest spans may be missing
 
@@ -125,9 +126,13 @@ class Spans(Connected):
         return await connection.reader.traces(in_order, list(attempts), barrier=barrier, deadline_seconds=deadline_seconds, texts=texts)
 
 
-async def _with_messages(connection: Connection, spans: Sequence[Span]) -> list[Span]:
+async def _with_records(connection: Connection, spans: Sequence[Span], *, whole: bool) -> list[Span]:
+    """Add what came as log records; `whole`: these are all spans of their attempts."""
     rollouts = {span.rollout_id for span in spans if may_have_records(span)}
-    return with_records(spans, await connection.reader.events(sorted(rollouts))) if rollouts else list(spans)
+    messages, evaluations = await asyncio.gather(
+        connection.reader.events(sorted(rollouts)), connection.reader.evaluations(sorted({span.rollout_id for span in spans}))
+    )
+    return with_evaluations(with_records(spans, messages), evaluations, whole=whole)
 
 
 async def _check_attempts(connection: Connection, keys: set[tuple[str, str]]) -> None:

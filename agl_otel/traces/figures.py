@@ -12,8 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from agl_otel.spans.calls import Outline, pairs
+from agl_otel.spans.log_records import evaluated
 from agl_otel.traces.facts import ReadFacts, attempt_facts
-from agl_otel.traces.rows import rewards_of
+from agl_otel.traces.rows import rewards_of, unread_labels
 from agl_otel.traces.tokens import Table, reward_rows
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
@@ -38,6 +39,8 @@ class AttemptFigures(Model):
     """The last primary reward; None where there is none, or it does not count (types/scores.py)."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
     """The last value of each named dimension."""
+    unread_labels: dict[str, int] = Field(default_factory=dict[str, int])
+    """Evaluations without a score whose label stands for no number: {label: how many}. They are no rewards."""
     spans: int = 0
     errors: int = 0
     """Spans with an error; a failed call that both agent and proxy recorded has two, and is one node of a tree."""
@@ -86,7 +89,8 @@ class Curve:
 def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> list[AttemptFigures]:
     """Compute the figures of these attempts from the table of sql/figures.sql, at `now` (Unix seconds)."""
     facts = ReadFacts.of(table)
-    rewards = rewards_of(reward_rows(table))
+    rows = reward_rows(table)
+    rewards, unread = rewards_of(rows), unread_labels(rows)
     sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
         [("IsSpan", "sum"), ("IsError", "sum"), ("IsFirstChoice", "sum"), ("ReadTokens", "sum"), ("ResponseTokens", "sum")]
     )
@@ -104,6 +108,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             final=is_final(verdict, attempt, now),
             reward=primary[-1] if primary and is_usable(primary[-1]) else None,
             rewards={reward.name or str(reward.index): reward.value for reward in own if math.isfinite(reward.value)},
+            unread_labels=unread.get(key, {}),
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
             calls=row.get("IsFirstChoice_sum", 0),
@@ -211,9 +216,19 @@ class OutlineSpan(Model):
     events: int
 
 
-def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
-    """Convert a row of sql/outline.sql."""
-    rewards = rewards_of([{**row, "RolloutId": ""}]).get(("", row["AttemptId"]), [])
+def outline(rows: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]], *, whole: bool) -> list[OutlineSpan]:
+    """Convert rows of sql/outline.sql; `records` are the rollout's evaluations, `whole`: these are all spans of its attempts."""
+    rollout_id = records[0]["rollout_id"] if records else ""
+    keys = [(rollout_id, row["AttemptId"], row["TraceId"], row["SpanId"], row["ResponseId"]) for row in rows]
+    added: dict[int, list[Mapping[str, Any]]] = {}
+    for record, place in evaluated(keys, records, whole=whole):
+        added.setdefault(place, []).append(record["row"])
+    return [_outline_span(row, added.get(place, ())) for place, row in enumerate(rows)]
+
+
+def _outline_span(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> OutlineSpan:
+    own = {"RolloutId": "", "AttemptId": "", "Evaluated": ""}
+    rewards = rewards_of([{**row, "Time": row["StartNano"], **own}, *({**record, **own} for record in records)]).get(("", ""), [])
     return OutlineSpan(
         attempt_id=row["AttemptId"],
         sequence_id=row["SequenceId"],

@@ -38,7 +38,10 @@ NAMES: Final[Mapping[str, str]] = {
     "late": conventions.LATE,
     "caller": conventions.LLM_CALLER,
     "hooked": conventions.ATTEMPT_HOOKED,
-    "prefix": f"{conventions.REWARD}.",
+    "given": conventions.REWARD_GIVEN,
+    "reward": conventions.reward_value_key(0),
+    "reward_name": conventions.reward_name_key(0),
+    "reward_time": conventions.reward_time_key(0),
     "agent": AGENT_NAME,
     "own_agent": "agent.name",
     "task": "execute_task ",
@@ -52,7 +55,7 @@ NAMES: Final[Mapping[str, str]] = {
     "messages_before": conventions.LLM_MESSAGES_BEFORE,
     "tools_call": conventions.LLM_TOOLS_CALL,
     "model": "gen_ai.request.model",
-    "response": "gen_ai.response.id",
+    "response": conventions.RESPONSE_ID,
     "tool": "gen_ai.tool.name",
 }
 """{parameter: attribute or span name}."""

@@ -18,13 +18,14 @@ Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""
 _STORED: Final = ["RolloutId", "AttemptId", "SpanId", "ParentSpanId", "SequenceId", "Identity", "HasMedia"]
 _TOKENS: Final = ["PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs"]
-_READ: Final = [*_STORED, "Timestamp", "SpanName", "Facts"]
+_READ: Final = [*_STORED, "Timestamp", "SpanName", "Facts", "Rewards", "Evaluated", "IsRecord"]
 _TEXTS: Final = {
     "Process": "process",
     "Caller": "caller",
     "ModelVersion": "model_version",
     "Incomplete": "incomplete",
     "Sampling": "sampling",
+    "ResponseId": "response",
 }
 _NUMBERS: Final = {
     "Call": "call",
@@ -55,7 +56,7 @@ def with_derived(table: Table) -> Table:
     """Return the rows of sql/traces.sql, in their order, with the columns that facts.py and tokens.py read; the token columns as they are.
 
     A call without a number named no rollout when the proxy recorded it: its trace was adopted. A seal span without a count is an
-    announcement: its process has begun to work for the attempt.
+    announcement: its process has begun to work for the attempt. A log record is no span, and no more than its rewards.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -76,18 +77,20 @@ def with_derived(table: Table) -> Table:
     made |= {name: facts.parsed(fact, integer, 0, np.int64) for name, fact in _NUMBERS.items()}
     made |= {name: facts.parsed(fact, real, np.nan, np.float64) for name, fact in _REALS.items()}
     is_seal = seal & facts.has("seal_spans")
-    counted = ~seal & ~attempt & ~says("late", "true")
+    record = _whole(read, "IsRecord").to_numpy(zero_copy_only=False).astype(bool)
+    counted = ~seal & ~attempt & ~record & ~says("late", "true")
+    time = _whole(read, "Timestamp").cast(pa.int64()).to_numpy()
     for name in ("SealSpans", "Dropped"):
         made[name] = np.where(is_seal, np.maximum(made[name], 0), 0)
     replied = np.concatenate(
         [np.zeros(0, bool), *(np.diff(chunk.offsets.to_numpy()) > 0 for chunk in table.column("ResponseTokenIds").chunks)]
     )
     made |= {
-        "IsSpan": ~seal & ~attempt,
+        "IsSpan": ~seal & ~attempt & ~record,
         "IsAnnotation": counted & annotation,
         "IsCounted": counted,
         "IsSeal": is_seal,
-        "SealTime": np.where(is_seal, _whole(read, "Timestamp").cast(pa.int64()).to_numpy(), 0),
+        "SealTime": np.where(is_seal, time, 0),
         "IsClosing": is_seal & says("seal_closing", "true"),
         "Hooked": attempt & says("hooked", "true"),
         "IsCall": facts.has("call") | (named("llm") & replied),
@@ -98,8 +101,9 @@ def with_derived(table: Table) -> Table:
     made["Agent"] = pc.if_else(
         pc.not_equal(agent, ""), agent, pc.if_else(pc.not_equal(own_agent, ""), own_agent, pc.if_else(in_graph, node, ""))
     )
-    made["Rewards"], rewarded = facts.starting(NAMES["prefix"])
-    made["IsReward"] = counted & rewarded
+    rewards = _whole(read, "Rewards")
+    made |= {"Rewards": rewards, "Evaluated": read.column("Evaluated"), "Time": time}
+    made["IsReward"] = (counted | record) & (np.diff(rewards.offsets.to_numpy()) > 0)
     derived = pa.table({**{name: read.column(name) for name in _STORED}, **made})
     for name in _TOKENS:
         derived = derived.append_column(name, table.column(name))
@@ -112,10 +116,8 @@ class _Facts:
     def __init__(self, maps: Any) -> None:
         import pyarrow as pa
 
-        self._maps = maps
         starts = maps.offsets.to_numpy()
         self._count = len(maps)
-        self._entries = slice(starts[0], starts[-1])
         self._rows = np.repeat(np.arange(self._count), np.diff(starts))
         keys = maps.keys[starts[0] : starts[-1]].cast(pa.string()).dictionary_encode()
         values = maps.items[starts[0] : starts[-1]].cast(pa.string()).dictionary_encode()
@@ -146,15 +148,6 @@ class _Facts:
         distinct, places = np.unique(self._chosen(name), return_inverse=True)
         values = [absent if place < 0 else parse(self._distinct[place].as_py()) for place in distinct.tolist()]
         return np.array(values, dtype=dtype)[places]
-
-    def starting(self, prefix: str) -> tuple[Any, NDArray[np.bool_]]:
-        """Return a column of maps of the facts whose keys start with `prefix`, and which rows have any."""
-        import pyarrow as pa
-
-        wanted = np.flatnonzero(np.array([name.startswith(prefix) for name in self._names], dtype=bool)[self._keys])
-        counts = np.bincount(self._rows[wanted], minlength=self._count)
-        keys, values = (part[self._entries].take(wanted) for part in (self._maps.keys, self._maps.items))
-        return pa.MapArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), keys, values), counts > 0
 
 
 def _whole(table: Table, name: str) -> Any:

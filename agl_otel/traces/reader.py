@@ -23,16 +23,16 @@ from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
 from agl_otel.spans.calls import UPSTREAM
 from agl_otel.traces.collector_client import barriers, unanswered
 from agl_otel.traces.facts import ReadFacts, attempt_facts
-from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
+from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
 from agl_otel.traces.names import OUTPUT_MESSAGES, names_in
 from agl_otel.traces.observed import with_derived
-from agl_otel.traces.rows import event_of, rewards_of, span_of
+from agl_otel.traces.rows import evaluation_of, event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
-from agl_otel.traces.tokens import Table, call_columns, call_errors, call_texts, distinct_in_order, reward_rows, rollouts_to_read
+from agl_otel.traces.tokens import Table, call_columns, call_errors, call_texts, distinct_in_order, reward_rows, rollouts_to_read, with_responses
 from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
@@ -155,6 +155,12 @@ class TraceReader:
         if not rollout_ids:
             return []
         return [event_of(row) for row in await self.query(named_query("events"), params={"rollouts": list(rollout_ids)})]
+
+    async def evaluations(self, rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the evaluations that arrived as log records, by time, for spans.log_records.with_evaluations."""
+        if not rollout_ids:
+            return []
+        return [evaluation_of(row) for row in await self.query(named_query("evaluations"), params={"rollouts": list(rollout_ids)})]
 
     async def printed(self, rollout_id: str) -> dict[tuple[str, str], str]:
         """Return {(attempt id, stdout or stderr): the agent's stored output} of one rollout."""
@@ -279,21 +285,16 @@ class TraceReader:
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
         """Return one row per rollout with spans (sql/run_figures.sql); for more than LISTED rollouts also rows of others."""
-        given = {
-            "first": min(rollout_ids),
-            "last": max(rollout_ids),
-            "reward": conventions.reward_value_key(0),
-            "given": conventions.REWARD_GIVEN,
-            **names_in("run_figures"),
-        }
+        given = {"first": min(rollout_ids), "last": max(rollout_ids), **names_in("run_figures")}
         listed = list(rollout_ids) if len(rollout_ids) <= LISTED else []
         return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})
 
     async def outline(self, rollout_id: str, *, attempt_id: str = "", limit: int, offset: int = 0) -> tuple[list[OutlineSpan], int]:
         """Return `limit` spans of a rollout or attempt, by time, and their total number (0 if `offset` is past the end)."""
         given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit, "offset": offset}
-        rows = await self.query(named_query("outline"), params=given)
-        return joined(map(outline_span, rows)), int(rows[0]["Total"]) if rows else 0
+        rows, records = await asyncio.gather(self.query(named_query("outline"), params=given), self.evaluations([rollout_id]))
+        total = int(rows[0]["Total"]) if rows else 0
+        return joined(outline(rows, records, whole=len(rows) == total)), total
 
     async def sql(self, query: str, *, limit: int) -> dict[str, Any]:
         """Run a user's query; return ClickHouse's JSONCompact: `meta` (name and type of each column) and `data` (at most `limit` rows).
@@ -393,7 +394,7 @@ class TraceReader:
             rollouts=list(rollouts),
             calls=calls,
             call_errors=errors,
-            rewards=rewards_of(reward_rows(table)),
+            rewards=with_responses(rewards_of(reward_rows(table)), table),
             verdicts=verdicts,
             texts=call_texts(contents, calls) if read else None,
             spans=facts.spans,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from agl_otel.spans.rewards import dimensions_of
+from agl_otel.spans.rewards import dimensions_of, unread_of
+from agl_otel.spans.tolerant import whole_of
 from agl_otel.traces.attributes import typed
 from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, StatusCode, TraceStatus
 from agl_otel.types.columns import AttemptKey, Reward, shared
@@ -70,6 +72,14 @@ def event_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**ids, "event_name": row["Event"], "body": body, "attributes": typed(row["LogAttributes"], types)}
 
 
+def evaluation_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a row of sql/evaluations.sql to {rollout_id, attempt_id, trace_id, span_id, response_id, event: Event, row}."""
+    attributes = typed(row["LogAttributes"], row["AttrTypes"])
+    ids = {"rollout_id": row["RolloutId"], "attempt_id": row["AttemptId"], "trace_id": row["TraceId"], "span_id": row["SpanId"]}
+    event = Event(name=conventions.EVALUATION, attributes=attributes, timestamp=int(row["Time"]) / 10**9)
+    return {**ids, "response_id": row["Rewards"].get(conventions.reward_response_key(0), ""), "event": event, "row": row}
+
+
 def _context(trace_id: str, span_id: str, trace_state: str = "") -> SpanContext:
     """Convert ids and a W3C trace state (comma-separated key=value)."""
     members = (member.strip().partition("=") for member in trace_state.split(",") if member.strip())
@@ -77,13 +87,53 @@ def _context(trace_id: str, span_id: str, trace_state: str = "") -> SpanContext:
 
 
 def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Reward]]:
-    """Group the rewards of `tokens.reward_rows` by attempt, in order; the runner's come last, because the last one counts.
+    """Group the rewards of `tokens.reward_rows` by attempt, in order: the last one counts.
 
-    Dimensions without a number are left out.
+    An evaluation comes after the rewards that began by its time, because records have no place in the sequence of spans. The runner's come
+    last. Dimensions without a number are left out.
     """
-    rewards: dict[AttemptKey, list[Reward]] = {}
-    for row in sorted(rows, key=lambda row: conventions.REWARD_GIVEN in row["Rewards"]):
-        for index, name, value in dimensions_of(row["Rewards"]):
-            reward = Reward(int(row["SequenceId"]), row["SpanId"], index, name, value)
-            rewards.setdefault((row["RolloutId"], row["AttemptId"]), []).append(reward)
-    return rewards
+    emitted: dict[AttemptKey, list[tuple[int, list[Reward]]]] = {}
+    evaluations: dict[AttemptKey, list[Reward]] = {}
+    given: dict[AttemptKey, list[Reward]] = {}
+    for row in rows:
+        key, found = (row["RolloutId"], row["AttemptId"]), _rewards_in(row)
+        if conventions.reward_time_key(0) in row["Rewards"]:
+            evaluations.setdefault(key, []).extend(found)
+        elif conventions.REWARD_GIVEN in row["Rewards"]:
+            given.setdefault(key, []).extend(found)
+        elif found:
+            emitted.setdefault(key, []).append((int(row["Time"]), found))
+    rewards = {key: _placed(emitted.get(key, []), evaluations.get(key, [])) + given.get(key, []) for key in emitted | evaluations | given}
+    return {key: found for key, found in rewards.items() if found}
+
+
+def unread_labels(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, Counter[str]]:
+    """Count the evaluations of each attempt in the same rows that have no score, and a label that stands for no number."""
+    found: dict[AttemptKey, Counter[str]] = {}
+    for row in rows:
+        for label in unread_of(row["Rewards"]):
+            found.setdefault((row["RolloutId"], row["AttemptId"]), Counter())[label] += 1
+    return found
+
+
+def _rewards_in(row: Mapping[str, Any]) -> list[Reward]:
+    rewards: Mapping[str, str] = row["Rewards"]
+    sequence, span_id = int(row["SequenceId"]), row["Evaluated"] or row["SpanId"]
+    found: list[Reward] = []
+    for index, name, value in dimensions_of(rewards):
+        time = rewards.get(conventions.reward_time_key(index))
+        if time is None:
+            found.append(Reward(sequence, span_id, index, name, value))
+        else:
+            response = rewards.get(conventions.reward_response_key(index), "")
+            found.append(Reward(sequence, span_id, 0, name, value, whole_of(time), response))
+    return found
+
+
+def _placed(emitted: Sequence[tuple[int, list[Reward]]], evaluations: Iterable[Reward]) -> list[Reward]:
+    """Return the emitted rewards [(time, rewards of one span)] in their order, each evaluation after the last that is not later than it."""
+    after: list[list[Reward]] = [[] for _ in range(len(emitted) + 1)]
+    for evaluation in sorted(evaluations, key=lambda each: (each.time or 0, each.name)):
+        place = next((n for n in range(len(emitted), 0, -1) if emitted[n - 1][0] <= (evaluation.time or 0)), 0)
+        after[place].append(evaluation)
+    return [*after[0], *(each for (_, own), later in zip(emitted, after[1:], strict=True) for each in (*own, *later))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from agl_otel.spans.calls import error_of_call
 from agl_otel.spans.history import expand_texts, expand_tools
-from agl_otel.types.columns import CallColumns, CallTexts, Ragged
+from agl_otel.types.columns import AttemptKey, CallColumns, CallTexts, Ragged, Reward
 from agl_otel.types.sampling import Contract
 
 Table = Any
@@ -24,7 +25,7 @@ SpanKey = tuple[str, str, str]
 """(rollout id, attempt id, span id)."""
 _TOKEN_COLUMNS: Final = ["PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs"]
 _ORDER: Final = ["RolloutId", "AttemptId", "Process", "Call", "Choice", "SequenceId", "SpanId"]
-_REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Rewards"]
+_REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Evaluated", "Time", "Rewards"]
 
 
 def distinct_in_order(table: Table) -> Table:
@@ -69,6 +70,20 @@ def reward_rows(table: Table) -> list[dict[str, Any]]:
     found = table.select(_REWARD_COLUMNS).filter(column(table, "IsReward").astype(bool))
     rows = [{**row, "Rewards": dict(row["Rewards"])} for row in found.to_pylist()]
     return sorted(rows, key=lambda row: (row["RolloutId"], row["AttemptId"], row["SequenceId"], row["SpanId"]))
+
+
+def with_responses(rewards: dict[AttemptKey, list[Reward]], table: Table) -> dict[AttemptKey, list[Reward]]:
+    """Return the rewards, where each evaluation that names no response has that of its span, by the table of observed.py."""
+    if not any(each.time is not None and not each.response_id for found in rewards.values() for each in found):
+        return rewards
+    responses = {key: name for key, name in zip(_span_keys(table, "SpanId"), strings(table, "ResponseId"), strict=True) if name}
+
+    def resolved(key: AttemptKey, reward: Reward) -> Reward:
+        if reward.time is None or reward.response_id:
+            return reward
+        return replace(reward, response_id=responses.get((*key, reward.span_id), ""))
+
+    return {key: [resolved(key, each) for each in found] for key, found in rewards.items()}
 
 
 def _agents(table: Table, calls: Table) -> list[str]:
@@ -126,6 +141,7 @@ def call_columns(table: Table) -> CallColumns:
         temperature=_temperatures(contracts, _numbers(calls, "Temperature", np.float64)),
         contract=contracts,
         top_p=_numbers(calls, "TopP", np.float64),
+        response_id=strings(calls, "ResponseId"),
     )
 
 

@@ -107,6 +107,8 @@ class CallColumns:
     """Whether the reply reached its length limit (finish reason `length`); None: unknown."""
     top_p: NDArray[np.float64] | None = None
     """The request's `top_p`, NaN if its span has none; None: unknown for all."""
+    response_id: list[str] | None = None
+    """The id of the model call's response, which the agent's own span of the call has as well; None: unknown for all."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)
@@ -150,14 +152,18 @@ class CallTexts:
 
 @dataclass(frozen=True)
 class Reward:
-    """One dimension of one reward annotation."""
+    """One dimension of one reward annotation, or an evaluation."""
 
     sequence: int
     span_id: str
     index: int
-    """0 is the primary dimension."""
+    """0 is the primary dimension; an evaluation is one of its own."""
     name: str
     value: float
+    time: int | None = None
+    """When an evaluation was made, in Unix nanoseconds; None for other rewards."""
+    response_id: str = ""
+    """Of an evaluation the model call's response: that it names, else that of its span."""
 
     def is_of(self, dimension: str | None) -> bool:
         """Whether it belongs to the dimension `name`; None: the primary one."""
@@ -172,7 +178,7 @@ class Traces:
     """From the queue, in the requested order; each with its latest attempt if it has one."""
     calls: CallColumns
     rewards: dict[AttemptKey, list[Reward]]
-    """By attempt, ordered by (sequence, index)."""
+    """By attempt, in order: the last one counts."""
     verdicts: dict[AttemptKey, Verdict]
     """For every attempt of the rollouts, including those without spans."""
     texts: CallTexts | None = None

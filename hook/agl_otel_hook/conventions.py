@@ -184,7 +184,16 @@ SHOWN_CUT: Final = "agentlightning.shown.cut"
 
 # --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
 REWARD: Final = "agentlightning.reward"
-"""Prefix: `agentlightning.reward.{i}.name` and `.value`; index 0 is the primary reward."""
+"""Prefix: `agentlightning.reward.{i}.name` and `.value`; index 0 is the primary reward. Derived from evaluations, also `.time`
+(Unix nanoseconds), `.label` and `.response` (the id of the model call's response): never sent."""
+EVALUATION: Final = "gen_ai.evaluation.result"
+"""OpenTelemetry's event of an evaluation, on a span or as a log record: a reward."""
+EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
+EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
+"""Read if there is no score: some labels stand for 1 or 0 ([otlp.md](otlp.md#rewards))."""
+RESPONSE_ID: Final = "gen_ai.response.id"
+"""OpenTelemetry's id of a model call's response; on an evaluation, of the call that it is about."""
 REWARD_GIVEN: Final = "agentlightning.reward.given"
 """True on a reward that the runner gives, by its grader or from the agent's result: it takes precedence over rewards that the agent emits.
 Agents' keys may not send it."""
@@ -214,6 +223,21 @@ def reward_name_key(index: int) -> str:
 def reward_value_key(index: int) -> str:
     """Return the attribute key for the value of reward dimension `index`."""
     return f"{REWARD}.{index}.value"
+
+
+def reward_time_key(index: int) -> str:
+    """Return the key for the time of an evaluation, which is reward dimension `index` of the column Rewards."""
+    return f"{REWARD}.{index}.time"
+
+
+def reward_label_key(index: int) -> str:
+    """Return the key for the label of an evaluation, as `reward_time_key`."""
+    return f"{REWARD}.{index}.label"
+
+
+def reward_response_key(index: int) -> str:
+    """Return the key for the response id that an evaluation names, as `reward_time_key`."""
+    return f"{REWARD}.{index}.response"
 
 
 def is_valid_id(value: str) -> bool:

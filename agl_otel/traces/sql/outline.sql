@@ -5,7 +5,7 @@ SELECT *, count() OVER () AS Total FROM (
     mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND notEmpty(ResponseTokenIds)) AS IsCall, toInt64OrZero(Facts[{call:String}]) AS Call, toInt64OrZero(Facts[{choice:String}]) AS Choice,
     Facts[{model_version:String}] AS ModelVersion, Facts[{agent:String}] AS Agent, Facts[{incomplete:String}] AS Incomplete, Facts[{sampling:String}] AS Sampling,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens,
-    mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
+    Rewards,
     SpanAttributes[{model:String}] AS Model, SpanAttributes[{response:String}] AS ResponseId, SpanAttributes[{tool:String}] AS Tool, length(Events.Name) AS EventCount
   FROM otel.otel_traces
   PREWHERE RolloutId IN {rollouts:Array(String)} AND ({attempt_id:String} = '' OR AttemptId = {attempt_id:String})

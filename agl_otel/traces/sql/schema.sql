@@ -6,6 +6,8 @@
 -- Reading whole rollouts costs the bytes around the wanted rows, a granule for each rollout. So Facts, a small column beside the map of all
 -- attributes, has what verdicts, calls and rewards are made of; the columns that every such read needs are LZ4, which unpacks several times
 -- faster than ZSTD, in blocks of about one granule (min_compress_block_size).
+-- Rewards says what a reward is: the attributes agentlightning.reward.*, else the events gen_ai.evaluation.result in the same form, the latest first,
+-- those without a number (no score, and a label that stands for none) last, with their label, time and response id. otel_logs has the same of records.
 -- A batch (32 MiB at most) becomes a compact part: one file to sync instead of a hundred. Merging a row once costs more CPU than inserting it,
 -- so merges wait for about a dozen parts of a size instead of five (merge_selector_base); old parts are merged all the same when idle.
 CREATE TABLE IF NOT EXISTS otel.otel_traces (
@@ -49,10 +51,26 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
       'agentlightning.llm.model_version', 'agentlightning.llm.incomplete', 'agentlightning.llm.retry_of', 'gen_ai.agent.name',
       'agent.name', 'traceloop.association.properties.langgraph_node', 'traceloop.association.properties.ls_integration',
       'gen_ai.response.finish_reasons', 'gen_ai.request.temperature', 'gen_ai.request.top_p',
-      'agentlightning.llm.sampling', 'gen_ai.usage.input_tokens', 'gen_ai.usage.output_tokens')
+      'agentlightning.llm.sampling', 'gen_ai.usage.input_tokens', 'gen_ai.usage.output_tokens', 'gen_ai.response.id')
     OR startsWith(key, 'agentlightning.reward.'), SpanAttributes) CODEC(LZ4),
   HasMedia Bool
     DEFAULT multiSearchAny(SpanAttributes['gen_ai.input.messages'], ['"image', '"input_image', '"blob"', '"uri"', '"file"', '"audio', '"input_audio', '"video', '"input_video']),
+  Rewards Map(LowCardinality(String), String) DEFAULT multiIf(
+    mapExists((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts), mapFilter((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts),
+    has(Events.Name, 'gen_ai.evaluation.result'), CAST(arrayMap(results -> arrayFlatten(arrayMap((result, place) -> arrayFilter(pair -> pair.2 != '', [
+        (concat('agentlightning.reward.', toString(place - 1), '.name'), result.4['gen_ai.evaluation.name']),
+        (concat('agentlightning.reward.', toString(place - 1), '.value'), result.1),
+        (concat('agentlightning.reward.', toString(place - 1), '.label'), result.4['gen_ai.evaluation.score.label']),
+        (concat('agentlightning.reward.', toString(place - 1), '.time'), toString(toUnixTimestamp64Nano(result.2))),
+        (concat('agentlightning.reward.', toString(place - 1), '.response'), result.4['gen_ai.response.id'])]), results, arrayEnumerate(results))),
+      [arrayReverseSort(result -> (result.1 != '', result.2, result.3), arrayMap(event -> (
+        multiIf(isNotNull(toFloat64OrNull(event.4['gen_ai.evaluation.score.value'])), event.4['gen_ai.evaluation.score.value'],
+          lower(event.4['gen_ai.evaluation.score.label']) IN ('pass', 'passed', 'true', 'yes', 'correct', 'relevant', 'success', 'succeeded'), '1',
+          lower(event.4['gen_ai.evaluation.score.label']) IN ('fail', 'failed', 'false', 'no', 'incorrect', 'not_relevant', 'irrelevant', 'failure'), '0', ''),
+          event.2, event.3, event.4),
+        arrayFilter(event -> event.1 = 'gen_ai.evaluation.result', arrayZip(Events.Name, Events.Timestamp, arrayEnumerate(Events.Name), Events.Attributes))))])[1]
+      AS Map(LowCardinality(String), String)),
+    CAST(map() AS Map(LowCardinality(String), String))) CODEC(LZ4),
   INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,
   INDEX idx_time Timestamp TYPE minmax GRANULARITY 64,
   INDEX idx_batch BatchId TYPE minmax GRANULARITY 64
@@ -96,6 +114,16 @@ CREATE TABLE IF NOT EXISTS otel.otel_logs (
   ReceivedAt DateTime64(3) DEFAULT now64(3),
   BatchId UInt64 DEFAULT 0,
   BatchPos UInt32 DEFAULT 0,
+  Rewards Map(LowCardinality(String), String) DEFAULT if(if(EventName != '', EventName, LogAttributes['event.name']) = 'gen_ai.evaluation.result',
+    CAST(arrayFilter(pair -> pair.2 != '', [
+      ('agentlightning.reward.0.name', LogAttributes['gen_ai.evaluation.name']),
+      ('agentlightning.reward.0.value', multiIf(isNotNull(toFloat64OrNull(LogAttributes['gen_ai.evaluation.score.value'])), LogAttributes['gen_ai.evaluation.score.value'],
+        lower(LogAttributes['gen_ai.evaluation.score.label']) IN ('pass', 'passed', 'true', 'yes', 'correct', 'relevant', 'success', 'succeeded'), '1',
+        lower(LogAttributes['gen_ai.evaluation.score.label']) IN ('fail', 'failed', 'false', 'no', 'incorrect', 'not_relevant', 'irrelevant', 'failure'), '0', '')),
+      ('agentlightning.reward.0.label', LogAttributes['gen_ai.evaluation.score.label']),
+      ('agentlightning.reward.0.time', toString(toUnixTimestamp64Nano(Timestamp))),
+      ('agentlightning.reward.0.response', LogAttributes['gen_ai.response.id'])]) AS Map(LowCardinality(String), String)),
+    CAST(map() AS Map(LowCardinality(String), String))) CODEC(LZ4),
   INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,
   INDEX idx_time Timestamp TYPE minmax GRANULARITY 64,
   INDEX idx_batch BatchId TYPE minmax GRANULARITY 64

@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from opentelemetry import trace
@@ -38,13 +38,18 @@ def emit_reward(
 ) -> SpanCoreFields:
     """Emit a reward: a number, or {name: number} with `primary_key` as the name of the primary one.
 
+    Its span has an event for each, as OpenTelemetry records evaluations, for other tools; ours read the attributes.
+
     Raises TypeError for a reward that is neither, ValueError for a dimension that is not a number or a missing primary key.
     """
     held: dict[str, Any] = {}
-    for index, (name, value) in enumerate(_dimensions(reward, primary_key)):
+    dimensions = _dimensions(reward, primary_key)
+    for index, (name, value) in enumerate(dimensions):
         held[conventions.reward_name_key(index)] = name
         held[conventions.reward_value_key(index)] = value
-    return emit_annotation({**held, **(attributes or {})}, propagate)
+    held = flatten_attributes({**held, **(attributes or {})})
+    check_attributes_sanity(held)
+    return _emit(conventions.SPAN_ANNOTATION, held, propagate, ok=True, evaluations=dimensions)
 
 
 def as_number(value: Any) -> float | None:
@@ -99,12 +104,16 @@ def warn_where_lost(span: trace.Span) -> None:
         _log.warning("a span of an emitter goes nowhere: no tracer provider is set up (run under a runner or opentelemetry-instrument)")
 
 
-def _emit(name: str, attributes: Mapping[str, Any], propagate: bool, *, ok: bool = False) -> SpanCoreFields:
+def _emit(
+    name: str, attributes: Mapping[str, Any], propagate: bool, *, ok: bool = False, evaluations: Sequence[tuple[str, float]] = ()
+) -> SpanCoreFields:
     clean = sanitize_attributes(attributes)
     now = time.time()
     if propagate:
         span = trace.get_tracer(TRACER).start_span(name, attributes=clean)
         warn_where_lost(span)
+        for dimension, value in evaluations:
+            span.add_event(conventions.EVALUATION, {conventions.EVALUATION_NAME: dimension, conventions.EVALUATION_SCORE: value})
         if ok:
             span.set_status(Status(StatusCode.OK))
         span.end()

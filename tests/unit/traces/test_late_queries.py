@@ -9,6 +9,7 @@ from agl_otel.traces import observed
 from agl_otel.traces.names import NAMES
 from agl_otel.traces.schema import statements
 from agl_otel.traces.sql import named_query
+from agl_otel_hook import conventions
 
 
 def selected(sql: str) -> str:
@@ -35,13 +36,12 @@ def test_the_columns_read_for_facts_are_those_they_use() -> None:
     [column] = re.findall(r"^  Facts .*?CODEC", named_query("schema"), re.M | re.S)
     queries = "".join(named_query(name) for name in ("figures", "run_figures"))
     asked = re.findall(r"Facts\[\{(\w+):String\}\]|mapContains\(Facts, \{(\w+):String\}\)", queries)
-    names = {one or other for one, other in asked} - {"reward", "given"}  # of a run's figures: the caller's, which begin with the prefix
+    names = {one or other for one, other in asked}
     names |= set(re.findall(r'"(\w+)"', inspect.getsource(observed))) & set(NAMES) - {
         "seal",
         "attempt",
         "annotation",
         "llm",
         "task",
-        "prefix",
     }
-    assert {f"'{NAMES[name]}'" for name in names} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{NAMES['prefix']}'"}
+    assert {f"'{NAMES[name]}'" for name in names} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{conventions.REWARD}.'"}

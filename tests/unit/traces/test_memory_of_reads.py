@@ -93,6 +93,7 @@ def calls(order: list[int], ids: int = IDS) -> Any:
                 "Temperature": [0.0] * count,
                 "TopP": [0.0] * count,
                 "Sampling": [""] * count,
+                "ResponseId": [""] * count,
                 "Rewards": [None] * count,
                 "PromptTokenIds": pa.ListArray.from_arrays(offsets, pa.array(held)),
                 "ResponseTokenIds": pa.ListArray.from_arrays(pa.array([0] * (count + 1), pa.int32()), pa.array([], pa.uint32())),
