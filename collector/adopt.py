@@ -1,21 +1,24 @@
 """Adoption: turn a quiet trace in which no span was identified into a rollout of its own, with mode `production`.
 
-This makes traces of a running product usable for training. The rollout id is derived from the trace id, and the queue holds one attempt
-for it; two passes therefore agree, and a pass that died is finished by the next. Order: start the rollout at the queue (an existing id is
+This makes traces of a running product usable for training. Traces with the same `gen_ai.conversation.id` (the first in each) become one
+rollout, also those that go quiet when it has ended. The rollout id is derived from the trace id or the conversation's, and the queue
+holds one attempt for it; two passes therefore agree, and a pass that died is finished by the next. Order: start the rollout at the queue (an existing id is
 returned unchanged), copy the spans and log records, end the attempt. A client that waits for a production rollout to finish therefore
 finds its spans. Later spans are copied by the late pass and change nothing at the queue.
 
-The input is read from the root span (see INPUTS); None if it has none. A root span with an error makes a failed attempt.
+The input is read from the root span (see INPUTS); None if it has none. A root span with an error makes a failed attempt. Of a
+conversation, the first trace's root has the input, and the last's decides.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agl_otel.collector import faults
-from agl_otel.collector.late_pass import ADOPTED, LatePass
+from agl_otel.collector.late_pass import ADOPTED, CONVERSATION, LatePass
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.spans.tolerant import json_of
@@ -29,6 +32,10 @@ INPUTS: Final = ("gen_ai.input.messages", "input.value", conventions.OPERATION_I
 """Root span attributes that may hold the input, in order of precedence: OpenTelemetry, OpenInference, ours, OpenLLMetry."""
 
 
+Adopted = list[tuple[AttemptedRollout, Sequence[str]]]
+"""Rollouts, each with the ids of traces that it is made of."""
+
+
 class Root(NamedTuple):
     """The root span of a trace: a row of sql/adopt_roots.sql."""
 
@@ -38,22 +45,34 @@ class Root(NamedTuple):
     status: str
     message: str
     inputs: Mapping[str, str]
+    conversation: str
+    """Empty if no span has one."""
     first: float
     """Start of the trace, in Unix seconds."""
     last: float
 
-    def request(self) -> EnqueueRolloutRequest:
-        """Build the request for the rollout that this trace becomes."""
-        error = self.message or "the root span ended with an error"
-        metadata: dict[str, Any] = {
-            "trace_id": self.trace_id,
-            "service": self.service,
-            "name": self.name,
-            "first_time": self.first,
-            "last_time": self.last,
-            **({"error": error} if self.status == "Error" else {}),
-        }
-        return EnqueueRolloutRequest(input=input_of(self.inputs), mode="production", rollout_id=ADOPTED + self.trace_id, metadata=metadata)
+    @property
+    def rollout_id(self) -> str:
+        """The id of the rollout that this trace becomes, or becomes a part of."""
+        if self.conversation:
+            return CONVERSATION + hashlib.sha256(self.conversation.encode()).hexdigest()[:32]
+        return ADOPTED + self.trace_id
+
+
+def request(roots: Sequence[Root]) -> EnqueueRolloutRequest:
+    """Build the request for the rollout that these traces become: one, or several of a conversation."""
+    first, *_, last = *sorted(roots, key=lambda root: root.first), max(roots, key=lambda root: root.last)
+    error = last.message or "the root span ended with an error"
+    metadata: dict[str, Any] = {
+        "trace_id": first.trace_id,
+        "service": first.service,
+        "name": first.name,
+        "first_time": first.first,
+        "last_time": last.last,
+        **({"conversation_id": first.conversation, "trace_ids": [root.trace_id for root in roots]} if first.conversation else {}),
+        **({"error": error} if last.status == "Error" else {}),
+    }
+    return EnqueueRolloutRequest(input=input_of(first.inputs), mode="production", rollout_id=first.rollout_id, metadata=metadata)
 
 
 def input_of(attributes: Mapping[str, str]) -> Any:
@@ -91,26 +110,35 @@ class Adoption:
             async for traces in self._late.traces("adopt_traces", asked):
                 await self._finish(await self._start(traces))
 
-    async def _start(self, traces: Sequence[str]) -> list[AttemptedRollout]:
+    async def _start(self, traces: Sequence[str]) -> Adopted:
         params = {"traces": list(traces), "inputs": list(INPUTS)}
         rows = await self._late.rows(named_query("adopt_roots"), params)
         roots = [Root(*row) for row in rows]  # pyright: ignore[reportArgumentType] - the columns are those of Root
-        started = await self._queue.start([root.request() for root in roots])
+        parts: dict[str, list[Root]] = {}
+        for root in roots:
+            parts.setdefault(root.rollout_id, []).append(root)
+        started = await self._queue.start([request(part) for part in parts.values()])
         faults.failpoint("adopt-started")
-        return started
+        return [(rollout, [root.trace_id for root in parts[rollout.rollout_id]]) for rollout in started]
 
-    async def _unfinished(self) -> list[AttemptedRollout]:
+    async def _unfinished(self) -> Adopted:
         """Find the rollouts that an earlier pass started and did not end."""
-        found = await self._queue.query_rollouts(
-            rollout_id_contains=ADOPTED, mode_in=["production"], status_in=["preparing", "running"], limit=1000
-        )
-        return [rollout for rollout in found.items if isinstance(rollout, AttemptedRollout) and rollout.rollout_id.startswith(ADOPTED)]
+        adopted: Adopted = []
+        for prefix in (ADOPTED, CONVERSATION):
+            found = await self._queue.query_rollouts(
+                rollout_id_contains=prefix, mode_in=["production"], status_in=["preparing", "running"], limit=1000
+            )
+            for rollout in found.items:
+                if isinstance(rollout, AttemptedRollout) and rollout.rollout_id.startswith(prefix):
+                    adopted.append((rollout, (rollout.metadata or {}).get("trace_ids") or [rollout.rollout_id.removeprefix(ADOPTED)]))
+        return adopted
 
-    async def _finish(self, rollouts: Sequence[AttemptedRollout]) -> None:
-        """Copy the spans and logs of these traces with their ids, and end the open attempts."""
-        if not rollouts:
+    async def _finish(self, adopted: Adopted) -> None:
+        """Copy the spans and logs of the traces with the ids of their rollouts, and end the open attempts."""
+        if not adopted:
             return
-        ids = {r.rollout_id.removeprefix(ADOPTED): (r.rollout_id, r.attempt.attempt_id) for r in rollouts}
+        rollouts = [rollout for rollout, _ in adopted]
+        ids = {trace_id: (rollout.rollout_id, rollout.attempt.attempt_id) for rollout, traces in adopted for trace_id in traces}
         await self._late.copy_spans(list(ids), ids)
         await self._late.copy_logs(list(ids))
         faults.failpoint("adopt-copied")

@@ -36,6 +36,8 @@ ROWS: Final = 2_000  # rows decided and copied together
 SHARD_ROWS: Final = 1_000_000  # rows without ids in one part of a pass over everything
 ADOPTED: Final = "ro-trace-"
 """Prefix of an adopted trace's rollout id; the trace id follows."""
+CONVERSATION: Final = "ro-conversation-"
+"""Prefix of the rollout id of adopted traces with a conversation id; a hash of that follows."""
 
 
 class Numbers(Protocol):
@@ -180,6 +182,7 @@ _NAMES: Final = {
     "sequence": conventions.SEQUENCE_ID,
     "invalid": conventions.INVALID,
     "adopted": ADOPTED,
+    "conversation": CONVERSATION,
     "train": f"{conventions.TRAIN}.",
 }
 

@@ -15,7 +15,7 @@ from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.log_records import evaluated
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.rows import rewards_of, unread_labels
-from agl_otel.traces.tokens import Table, reward_rows
+from agl_otel.traces.tokens import Table, reward_rows, strings
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
 from agl_otel.types.columns import AttemptKey
@@ -39,6 +39,8 @@ class AttemptFigures(Model):
     """The last primary reward; None where there is none, or it does not count (types/scores.py)."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
     """The last value of each named dimension."""
+    conversation_ids: list[str] = Field(default_factory=list[str])
+    """The values of `gen_ai.conversation.id` on its spans, in order of time."""
     unread_labels: dict[str, int] = Field(default_factory=dict[str, int])
     """Evaluations without a score whose label stands for no number: {label: how many}. They are no rewards."""
     spans: int = 0
@@ -91,6 +93,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
     facts = ReadFacts.of(table)
     rows = reward_rows(table)
     rewards, unread = rewards_of(rows), unread_labels(rows)
+    conversations = _conversations(table)
     sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
         [("IsSpan", "sum"), ("IsError", "sum"), ("IsFirstChoice", "sum"), ("ReadTokens", "sum"), ("ResponseTokens", "sum")]
     )
@@ -108,6 +111,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             final=is_final(verdict, attempt, now),
             reward=primary[-1] if primary and is_usable(primary[-1]) else None,
             rewards={reward.name or str(reward.index): reward.value for reward in own if math.isfinite(reward.value)},
+            conversation_ids=conversations.get(key, []),
             unread_labels=unread.get(key, {}),
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
@@ -117,6 +121,14 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
         )
         found.append(figures)
     return found
+
+
+def _conversations(table: Table) -> dict[AttemptKey, list[str]]:
+    named = table.select(["RolloutId", "AttemptId", "ConversationId", "Time"]).filter(np.array([name != "" for name in strings(table, "ConversationId")], bool))
+    found: dict[AttemptKey, dict[str, None]] = {}
+    for row in sorted(named.to_pylist(), key=lambda row: row["Time"]):
+        found.setdefault((row["RolloutId"], row["AttemptId"]), {})[row["ConversationId"]] = None
+    return {key: list(names) for key, names in found.items()}
 
 
 def is_final(verdict: Verdict, attempt: Attempt, now: float) -> bool:
@@ -206,6 +218,7 @@ class OutlineSpan(Model):
     """For a call recorded by the proxy, the agent's own span of the same call, drawn as one node with it; empty if there is none."""
     model_version: str
     agent: str
+    conversation_id: str = ""
     tool: str
     incomplete: str
     sampling: list[str]
@@ -250,6 +263,7 @@ def _outline_span(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
         response_id=row["ResponseId"],
         model_version=row["ModelVersion"],
         agent=row["Agent"],
+        conversation_id=row["ConversationId"],
         tool=row["Tool"],
         incomplete=row["Incomplete"],
         sampling=contract.notes({}) if (contract := Contract.loads(row["Sampling"])) is not None else [],

@@ -9,7 +9,7 @@ WHERE TraceId IN (
     AND ReceivedAt >= fromUnixTimestamp64Milli({since:Int64}))
 GROUP BY TraceId
 HAVING max(ReceivedAt) <= fromUnixTimestamp64Milli({quiet:Int64})
-  AND countIf(RolloutId NOT IN ('', concat({adopted:String}, TraceId))) = 0
+  AND countIf(RolloutId NOT IN ('', concat({adopted:String}, TraceId)) AND NOT startsWith(RolloutId, {conversation:String})) = 0
   AND countIf(mapContains(SpanAttributes, {invalid:String})) = 0
   AND countIf(startsWith(SpanName, {train:String})) = 0
   AND uniqExact(SpanId) > uniqExactIf(SpanId, RolloutId != '')

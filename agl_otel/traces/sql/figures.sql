@@ -12,18 +12,18 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, if(IsRecord, sipH
   mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND ResponseTokens > 0) AS IsCall,
   toInt64OrZero(Facts[{call:String}]) AS Call,
   IsCall AND toInt64OrZero(Facts[{choice:String}]) > 0 AS IsFurtherChoice, IsCall AND NOT IsFurtherChoice AS IsFirstChoice,
-  Rewards, (IsCounted OR IsRecord) AND notEmpty(Rewards) AS IsReward,
+  ConversationId, Rewards, (IsCounted OR IsRecord) AND notEmpty(Rewards) AS IsReward,
   StatusCode = 'Error' AS IsError, if(IsFurtherChoice, 0, greatest(PromptTokens, if(IsCall, toUInt64OrZero(Facts[{input_tokens:String}]), 0))) AS ReadTokens,
   ResponseTokens
 FROM (
-  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, Facts, Rewards, '' AS Evaluated, false AS IsRecord, StatusCode,
+  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, ConversationId, Facts, Rewards, '' AS Evaluated, false AS IsRecord, StatusCode,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens
   FROM otel.otel_traces
   PREWHERE RolloutId IN {rollouts:Array(String)}
   ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId
   LIMIT 1 BY RolloutId, AttemptId, TraceId, SpanId
   UNION ALL
-  SELECT RolloutId, AttemptId, TraceId, '', '', '', SequenceId, Timestamp, map(), Rewards, SpanId, true, '', 0, 0
+  SELECT RolloutId, AttemptId, TraceId, '', '', '', SequenceId, Timestamp, '', map(), Rewards, SpanId, true, '', 0, 0
   FROM otel.otel_logs
   PREWHERE RolloutId IN {rollouts:Array(String)}
   WHERE notEmpty(Rewards)

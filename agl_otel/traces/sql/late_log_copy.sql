@@ -2,7 +2,8 @@
 INSERT INTO otel.otel_logs
 WITH known AS (
   SELECT TraceId, SpanId, RolloutId, AttemptId,
-    (SpanName = {attempt:String} AND ParentSpanId = '') OR RolloutId = concat({adopted:String}, TraceId) AS Opens
+    (SpanName = {attempt:String} AND ParentSpanId = '') OR RolloutId = concat({adopted:String}, TraceId)
+      OR startsWith(RolloutId, {conversation:String}) AS Opens
   FROM otel.otel_traces
   WHERE RolloutId != '' AND TraceId IN {traces:Array(String)}
   ORDER BY TraceId, SpanId, SequenceId, RolloutId, AttemptId

@@ -55,6 +55,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
     OR startsWith(key, 'agentlightning.reward.'), SpanAttributes) CODEC(LZ4),
   HasMedia Bool
     DEFAULT multiSearchAny(SpanAttributes['gen_ai.input.messages'], ['"image', '"input_image', '"blob"', '"uri"', '"file"', '"audio', '"input_audio', '"video', '"input_video']),
+  ConversationId String DEFAULT SpanAttributes['gen_ai.conversation.id'] CODEC(LZ4),
   Rewards Map(LowCardinality(String), String) DEFAULT multiIf(
     mapExists((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts), mapFilter((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts),
     has(Events.Name, 'gen_ai.evaluation.result'), CAST(arrayMap(results -> arrayFlatten(arrayMap((result, place) -> arrayFilter(pair -> pair.2 != '', [

@@ -215,6 +215,48 @@ async def test_an_adopted_rollout_records_its_origin(late_store: LateStore, queu
     assert rollout.metadata["last_time"] - rollout.metadata["first_time"] == pytest.approx(10)
 
 
+def turn(trace: int, conversation: str, age: float, **more: Any) -> list[Row]:
+    named = {"attributes": {conventions.CONVERSATION_ID: conversation}}
+    root, call = span(1, 0, age=age, **more), span(2, 1, age=age - 1, **named)
+    return [{**each, "traceId": f"{trace:032x}"} for each in (root, call)]
+
+
+async def test_traces_of_one_conversation_become_one_rollout(late_store: LateStore, queue: LocalQueue) -> None:
+    await late_store.store([*turn(3, "c 1", 80), *turn(2, "c 1", 90, attributes={"input.value": "first"}), *turn(4, "c 2", 90), *turn(5, "", 90)])
+    assert (await late_store.run())["adopted"] == 3
+    rollouts = {rollout.rollout_id: rollout for rollout in (await queue.client.query_rollouts()).items}
+    joined = {row["traceId"][-1]: row["rollout"] for row in late_store.copies()}
+    assert joined["2"] == joined["3"] != joined["4"] and joined["5"] == f"{late_pass.ADOPTED}{5:032x}"
+    one = rollouts[joined["2"]]
+    assert (one.input, one.status, one.metadata and one.metadata["conversation_id"]) == ("first", "succeeded", "c 1")
+    await late_store.store(turn(6, "c 1", 0))
+    late_store.clock.advance(70)
+    assert await late_store.run() == {"spans": 2, "logs": 0, "adopted": 0, "began": late_store.clock.now}, "a turn after the rollout's end"
+    await late_store.store([{**span(9, 2), "traceId": f"{6:032x}"}])
+    assert (await late_store.run())["spans"] == 1
+    copies = [row for row in late_store.copies() if row["rollout"] == one.rollout_id]
+    assert [row["traceId"][-1] for row in copies] == ["2", "2", "3", "3", "6", "6", "6"]
+    assert sorted(row["sequence"] for row in copies) == list(range(1, 8)) and len({row["attempt"] for row in copies}) == 1
+    assert len((await queue.client.query_rollouts()).items) == 3
+
+
+async def test_a_conversations_pass_that_dies_is_finished_by_the_next(late_store: LateStore, queue: LocalQueue) -> None:
+    await late_store.store([*turn(2, "c", 90), *turn(3, "c", 80)])
+
+    def die() -> None:
+        raise ProcessLookupError
+
+    faults.hooks["adopt-started"] = die
+    with pytest.raises(ProcessLookupError):
+        await late_store.run()
+    faults.hooks.clear()
+    late_store.since = late_store.clock.now
+    await late_store.run()
+    (rollout,) = (await queue.client.query_rollouts()).items
+    assert rollout.status == "succeeded" and {row["rollout"] for row in late_store.copies()} == {rollout.rollout_id}
+    assert len(late_store.copies()) == 4
+
+
 async def test_steps_of_training_runs_are_not_adopted(late_store: LateStore, queue: LocalQueue) -> None:
     await late_store.store([span(1, 0, age=80, name="agentlightning.train.step"), span(2, 1, age=80, name="agentlightning.train.evidence")])
     await late_store.store([{**span(3, 0, age=80, name="agentlightning.train.run"), "traceId": f"{2:032x}"}])

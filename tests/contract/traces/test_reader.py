@@ -170,6 +170,14 @@ async def test_choices_of_a_call_count_as_one_call_with_one_prompt(engine: Trace
     assert calls.several_choices.tolist() == [True, True, True, False, False]
 
 
+async def test_conversation_ids_are_read_with_figures_and_spans(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(2, attributes={conventions.CONVERSATION_ID: "b"}), row(1, attributes={conventions.CONVERSATION_ID: "a"}), row(3))
+    (figures,) = await reader.figures([attempt()])
+    assert figures.conversation_ids == ["a", "b"]
+    outline, _ = await reader.outline("ro-1", limit=10)
+    assert [span.conversation_id for span in outline] == ["a", "b", ""]
+
+
 async def test_a_call_is_named_after_the_nearest_agent_above_it(engine: TraceStore, reader: TraceReader) -> None:
     insert(
         engine,
