@@ -27,17 +27,25 @@ def may_have_records(span: Span) -> bool:
 def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) -> list[Span]:
     """Add the log records with an event name to their spans: as events, or as attributes that the span lacks (DETAILS).
 
-    Our own attributes are not taken from records: agents write records, and could make a span pass for a call of the proxy.
+    DETAILS that is an event of its span becomes attributes, too. Our own attributes are not taken from either: agents write them, and could
+    make a span pass for a call of the proxy.
     A record is a mapping with `trace_id`, `span_id`, `event_name`, `body` (any JSON value) and `attributes`.
     """
     found: dict[tuple[str, str], list[Event]] = {}
     details: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def add(key: tuple[str, str], fields: Mapping[str, Any]) -> None:
+        details.setdefault(key, {}).update((name, value) for name, value in fields.items() if not name.startswith(_OURS))
+
+    for span in spans:
+        for event in span.events:
+            if event.name == DETAILS:
+                add((span.trace_id, span.span_id), event.attributes)
     for record in records:
         key, name, attributes = (record["trace_id"], record["span_id"]), record.get("event_name"), record.get("attributes") or {}
         if name == DETAILS:
             body = record.get("body")
-            fields = {**(body if isinstance(body, Mapping) else {}), **attributes}
-            details.setdefault(key, {}).update((name, value) for name, value in fields.items() if not name.startswith(_OURS))
+            add(key, {**(body if isinstance(body, Mapping) else {}), **attributes})
         elif name:
             found.setdefault(key, []).append(Event(name=name, attributes={**attributes, "body": record.get("body")}))
     return [_with(span, found.get(key, ()), details.get(key, {})) for span in spans for key in [(span.trace_id, span.span_id)]]

@@ -55,7 +55,7 @@ def unread_of(rewards: Mapping[str, str]) -> list[str]:
 
 
 class Evaluation(NamedTuple):
-    """An event `gen_ai.evaluation.result`. The later of two is the greater."""
+    """An event `gen_ai.evaluation.result`."""
 
     time: int
     """Unix nanoseconds."""
@@ -79,10 +79,11 @@ def evaluations_by_call(spans: Iterable[Readable]) -> dict[str, Evaluation]:
     found: dict[str, Evaluation] = {}
     for span in spans:
         if not _is_late(span):
-            for each in evaluations_of(span):
+            for each in reversed(evaluations_of(span)):
                 response = each.response_id or str(attributes_of(span).get(conventions.RESPONSE_ID, ""))
                 for key in {str(getattr(span, "span_id", "")), response} - {""}:
-                    found[key] = max(each, found.get(key, each))
+                    if key not in found or each.time >= found[key].time:
+                        found[key] = each
     return found
 
 
@@ -158,7 +159,8 @@ def find_final_reward(spans: Sequence[Readable]) -> float | None:
     emitted = [(span, value) for span in reversed(spans) if (value := emitted_reward(span)) is not None]
     if given := [value for span, value in emitted if conventions.REWARD_GIVEN in attributes_of(span)]:
         return given[0]
-    last = max((each for span in spans if not _is_late(span) for each in evaluations_of(span) if math.isfinite(each.value)), default=None)
+    evaluated = [[each for each in evaluations_of(span) if math.isfinite(each.value)] for span in spans if not _is_late(span)]
+    last = max((found[0] for found in evaluated if found), default=None)
     if emitted and (last is None or _began(emitted[0][0]) > last.time):
         return emitted[0][1]
     return None if last is None else last.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from agl_otel.spans.rewards import dimensions_of, unread_of
@@ -93,17 +94,19 @@ def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Rewar
     last. Dimensions without a number are left out.
     """
     emitted: dict[AttemptKey, list[tuple[int, list[Reward]]]] = {}
-    evaluations: dict[AttemptKey, list[Reward]] = {}
+    evaluations: dict[AttemptKey, list[tuple[tuple[int, str, int], Reward]]] = {}
     given: dict[AttemptKey, list[Reward]] = {}
     for row in rows:
         key, found = (row["RolloutId"], row["AttemptId"]), _rewards_in(row)
         if conventions.reward_time_key(0) in row["Rewards"]:
-            evaluations.setdefault(key, []).extend(found)
+            name = row["Rewards"].get(conventions.reward_name_key(0), "")
+            evaluations.setdefault(key, []).extend(((each.time or 0, name, -place), each) for place, each in enumerate(found))
         elif conventions.REWARD_GIVEN in row["Rewards"]:
             given.setdefault(key, []).extend(found)
         elif found:
             emitted.setdefault(key, []).append((int(row["Time"]), found))
-    rewards = {key: _placed(emitted.get(key, []), evaluations.get(key, [])) + given.get(key, []) for key in emitted | evaluations | given}
+    ordered = {key: [each for _, each in sorted(found, key=itemgetter(0))] for key, found in evaluations.items()}
+    rewards = {key: _placed(emitted.get(key, []), ordered.get(key, [])) + given.get(key, []) for key in emitted | ordered | given}
     return {key: found for key, found in rewards.items() if found}
 
 
@@ -131,9 +134,12 @@ def _rewards_in(row: Mapping[str, Any]) -> list[Reward]:
 
 
 def _placed(emitted: Sequence[tuple[int, list[Reward]]], evaluations: Iterable[Reward]) -> list[Reward]:
-    """Return the emitted rewards [(time, rewards of one span)] in their order, each evaluation after the last that is not later than it."""
+    """Return the emitted rewards [(time, rewards of one span)] in their order, each evaluation after the last that is not later than it.
+
+    Both are in order.
+    """
     after: list[list[Reward]] = [[] for _ in range(len(emitted) + 1)]
-    for evaluation in sorted(evaluations, key=lambda each: (each.time or 0, each.name)):
+    for evaluation in evaluations:
         place = next((n for n in range(len(emitted), 0, -1) if emitted[n - 1][0] <= (evaluation.time or 0)), 0)
         after[place].append(evaluation)
     return [*after[0], *(each for (_, own), later in zip(emitted, after[1:], strict=True) for each in (*own, *later))]

@@ -28,5 +28,6 @@ DIALECT = Dialect(
         Content("gen_ai.tool.call.arguments", role="assistant"),
         Content("gen_ai.tool.call.result", role="tool"),
         Content("gen_ai.tool.message", role="tool"),
+        Content("gen_ai.evaluation.explanation"),
     ),
 )

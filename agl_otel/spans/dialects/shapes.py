@@ -240,10 +240,16 @@ def _function(call: Json) -> Json:
 
 
 def from_events(span: SpanLike) -> Conversation:
-    """Events `gen_ai.{system,user,assistant,tool}.message` and `gen_ai.choice`; a log record becomes one by `with_records`."""
-    prompt: list[Message] = []
-    reply: list[Message] = []
+    """Events `gen_ai.{system,user,assistant,tool}.message` and `gen_ai.choice`; a log record becomes one by `with_records`.
+
+    Also the forms before 1.28: `gen_ai.prompt` and `gen_ai.completion`, on the span or on events `gen_ai.content.{prompt,completion}`.
+    """
+    prompt, reply = _of_lists(span.attributes or {})
     for event in getattr(span, "events", None) or ():
+        if event.name in WHOLE_EVENTS:
+            asked, answered = _of_lists(event.attributes or {})
+            prompt, reply = prompt + asked, reply + answered
+            continue
         body = _event_body(event.attributes or {})
         if event.name in EVENTS:
             entry = {"role": EVENTS[event.name], **body, **({"tool_call_id": body["id"]} if "id" in body else {})}
@@ -256,6 +262,13 @@ def from_events(span: SpanLike) -> Conversation:
             else:
                 reply += _of_blocks({"role": "assistant"}, parsed) or [{"role": "assistant", "content": as_text(message)}]
     return Conversation(prompt, reply, None)
+
+
+def _of_lists(attributes: Attributes) -> tuple[list[Message], list[Message]]:
+    """Read `gen_ai.prompt` and `gen_ai.completion`: lists of messages, as JSON."""
+    found = [loads(value) if isinstance(value := attributes.get(key), str) else value for key in ("gen_ai.prompt", "gen_ai.completion")]
+    asked, answered = (cast("list[Json]", each) if isinstance(each, (list, tuple)) else [] for each in found)
+    return [plain_message(each) for each in asked], [plain_message({"role": "assistant", **each}) for each in answered]
 
 
 def _of_blocks(message: Json, content: Any) -> list[Message]:
@@ -301,6 +314,8 @@ def _block_text(blocks: Sequence[Json]) -> str:
     return "\n".join(str(part["text"]) for part in map(_block_part, blocks) if part["type"] == "text")
 
 
+WHOLE_EVENTS: Final = frozenset({"gen_ai.content.prompt", "gen_ai.content.completion"})
+"""Events up to 1.27 with all messages of the prompt, or of the reply."""
 EVENTS: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 """{name of an event: the role of its message}."""
 
