@@ -2,9 +2,9 @@
 
 This makes traces of a running product usable for training. Traces with the same `gen_ai.conversation.id` (the first in each) become one
 rollout, also those that go quiet when it has ended. The rollout id is derived from the trace id or the conversation's, and the queue
-holds one attempt for it; two passes therefore agree, and a pass that died is finished by the next. Order: start the rollout at the queue (an existing id is
-returned unchanged), copy the spans and log records, end the attempt. A client that waits for a production rollout to finish therefore
-finds its spans. Later spans are copied by the late pass and change nothing at the queue.
+holds one attempt for it; two passes therefore agree, and a pass that died is finished by the next. Order: start the rollout at the queue
+(an existing id is returned unchanged), copy the spans and log records, end the attempt. A client that waits for a production rollout to
+finish therefore finds its spans. Later spans are copied by the late pass and change nothing at the queue.
 
 The input is read from the root span (see INPUTS); None if it has none. A root span with an error makes a failed attempt. Of a
 conversation, the first trace's root has the input, and the last's decides.

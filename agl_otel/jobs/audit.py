@@ -32,7 +32,10 @@ FROM otel_traces
 WHERE SpanName = '{conventions.SPAN_LLM}' AND notEmpty(ResponseTokenIds) AND RolloutId BETWEEN {{first:String}} AND {{last:String}}
   AND (RolloutId, AttemptId) IN (
     SELECT RolloutId, AttemptId FROM otel_traces
-    WHERE RolloutId BETWEEN {{first:String}} AND {{last:String}} AND mapContains(SpanAttributes, '{conventions.reward_value_key(0)}'))
+    WHERE RolloutId BETWEEN {{first:String}} AND {{last:String}} AND mapContains(Rewards, '{conventions.reward_value_key(0)}')
+    UNION ALL
+    SELECT RolloutId, AttemptId FROM otel_logs
+    WHERE RolloutId BETWEEN {{first:String}} AND {{last:String}} AND mapContains(Rewards, '{conventions.reward_value_key(0)}'))
 """
 
 

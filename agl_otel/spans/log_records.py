@@ -54,8 +54,8 @@ def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) ->
 def with_evaluations(spans: Sequence[Span], records: Iterable[Mapping[str, Any]], *, whole: bool) -> list[Span]:
     """Add evaluations that are log records to their spans, as events.
 
-    A record's span is that with its ids, else that of the model call whose response it names, else, if `spans` are whole attempts, the first
-    of its attempt. A record is a mapping with `rollout_id`, `attempt_id`, `trace_id`, `span_id`, `response_id` and `event`.
+    A record's span is that with its ids, else that of the model call whose response it names, else, if `spans` are whole attempts, the
+    first of its attempt. A record is a mapping with `rollout_id`, `attempt_id`, `trace_id`, `span_id`, `response_id` and `event`.
     """
     keys = [
         (span.rollout_id, span.attempt_id, span.trace_id, span.span_id, str(span.attributes.get(conventions.RESPONSE_ID, "")))

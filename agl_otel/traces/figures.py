@@ -124,7 +124,9 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
 
 
 def _conversations(table: Table) -> dict[AttemptKey, list[str]]:
-    named = table.select(["RolloutId", "AttemptId", "ConversationId", "Time"]).filter(np.array([name != "" for name in strings(table, "ConversationId")], bool))
+    named = table.select(["RolloutId", "AttemptId", "ConversationId", "Time"]).filter(
+        np.array([name != "" for name in strings(table, "ConversationId")], bool)
+    )
     found: dict[AttemptKey, dict[str, None]] = {}
     for row in sorted(named.to_pylist(), key=lambda row: row["Time"]):
         found.setdefault((row["RolloutId"], row["AttemptId"]), {})[row["ConversationId"]] = None

@@ -27,12 +27,21 @@ from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
 from agl_otel.traces.names import OUTPUT_MESSAGES, names_in
 from agl_otel.traces.observed import with_derived
-from agl_otel.traces.rows import evaluation_of, event_of, rewards_of, span_of
+from agl_otel.traces.rows import evaluation_of, event_of, rewards_of, span_of, unread_labels
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
-from agl_otel.traces.tokens import Table, call_columns, call_errors, call_texts, distinct_in_order, reward_rows, rollouts_to_read, with_responses
+from agl_otel.traces.tokens import (
+    Table,
+    call_columns,
+    call_errors,
+    call_texts,
+    distinct_in_order,
+    reward_rows,
+    rollouts_to_read,
+    with_responses,
+)
 from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
@@ -377,6 +386,9 @@ class TraceReader:
                 "%d of %d attempts are unproven though their agents ran under the hook, the first of them %s: their spans were not counted",
                 len(alarms), len(verdicts), alarms[0],
             )  # fmt: skip
+        rewarded = reward_rows(table)
+        if labels := sum(unread_labels(rewarded).values(), Counter[str]()):
+            _log.warning("%d evaluations have no score, and labels that stand for no number: %s", labels.total(), dict(labels.most_common(5)))
         calls = call_columns(table)
         read = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
         contents = None
@@ -394,7 +406,7 @@ class TraceReader:
             rollouts=list(rollouts),
             calls=calls,
             call_errors=errors,
-            rewards=with_responses(rewards_of(reward_rows(table)), table),
+            rewards=with_responses(rewards_of(rewarded), table),
             verdicts=verdicts,
             texts=call_texts(contents, calls) if read else None,
             spans=facts.spans,

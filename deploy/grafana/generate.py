@@ -27,6 +27,10 @@ RUN: Final = f"SpanAttributes['{s.TRAIN_RUN}']"
 CALLS: Final = f"otel_traces WHERE SpanName = '{s.SPAN_LLM}' AND $__timeFilter(Timestamp)"
 ONE: Final = "RolloutId = '${rollout}'"
 REWARD_VALUE: Final = s.reward_value_key(0)
+REWARDED: Final = "(SELECT {0} FROM otel_traces UNION ALL SELECT {0} FROM otel_logs)".format(
+    "RolloutId, AttemptId, SequenceId, TraceId, SpanId, Timestamp, Rewards"
+)
+"""Spans and log records, which may be evaluations."""
 PER_SECOND: Final = "greatest(1, $__interval_s)"
 
 
@@ -91,10 +95,10 @@ TRAINING: Final = Dashboard(
         Panel(
             "Rewards of attempts",
             "timeseries",
-            f"SELECT $__timeInterval(Timestamp) AS time, avg(toFloat64OrNull(Facts['{REWARD_VALUE}'])) AS mean,\n"
-            f"  quantile(0.1)(toFloat64OrNull(Facts['{REWARD_VALUE}'])) AS p10,\n"
-            f"  quantile(0.9)(toFloat64OrNull(Facts['{REWARD_VALUE}'])) AS p90\n"
-            f"FROM otel_traces WHERE mapContains(Facts, '{REWARD_VALUE}') AND $__timeFilter(Timestamp) GROUP BY time ORDER BY time",
+            f"SELECT $__timeInterval(Timestamp) AS time, avg(toFloat64OrNull(Rewards['{REWARD_VALUE}'])) AS mean,\n"
+            f"  quantile(0.1)(toFloat64OrNull(Rewards['{REWARD_VALUE}'])) AS p10,\n"
+            f"  quantile(0.9)(toFloat64OrNull(Rewards['{REWARD_VALUE}'])) AS p90\n"
+            f"FROM {REWARDED} WHERE mapContains(Rewards, '{REWARD_VALUE}') AND $__timeFilter(Timestamp) GROUP BY time ORDER BY time",
             "Every reward that was emitted, train and val.",
         ),
         Panel(
@@ -263,8 +267,10 @@ ROLLOUT: Final = Dashboard(
         Panel(
             "Rewards",
             "table",
-            f"SELECT AttemptId AS attempt, SequenceId AS sequence, toFloat64OrNull(Facts['{REWARD_VALUE}']) AS reward, Timestamp AS time\n"
-            f"FROM otel_traces WHERE {ONE} AND mapContains(Facts, '{REWARD_VALUE}') ORDER BY attempt, sequence LIMIT 1 BY TraceId, SpanId",
+            f"SELECT AttemptId AS attempt, SequenceId AS sequence, toFloat64OrNull(Rewards['{REWARD_VALUE}']) AS reward,\n"
+            "  Timestamp AS time\n"
+            f"FROM {REWARDED} WHERE {ONE} AND mapContains(Rewards, '{REWARD_VALUE}') ORDER BY attempt, sequence, time\n"
+            "LIMIT 1 BY TraceId, SpanId, time, Rewards",
         ),
         Panel(
             "Spans",

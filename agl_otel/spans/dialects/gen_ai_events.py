@@ -8,7 +8,7 @@ from agl_otel.spans.dialects.shapes import from_events
 
 DIALECT = Dialect(
     name="gen_ai_events",
-    written_by="OpenTelemetry up to 1.36, strands-agents, and any call whose messages are not captured",
+    written_by="OpenTelemetry up to 1.36 (also the forms before 1.28), strands-agents, and any call whose messages are not captured",
     call=({"gen_ai.operation.name": OPERATIONS},),
     read=from_events,
 )

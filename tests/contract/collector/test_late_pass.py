@@ -216,13 +216,14 @@ async def test_an_adopted_rollout_records_its_origin(late_store: LateStore, queu
 
 
 def turn(trace: int, conversation: str, age: float, **more: Any) -> list[Row]:
-    named = {"attributes": {conventions.CONVERSATION_ID: conversation}}
-    root, call = span(1, 0, age=age, **more), span(2, 1, age=age - 1, **named)
+    root, call = span(1, 0, age=age, **more), span(2, 1, age=age - 1, attributes={conventions.CONVERSATION_ID: conversation})
     return [{**each, "traceId": f"{trace:032x}"} for each in (root, call)]
 
 
 async def test_traces_of_one_conversation_become_one_rollout(late_store: LateStore, queue: LocalQueue) -> None:
-    await late_store.store([*turn(3, "c 1", 80), *turn(2, "c 1", 90, attributes={"input.value": "first"}), *turn(4, "c 2", 90), *turn(5, "", 90)])
+    await late_store.store(
+        [*turn(3, "c 1", 80), *turn(2, "c 1", 90, attributes={"input.value": "first"}), *turn(4, "c 2", 90), *turn(5, "", 90)]
+    )
     assert (await late_store.run())["adopted"] == 3
     rollouts = {rollout.rollout_id: rollout for rollout in (await queue.client.query_rollouts()).items}
     joined = {row["traceId"][-1]: row["rollout"] for row in late_store.copies()}

@@ -129,7 +129,7 @@ async def test_an_evaluation_is_of_the_call_of_its_span_or_of_its_response(engin
     )
     log(engine, record(evaluation(0.3), SpanId="s5"), record(evaluation(0.1, **{conventions.RESPONSE_ID: "r1"}), SpanId="", TraceId=""))
     done = attempt({"x": 4}).model_copy(update={"status": "succeeded"})
-    of = AttemptedRollout(**rollout().model_dump() | {"status": "succeeded"}, attempt=done)
+    of = AttemptedRollout.model_validate({**rollout().model_dump(), "status": "succeeded", "attempt": done})
     traces = await reader.traces([of], [done])
     batch = to_transitions(traces)
     own = call_rewards(traces, batch).tolist()

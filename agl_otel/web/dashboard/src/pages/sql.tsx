@@ -8,7 +8,7 @@ import { duration, number, oneLine } from "../text";
 
 const EXAMPLES: readonly (readonly [string, string])[] = [
   ["Spans by name", "SELECT SpanName, count() AS spans, round(avg(Duration) / 1e6, 1) AS mean_ms, countIf(StatusCode = 'Error') AS errors\nFROM otel_traces\nGROUP BY SpanName\nORDER BY spans DESC"],
-  ["Rewards by hour", "SELECT toStartOfHour(Timestamp) AS hour, count() AS rewards, avg(toFloat64OrNull(Facts['agentlightning.reward.0.value'])) AS mean\nFROM otel_traces\nWHERE SpanName = 'agentlightning.annotation'\nGROUP BY hour\nORDER BY hour"],
+  ["Rewards by hour", "SELECT toStartOfHour(Timestamp) AS hour, count() AS rewards, avg(toFloat64OrNull(Rewards['agentlightning.reward.0.value'])) AS mean\nFROM otel_traces\nWHERE mapContains(Rewards, 'agentlightning.reward.0.value')\nGROUP BY hour\nORDER BY hour"],
   ["Slowest model calls", "SELECT RolloutId, SpanId, Duration / 1e9 AS seconds, length(PromptTokenIds) AS prompt, length(ResponseTokenIds) AS response\nFROM otel_traces\nWHERE SpanName = 'agentlightning.llm'\nORDER BY Duration DESC\nLIMIT 50"],
   ["Errors", "SELECT Timestamp, RolloutId, SpanName, StatusMessage\nFROM otel_traces\nWHERE StatusCode = 'Error'\nORDER BY Timestamp DESC\nLIMIT 100"],
   ["Columns of the spans", "DESCRIBE otel_traces"],
