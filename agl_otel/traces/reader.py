@@ -388,7 +388,7 @@ class TraceReader:
             )  # fmt: skip
         rewarded = reward_rows(table)
         if labels := sum(unread_labels(rewarded).values(), Counter[str]()):
-            _log.warning("%d evaluations have no score, and labels that stand for no number: %s", labels.total(), dict(labels.most_common(5)))
+            _log.warning("%d evaluations have no score, and labels that are no number: %s", labels.total(), dict(labels.most_common(5)))
         calls = call_columns(table)
         read = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
         contents = None
