@@ -34,6 +34,8 @@ class Received:
     error: bool
     start: int
     end: int
+    events: list[tuple[str, dict[str, Any]]]
+    """(name, attributes)."""
 
     @property
     def key(self) -> tuple[Any, Any]:
@@ -123,7 +125,8 @@ class OtlpReceiver(TraceServiceServicer):
                     for s in scope.spans:
                         ids = s.trace_id.hex(), s.span_id.hex(), s.parent_span_id.hex()
                         times = s.start_time_unix_nano, s.end_time_unix_nano
-                        self._spans.append(Received(s.name, *ids, _attributes(s.attributes), resource, s.status.code == 2, *times))
+                        events = [(event.name, _attributes(event.attributes)) for event in s.events]
+                        self._spans.append(Received(s.name, *ids, _attributes(s.attributes), resource, s.status.code == 2, *times, events))
             self._changed.notify_all()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

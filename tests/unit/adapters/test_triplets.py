@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agl_otel.adapters import LlmProxyTraceToTriplet, RewardMatchPolicy, TracerTraceToTriplet, TraceToMessages, TraceTree
-from agl_otel.types import Span
+from agl_otel.types import Event, Span
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import call, proxy_call, reward, span
 
@@ -107,6 +107,20 @@ def test_agents_are_selected_by_the_nearest_one_around_a_call() -> None:
     assert [(t.metadata["response_id"], t.metadata["agent_name"]) for t in found] == [("id-a", "write"), ("id-b", "check")]
     assert [t.metadata["response_id"] for t in TracerTraceToTriplet(agent_match="^write$")(spans)] == ["id-a"]
     assert [t.metadata["agent_name"] for t in TracerTraceToTriplet()(spans)] == ["write", "check", "team"]
+
+
+def evaluated(source: Span, value: float, at: float = 1.0, **attributes: str) -> Span:
+    given = {conventions.EVALUATION_NAME: "judge", conventions.EVALUATION_SCORE: value, **attributes}
+    return source.model_copy(update={"events": [*source.events, Event(name=conventions.EVALUATION, attributes=given, timestamp=at)]})
+
+
+@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()], ids=["spans", "proxy"])
+def test_an_evaluation_is_of_the_call_of_its_span_or_of_its_response(adapter: TracerTraceToTriplet | LlmProxyTraceToTriplet) -> None:
+    """One on an agent's span is of no call, and does not make a judge of the agent."""
+    calls = [proxy_call(name, 2 * n + 1, 2 * n + 2, "root", **{conventions.LLM_CALL: n + 1}) for n, name in enumerate("abcd")]
+    calls[1] = evaluated(evaluated(calls[1], 0.9, 3), 0.2, 4)
+    root = evaluated(evaluated(span("root", 0, 20), 0.7), 0.1, **{conventions.RESPONSE_ID: "id-a"})
+    assert [triplet.reward for triplet in adapter([root, *calls, reward("r", 9, 0.4, "root")])] == [0.1, 0.2, None, 0.4]
 
 
 def test_calls_of_a_judge_are_left_out_unless_wanted() -> None:

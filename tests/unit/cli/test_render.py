@@ -11,7 +11,7 @@ from agl_otel.cli.output import plain, table_of
 from agl_otel.cli.render import SHOWN_CHARACTERS, attempt_tree, span_trees
 from agl_otel.spans.conversations import read_call
 from agl_otel.spans.log_records import with_records
-from agl_otel.types import Attempt, Rollout, Span, Verdict
+from agl_otel.types import Attempt, Event, Rollout, Span, Verdict
 from agl_otel.types.sampling import Contract
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import RECORDED, recorded
@@ -60,6 +60,12 @@ def test_rewards_and_tokens_are_highlighted() -> None:
     reward = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 0.5}
     text = rendered([span("call", "a", None, 0, **attributes), span("grade", "b", None, 1, **reward)])
     assert "2 + 1 tokens, weights 7" in text and "primary = 0.5" in text
+
+
+def test_evaluations_are_highlighted_as_rewards() -> None:
+    given = {conventions.EVALUATION_NAME: "judge", conventions.EVALUATION_LABEL: "pass"}
+    call = span("call", "a", None, 0).model_copy(update={"events": [Event(name=conventions.EVALUATION, attributes=given, timestamp=1.0)]})
+    assert "judge = 1\n" in rendered([call])
 
 
 def test_sampling_that_deviates_from_the_resources_is_marked_as_own() -> None:
