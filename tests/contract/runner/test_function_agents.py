@@ -103,7 +103,8 @@ async def test_an_answer_is_graded_and_reward_dimensions_keep_their_order(stack:
     [span] = stack.spans(rollout, conventions.SPAN_ANNOTATION)
     found = [(span.attributes[conventions.reward_name_key(i)], span.attributes[conventions.reward_value_key(i)]) for i in range(2)]
     assert found == [("right", 1.0), ("length", 3.0)]
-    assert [(name, *event.values()) for name, event in span.events] == [(conventions.EVALUATION, *each) for each in found], "for other tools"
+    evaluations = [(name, *attributes.values()) for name, attributes in span.events]
+    assert evaluations == [(conventions.EVALUATION, *each) for each in found], "for other tools"
 
 
 @pytest.mark.parametrize(
