@@ -18,7 +18,7 @@ from agl_otel.errors import SpanShapeError
 from agl_otel.spans.dialects import DIALECTS, openllmetry
 from agl_otel.spans.dialects.dialect import Conversation, Dialect, Message, as_text, checked, first, numbers
 from agl_otel.spans.dialects.shapes import from_parts
-from agl_otel.spans.tolerant import MALFORMED, json_of
+from agl_otel.spans.tolerant import MALFORMED, json_of, number_of
 from agl_otel.types import SpanLike
 
 NO_MESSAGES: Final = Conversation([], [], None)
@@ -159,4 +159,5 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+    number = number_of(value)  # a text, where a collector stores no types
+    return int(number) if number is not None and math.isfinite(number) else None

@@ -38,12 +38,14 @@ from agl_otel.collector import identify, otlpjson, scan
 from agl_otel.errors import DataError, UnavailableError
 from agl_otel.net.front import HTTP2_PREFACE
 from agl_otel.queue.updates import AttemptUpdate
-from agl_otel.types import EnqueueRolloutRequest
+from agl_otel.spans.log_records import with_evaluations, with_records
+from agl_otel.types import Attempt, EnqueueRolloutRequest
 from agl_otel_hook import conventions
 from agl_otel_hook.varint import varint
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.collector.otlp import request_of, span, span_request
 from tests.contract.collector.stack import until
+from tests.contract.store import test_conventions as conventions_of_ai
 from tests.system.otelcol_process import CONFIGS, Otelcol, World, binary, post
 from tests.system.test_doors import ANSWERS, DOORS, PLACES, SHOWING, TOKEN, VISITORS, found_at
 
@@ -279,6 +281,25 @@ async def test_values_are_stored_as_the_texts_of_the_golden_vectors(world: World
     for row in rows:
         texts = dict(row["SpanAttributes"])
         assert {vector["name"]: texts[vector["name"]] for vector in vectors} == {vector["name"]: vector["text"] for vector in vectors}
+
+
+async def test_cases_of_the_conventions_are_read_like_from_the_python_collector(world: World) -> None:
+    collector = await world.collector()
+    played = [play.values for play in conventions_of_ai.plays()]
+    async with aiohttp.ClientSession(headers={"Content-Type": "application/x-protobuf"}) as session:
+        for number, (vector, form) in enumerate(played):
+            for sent, request in conventions_of_ai.requests_of(vector, f"ro-{number}", "at-1", form):
+                async with session.post(f"{collector.http}/v1/{sent}", data=request) as answer:
+                    assert answer.status == 200, await answer.text()
+    async with world.reader(collector) as reader:
+        await reader.barrier()
+        for number, (vector, form) in enumerate(played):
+            ids = [f"ro-{number}"]
+            spans = with_records(await reader.spans(ids), await reader.events(ids))
+            (read,) = with_evaluations(spans, await reader.evaluations(ids), whole=True)
+            of = Attempt(rollout_id=ids[0], attempt_id="at-1", sequence_id=1, start_time=0.0)
+            found = conventions_of_ai.as_read(read, (await reader.figures([of]))[0])
+            assert {key: found[key] for key in vector["read"]} == vector["read"], (vector["name"], form)
 
 
 async def test_infinite_numbers_and_repeated_keys_in_values_are_stored_like_in_python(world: World) -> None:

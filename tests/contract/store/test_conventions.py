@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agl_otel.spans.conversations import read_call
 from agl_otel.spans.rewards import find_final_reward
 from agl_otel.store import LightningStore
-from agl_otel.types import AttemptedRollout
+from agl_otel.traces.figures import AttemptFigures
+from agl_otel.types import AttemptedRollout, Span
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import key_values
 
@@ -59,27 +60,37 @@ def log_request(vector: Json, ids: Json, form: str) -> ExportLogsServiceRequest:
     return request
 
 
-@pytest.mark.parametrize(("vector", "form"), plays())
-async def test_a_case_of_the_conventions_is_read(store: LightningStore, begun: AttemptedRollout, vector: Json, form: str) -> None:
-    ids = {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
-    sent = [("traces", span_request(vector, ids, form)), *([("logs", log_request(vector, ids, form))] if form in FORMS[1:] else [])]
-    await store.open()
-    async with aiohttp.ClientSession(headers={"Content-Type": "application/x-protobuf"}) as session:
-        for signal, request in sent:
-            for _ in range(2):  # an SDK's retry changes nothing
-                async with session.post(f"{store.description.collector_http}/v1/{signal}", data=request.SerializeToString()) as answer:
-                    assert answer.status == 200, await answer.text()
-    (span,) = await store.spans(begun.rollout_id)
+def requests_of(vector: Json, rollout_id: str, attempt_id: str, form: str) -> list[tuple[str, bytes]]:
+    """Return (signal, OTLP) of a case for an attempt."""
+    ids = {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id}
+    logs = [("logs", log_request(vector, ids, form).SerializeToString())] if form in FORMS[1:] else []
+    return [("traces", span_request(vector, ids, form).SerializeToString()), *logs]
+
+
+def as_read(span: Span, figures: AttemptFigures) -> Json:
+    """Return all that a case may expect."""
     call = read_call(span)
     assert call is not None
     prompt, reply, _ = call.conversation
-    (figures,) = await store.reader.figures([begun.attempt])
     assert figures.reward == find_final_reward([span])
-    found = {
+    return {
         "prompt": prompt, "reply": reply, "model": call.model, "response_id": call.response_id, "usage": [*call.usage],
         "conversation_id": "".join(figures.conversation_ids), "reward": figures.reward, "rewards": figures.rewards,
         "unread_labels": figures.unread_labels,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("vector", "form"), plays())
+async def test_a_case_of_the_conventions_is_read(store: LightningStore, begun: AttemptedRollout, vector: Json, form: str) -> None:
+    await store.open()
+    async with aiohttp.ClientSession(headers={"Content-Type": "application/x-protobuf"}) as session:
+        for signal, request in requests_of(vector, begun.rollout_id, begun.attempt.attempt_id, form):
+            for _ in range(2):  # an SDK's retry changes nothing
+                async with session.post(f"{store.description.collector_http}/v1/{signal}", data=request) as answer:
+                    assert answer.status == 200, await answer.text()
+    (span,) = await store.spans(begun.rollout_id)
+    (figures,) = await store.reader.figures([begun.attempt])
+    found = as_read(span, figures)
     assert {key: found[key] for key in vector["read"]} == vector["read"]
     outline, _ = await store.reader.outline(begun.rollout_id, limit=10)
     assert outline[0].rewards == figures.rewards
