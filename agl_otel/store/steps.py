@@ -103,9 +103,16 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
         conventions.TRAIN_REFUSED: step.refused,
         conventions.TRAIN_ATTEMPTS: len(linked) + unlinked,
     }
+    proposed = {
+        conventions.RL_SYSTEM: "agl-otel",
+        conventions.RL_RUN: step.run_id,
+        conventions.RL_ALGORITHM: step.algorithm,
+        conventions.RL_ITERATION: step.step,
+        conventions.RL_BATCH_SIZE: step.samples,
+    }
     metrics = {METRIC + name: value for name, value in step.metrics.items() if not isinstance(value, float) or math.isfinite(value)}
     spans = [_span(step, place, {**ids, conventions.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
-    spans.append(_span(step, 0, {**ids, **counts, **metrics}, chunks[0]))
+    spans.append(_span(step, 0, {**ids, **counts, **proposed, **metrics}, chunks[0]))
     return [_request(spans[start : start + REQUEST_SPANS]) for start in range(0, len(spans), REQUEST_SPANS)]
 
 

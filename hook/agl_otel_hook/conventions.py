@@ -169,6 +169,16 @@ TRAIN_METRIC: Final = "agentlightning.train.metric"
 TRAINING_FIGURES: Final = "agl.training."
 """Prefix of the names of a trainer's metrics. Agents' keys may not send them."""
 
+# --- the same as proposed for OpenTelemetry (semantic-conventions-genai, issue 88): written, read by nothing here ----
+RL_SYSTEM: Final = "rl.system"
+"""On the span of a step, not on the resource as proposed; the proposal may change. Always `agl-otel`."""
+RL_RUN: Final = "rl.run.id"
+RL_ALGORITHM: Final = "rl.algorithm"
+RL_ITERATION: Final = "rl.loop.iteration"
+"""The step's number."""
+RL_BATCH_SIZE: Final = "rl.train.batch_size"
+"""Number of samples that the step trained on."""
+
 # --- shown to viewers, never stored ------------------------------------------------------------------------------
 SHOWN_VERDICT: Final = "agentlightning.verdict"
 """Verdict of an attempt, on its first span."""

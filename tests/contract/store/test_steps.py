@@ -90,6 +90,15 @@ async def test_the_outcome_of_a_run_is_the_latest_and_needs_no_step(store: Light
     assert {without, step.run_id} <= {run.run_id for run in await store.training_runs()}
 
 
+async def test_a_step_has_the_attributes_that_are_proposed_for_opentelemetry(store: LightningStore) -> None:
+    step = a_step([key(await attempted(store))], step=3)
+    await store.record_step(step)
+    (span,) = await store.spans_of_traces([trace_id_of(step.run_id)])
+    assert {name: value for name, value in span.attributes.items() if name.startswith("rl.")} == {
+        "rl.system": "agl-otel", "rl.run.id": step.run_id, "rl.algorithm": "grpo", "rl.loop.iteration": 3, "rl.train.batch_size": 1,
+    }  # fmt: skip
+
+
 async def test_links_name_the_root_spans_of_attempts_as_viewers_follow_them(store: LightningStore) -> None:
     rooted, bare = await attempted(store), await attempted(store, root=False)
     step = a_step([key(rooted), key(bare), ("ro-unknown", "at-unknown")])
