@@ -21,6 +21,7 @@ from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
 from agl_otel.spans.dialects.dialect import as_text, first, numbers
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
+from agl_otel.spans.operations import OPERATION, is_no_call
 from agl_otel.spans.rewards import evaluations_of
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict
@@ -38,6 +39,9 @@ CHOICES: Final = "choices"
 """Display-only attribute of the first choice's span of a call with several choices (n > 1): token counts of all its responses."""
 OF_TOOLS: Final = (
     ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result", "", ""),
+    ("gen_ai.retrieval.query.text", "gen_ai.retrieval.documents", "", ""),
+    ("gen_ai.memory.query.text", "gen_ai.memory.records", OPERATION, "search_memory"),
+    ("gen_ai.memory.records", "", "", ""),
     ("ai.toolCall.args", "ai.toolCall.result", "", ""),
     ("tool_arguments", "tool_response", "", ""),
     (conventions.OPERATION_INPUT, conventions.OPERATION_OUTPUT, "", ""),
@@ -169,6 +173,7 @@ def _outline(span: Span) -> Outline:
         is_http=span.kind == "Client" or span.name.partition(" ")[0] in HTTP_METHODS,
         is_proxied=_is_proxied(span),
         choice=whole_of(attributes.get(conventions.LLM_CHOICE, 0)),
+        operation=str(attributes.get(OPERATION, "")),
     )
 
 
@@ -185,7 +190,8 @@ def _is_proxied(span: Span) -> bool:
 
 def _is_model_call(span: Span) -> bool:
     """Return whether the span looks like an instrumentation's model call."""
-    return "gen_ai.request.model" in span.attributes or dialect_of(span) is not None
+    named = "gen_ai.request.model" in span.attributes and not is_no_call(str(span.attributes.get(OPERATION, "")), span.name)
+    return named or dialect_of(span) is not None
 
 
 def _merged(span: Span, proxied: Sequence[Span]) -> Span:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from agl_otel.spans.operations import WORKFLOW
 from agl_otel.types import SpanLike
 from agl_otel_hook import conventions
 
@@ -30,6 +31,7 @@ AGENTS: Final = (
     Mark("Weave", f"{conventions.OPERATION_INPUT}.name", {"type": "agent"}),
     Mark("LangChain under AgentOps", "lc_name", {"span.name": "langchain.Chain."}),
     Mark("OpenTelemetry's conventions", "gen_ai.agent.name"),
+    Mark("OpenTelemetry's conventions until genai 0.1", "gen_ai.workflow.name", {"span.name": WORKFLOW}),
     Mark("OpenLLMetry", "traceloop.entity.name", {"traceloop.span.kind": "agent"}),
     Mark("LangGraph under OpenLLMetry", f"{_TASK}.langgraph_node", {"span.name": "execute_task ", f"{_TASK}.ls_integration": "langgraph"}),
     Mark("Vercel AI SDK", "ai.telemetry.functionId"),

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 from agl_otel.spans.conversations import ModelCall
 from agl_otel.spans.dialects.dialect import Conversation
 from agl_otel.spans.history import SpanKey, place_of
+from agl_otel.spans.operations import is_no_call
 from agl_otel.text import printable
 from agl_otel.types import Span
 from agl_otel_hook import conventions
@@ -21,7 +22,6 @@ HTTP_SPANS: Final = 3  # at most, between an agent's model call and the proxy's
 _STREAMED: Final = ("gen_ai.is_streaming", "llm.is_streaming")  # by OpenLLMetry
 UPSTREAM: Final = "upstream_"
 """How a value of agentlightning.llm.incomplete begins if the model server gave no whole reply."""
-AGENT_SPANS: Final = ("invoke_agent", "create_agent")  # by OpenTelemetry's conventions; they enclose calls and are none
 
 
 @dataclass(eq=False)
@@ -165,6 +165,8 @@ class Outline(NamedTuple):
     is_proxied: bool
     """Whether our proxy recorded it."""
     choice: int
+    operation: str
+    """By OpenTelemetry's conventions for generative AI; empty if it has none."""
 
 
 class Pair(NamedTuple):
@@ -200,13 +202,13 @@ def pairs(spans: Iterable[Outline]) -> list[Pair]:
 
 
 def _is_agents_call(span: Outline) -> bool:
-    return bool(span.model) and not span.is_proxied and not span.name.startswith(AGENT_SPANS)
+    return bool(span.model) and not span.is_proxied and not is_no_call(span.operation, span.name)
 
 
 def _around(span: Outline, places: Mapping[SpanKey, Outline]) -> tuple[Outline | None, tuple[SpanKey, ...]]:
     between: list[SpanKey] = []
     at = places.get(span.parent)
-    while at is not None and not at.model and at.is_http and len(between) < HTTP_SPANS:
+    while at is not None and not at.model and at.is_http and not at.operation and len(between) < HTTP_SPANS:
         between.append(at.key)
         at = places.get(at.parent)
     return (at, tuple(between)) if at is not None and _is_agents_call(at) else (None, ())

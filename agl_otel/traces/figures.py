@@ -13,6 +13,7 @@ from pydantic import Field
 
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.log_records import evaluated
+from agl_otel.spans.operations import TOOL_LIKE, is_agent
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.rows import rewards_of, unread_labels
 from agl_otel.traces.tokens import Table, reward_rows, strings
@@ -221,7 +222,12 @@ class OutlineSpan(Model):
     model_version: str
     agent: str
     conversation_id: str = ""
+    is_agent: bool = False
+    """Whether it is an agent, a workflow or a plan, by OpenTelemetry's conventions."""
+    operation: str = ""
+    """`gen_ai.operation.name`."""
     tool: str
+    """The tool's name; of a retrieval and of memory the operation."""
     incomplete: str
     sampling: list[str]
     """What is unusual about a call's sampling, in words: what its agent set itself, what a policy replaced, raw log-probs."""
@@ -264,9 +270,11 @@ def _outline_span(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
         model=row["Model"],
         response_id=row["ResponseId"],
         model_version=row["ModelVersion"],
-        agent=row["Agent"],
+        agent=row["Agent"] or row["Workflow"],
+        is_agent=is_agent(row["Operation"], row["SpanName"]),
+        operation=row["Operation"],
         conversation_id=row["ConversationId"],
-        tool=row["Tool"],
+        tool=row["Tool"] or (row["Operation"] if row["Operation"] in TOOL_LIKE else ""),
         incomplete=row["Incomplete"],
         sampling=contract.notes({}) if (contract := Contract.loads(row["Sampling"])) is not None else [],
         prompt_tokens=row["PromptTokens"],
@@ -296,4 +304,5 @@ def _outline(span: OutlineSpan) -> Outline:
         is_http=span.kind == "Client",
         is_proxied=span.is_call,
         choice=span.choice,
+        operation=span.operation,
     )

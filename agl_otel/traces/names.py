@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
+from agl_otel.spans.operations import OPERATION, WORKFLOW
 from agl_otel.traces.sql import named_query
 from agl_otel_hook import conventions
 
@@ -57,6 +58,9 @@ NAMES: Final[Mapping[str, str]] = {
     "model": "gen_ai.request.model",
     "response": conventions.RESPONSE_ID,
     "tool": "gen_ai.tool.name",
+    "operation": OPERATION,
+    "workflow": "gen_ai.workflow.name",
+    "workflow_span": WORKFLOW,
 }
 """{parameter: attribute or span name}."""
 

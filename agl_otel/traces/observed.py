@@ -97,10 +97,11 @@ def with_derived(table: Table) -> Table:
         "IsTruncated": facts.parsed("finish", lambda value: '"length"' in value, False, np.bool_),
     }
     in_graph = pc.starts_with(names, NAMES["task"]).to_numpy(zero_copy_only=False) & says("integration", "langgraph")
-    agent, own_agent, node = (facts.texts(name) for name in ("agent", "own_agent", "node"))
-    made["Agent"] = pc.if_else(
-        pc.not_equal(agent, ""), agent, pc.if_else(pc.not_equal(own_agent, ""), own_agent, pc.if_else(in_graph, node, ""))
-    )
+    workflow = pc.if_else(pc.starts_with(names, NAMES["workflow_span"]), facts.texts("workflow"), "")
+    agent = pc.if_else(in_graph, facts.texts("node"), workflow)
+    for name in ("own_agent", "agent"):
+        agent = pc.if_else(pc.not_equal(facts.texts(name), ""), facts.texts(name), agent)
+    made["Agent"] = agent
     rewards = _whole(read, "Rewards")
     made |= {"Rewards": rewards, "Evaluated": read.column("Evaluated"), "Time": time}
     made["IsReward"] = (counted | record) & (np.diff(rewards.offsets.to_numpy()) > 0)

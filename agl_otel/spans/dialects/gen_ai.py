@@ -28,6 +28,10 @@ DIALECT = Dialect(
         Content("gen_ai.tool.call.arguments", role="assistant"),
         Content("gen_ai.tool.call.result", role="tool"),
         Content("gen_ai.tool.message", role="tool"),
+        Content("gen_ai.retrieval.query.text"),
+        Content("gen_ai.retrieval.documents", role="tool"),
+        Content("gen_ai.memory.query.text"),
+        Content("gen_ai.memory.records"),
         Content("gen_ai.evaluation.explanation"),
     ),
 )

@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
       'agentlightning.seal.dropped', 'agentlightning.seal.closing', 'agentlightning.llm.caller',
       'agentlightning.llm.call', 'agentlightning.llm.choice', 'agentlightning.llm.prefix_call', 'agentlightning.llm.prefix_choice',
       'agentlightning.llm.model_version', 'agentlightning.llm.incomplete', 'agentlightning.llm.retry_of', 'gen_ai.agent.name',
-      'agent.name', 'traceloop.association.properties.langgraph_node', 'traceloop.association.properties.ls_integration',
+      'agent.name', 'gen_ai.workflow.name', 'traceloop.association.properties.langgraph_node', 'traceloop.association.properties.ls_integration',
       'gen_ai.response.finish_reasons', 'gen_ai.request.temperature', 'gen_ai.request.top_p',
       'agentlightning.llm.sampling', 'gen_ai.usage.input_tokens', 'gen_ai.usage.output_tokens', 'gen_ai.response.id')
     OR startsWith(key, 'agentlightning.reward.'), SpanAttributes) CODEC(LZ4),

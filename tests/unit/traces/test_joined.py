@@ -45,7 +45,14 @@ def test_a_span_around_several_calls_or_an_agent_is_not_a_call() -> None:
     several = [call("a", "loop", "r1", call=1), call("b", "loop", "r2", call=2)]
     assert within(span("loop", model="m"), *several) == {}
     assert within(span("invoke_agent x", model="m"), call("proxy", "invoke_agent x", "r1")) == {}
+    assert within(span("plan", model="m", operation="plan"), call("proxy", "plan", "r1")) == {}
+    assert within(span("kb", model="embedder", operation="retrieval"), call("proxy", "kb", "r1")) == {}
     assert within(span("chat", model="m", response_id="other"), call("proxy", "chat", "r1")) == {}
+
+
+def test_a_client_span_with_an_operation_is_not_one_of_http() -> None:
+    memory = span("search_memory", "chat", kind="Client", operation="search_memory")
+    assert within(span("chat", model="m"), memory, call("proxy", "search_memory", "r1")) == {}
 
 
 def test_further_choices_are_nodes_of_their_own() -> None:

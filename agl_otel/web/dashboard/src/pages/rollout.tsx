@@ -145,4 +145,4 @@ const Kinds = ({ of }: { of: Kind[] }) => (
 );
 
 const kindOf = (span: OutlineSpan): Kind =>
-  Object.keys(span.rewards).length ? "reward" : span.is_call || span.model ? "model" : span.tool ? "tool" : span.agent ? "agent" : span.name.startsWith("agentlightning.") ? "ours" : "other";
+  Object.keys(span.rewards).length ? "reward" : span.is_call ? "model" : span.is_agent ? "agent" : span.tool ? "tool" : span.model ? "model" : span.agent ? "agent" : span.name.startsWith("agentlightning.") ? "ours" : "other";
