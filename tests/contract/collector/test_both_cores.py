@@ -136,7 +136,7 @@ def test_clickhouse_stores_what_the_specification_says(stored_rows: ChdbEngine, 
             )
             expected, _ = rows(PythonCore(), signal, raw, identities)
             stored = as_stored(stored_rows, signal, batch)
-            given = {"BatchId", "BatchPos", "SequenceId", "Rewards"}  # of the last, no insert has a column
+            given = {"BatchId", "BatchPos", "SequenceId", "ConversationId", "Rewards"}  # of the last two, no insert has a column
             assert [{n: v for n, v in row.items() if n not in given} for row in stored] == [
                 {n: v for n, v in row if n not in given} for row in expected
             ]

@@ -43,5 +43,6 @@ def test_the_columns_read_for_facts_are_those_they_use() -> None:
         "annotation",
         "llm",
         "task",
+        "workflow_span",
     }
     assert {f"'{NAMES[name]}'" for name in names} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{conventions.REWARD}.'"}
