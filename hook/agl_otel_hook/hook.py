@@ -31,7 +31,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agl_otel_hook import autoload, conventions, declared, exporters, forks, joining, otlp, versions
+from agl_otel_hook import autoload, conventions, declared, exporters, forks, joining, mcp_servers, otlp, versions
 from agl_otel_hook.context import AttemptContext, Key, begin_in, carried_context, from_environment, key_of, with_ids
 from agl_otel_hook.export import ExportProcessor
 from agl_otel_hook.guard import never_raises, note_failure, while_running
@@ -395,6 +395,7 @@ def pre_instrument() -> None:
     if attempt is not None:
         begin_in(with_ids(attempt.key, carried_context(os.environ)))
         joining.begin(os.environ)
+        mcp_servers.begin()
 
 
 @never_raises

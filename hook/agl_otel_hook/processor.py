@@ -26,7 +26,7 @@ UNCOUNTED = frozenset({conventions.SPAN_SEAL, conventions.SPAN_ATTEMPT})
 
 
 class AttemptProcessor(SpanProcessor):
-    """Set ids (from attributes, else baggage, else `fallback`) and marker on starting spans, and count spans as they start and end.
+    """Set ids (from attributes, else baggage, else the open parent, else `fallback`) and marker on starting spans, and count spans as they start and end.
 
     `on_idle` is called with the attempt when its last open span has ended. Added to a provider after the export processors, it counts a
     span as ended only when they have it. Limits on attributes, and what the agent sets, cannot take ids and marker from an ended span; if
@@ -53,7 +53,7 @@ class AttemptProcessor(SpanProcessor):
         """Mark the span (OpenTelemetry calls this)."""
         if span.name in UNCOUNTED:
             return
-        key = key_of_attributes(span) or key_of(parent_context, self._fallback)
+        key = key_of_attributes(span) or key_of(parent_context, self._of_parent(span) or self._fallback)
         if key is None:
             return
         context = span.get_span_context()
@@ -68,6 +68,11 @@ class AttemptProcessor(SpanProcessor):
             ids[conventions.LATE] = True
         opened[span_id] = key, weakref.ref(span, lambda _: opened.pop(span_id, None)), ids  # a span may be collected without having ended
         span.set_attributes(ids)
+
+    def _of_parent(self, span: Span) -> Key | None:
+        """Return the attempt of a parent that is open here: a server's span may have had baggage that is not in the current context."""
+        known = self._open.get(span.parent.span_id) if span.parent is not None else None
+        return known[0] if known is not None else None
 
     @never_raises
     def _on_ending(self, span: ReadableSpan) -> None:
