@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from wrapt import register_post_import_hook, wrap_function_wrapper
@@ -21,7 +22,7 @@ INHERITED: Final = (
     *(conventions.ENV_HOOK, conventions.ENV_HOOK_SKIP, conventions.ENV_HOOK_PACKAGES),
 )
 """Besides those of OpenTelemetry, OTEL_*. The task is not among them."""
-INJECT: Final = os.path.join(os.path.dirname(__file__), "inject")
+INJECT: Final = str(Path(__file__).with_name("inject"))
 
 
 @never_raises

@@ -26,11 +26,12 @@ UNCOUNTED = frozenset({conventions.SPAN_SEAL, conventions.SPAN_ATTEMPT})
 
 
 class AttemptProcessor(SpanProcessor):
-    """Set ids (from attributes, else baggage, else the open parent, else `fallback`) and marker on starting spans, and count spans as they start and end.
+    """Set ids and marker on starting spans, and count spans as they start and end.
 
-    `on_idle` is called with the attempt when its last open span has ended. Added to a provider after the export processors, it counts a
-    span as ended only when they have it. Limits on attributes, and what the agent sets, cannot take ids and marker from an ended span; if
-    its exporter loses them all the same, the reader misses a span.
+    Ids are those of the span's attributes, else of the baggage, else of the parent that is open here, else `fallback`. `on_idle` is called
+    with the attempt when its last open span has ended. Added to a provider after the export processors, it counts a span as ended only
+    when they have it. Limits on attributes, and what the agent sets, cannot take ids and marker from an ended span; if its exporter loses
+    them all the same, the reader misses a span.
     """
 
     def __init__(self, ledger: Ledger, *, fallback: Key | None = None, on_idle: Callable[[Key], None] | None = None) -> None:

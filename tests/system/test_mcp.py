@@ -45,8 +45,8 @@ from opentelemetry import trace
 
 async def main():
     url = os.environ.get("MCP_URL")
-    server = streamable_http.streamable_http_client(url) if url else stdio_client(StdioServerParameters(command=sys.executable, args=["server.py", "stdio"]))
-    async with server as streams:
+    stdio = StdioServerParameters(command=sys.executable, args=["server.py", "stdio"])
+    async with streamable_http.streamable_http_client(url) if url else stdio_client(stdio) as streams:
         async with ClientSession(*streams[:2]) as session:
             await session.initialize()
             with trace.get_tracer("agent").start_as_current_span("deciding"):

@@ -35,7 +35,8 @@ def request_of(case: Json, ids: Json) -> bytes:
     own = {"name": case["span"]["name"], "kind": case["span"].get("kind", 1), "attributes": case["span"]["attributes"]}
     lead = {"name": "lead", "kind": 1, "attributes": {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "lead"}}
     call = {"name": conventions.SPAN_LLM, "kind": 3, "attributes": {**CALL, **TOKENS}}
-    for place, each in enumerate((lead, own, call)):
+    made: list[Json] = [lead, own, call]
+    for place, each in enumerate(made):
         parent = place.to_bytes(8) if place else b""
         span = group.scope_spans[0].spans.add() if place else group.scope_spans.add().spans.add()
         span.trace_id, span.span_id, span.parent_span_id = b"\x01" * 16, (place + 1).to_bytes(8), parent
@@ -50,9 +51,9 @@ async def test_an_operation_names_an_agent_or_a_tool_and_is_no_call(store: Light
     await store.open()
     ids = {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
     headers = {"Content-Type": "application/x-protobuf"}
-    async with aiohttp.ClientSession(headers=headers) as session:
-        async with session.post(f"{store.description.collector_http}/v1/traces", data=request_of(case, ids)) as answer:
-            assert answer.status == 200, await answer.text()
+    url = f"{store.description.collector_http}/v1/traces"
+    async with aiohttp.ClientSession(headers=headers) as session, session.post(url, data=request_of(case, ids)) as answer:
+        assert answer.status == 200, await answer.text()
     wanted = {"shown": ["", ""], **case["read"]}
     spans = await store.spans(begun.rollout_id)
     found = {span.name: span for span in (await store.reader.outline(begun.rollout_id, limit=10))[0]}
