@@ -26,6 +26,8 @@ DUMMY_API_KEY: Final = "agl-otel"
 PROTOCOLS: Final = ("http/protobuf", "grpc")
 """OTLP protocols that the collector speaks; the first is the one every SDK has."""
 
+_STABILITY: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
+_CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _OTLP: Final = "OTEL_EXPORTER_OTLP_"
 _OTLP_FILES: Final = (f"{_OTLP}CERTIFICATE", f"{_OTLP}CLIENT_CERTIFICATE", f"{_OTLP}CLIENT_KEY")
 _CLEARED_PREFIXES: Final = (f"{_OTLP}TRACES_", f"{_OTLP}LOGS_")
@@ -210,6 +212,8 @@ def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, toke
         "OTEL_LOGS_EXPORTER": with_otlp(base.get("OTEL_LOGS_EXPORTER", "")),
     }
     env.setdefault("OTEL_METRICS_EXPORTER", "none")
+    if base.get(_CAPTURE, "").strip().lower() != "true":  # the latest conventions know other values, and capture nothing for this one
+        env[_STABILITY] = with_latest_genai(base.get(_STABILITY, ""))
     if env.get(declared.VARIABLE):
         env.setdefault(declared.CONFIGURATOR, "agl_otel")
     files = addresses.certificates if addresses.collector_http.startswith("https://") else Certificates()
@@ -229,6 +233,12 @@ def with_otlp(exporters: str) -> str:
     """Add `otlp` to a comma-separated list of exporters, and remove `none`."""
     names = [name for name in (part.strip() for part in exporters.split(",")) if name and name != "none"]
     return ",".join(names if any(name.startswith("otlp") for name in names) else [*names, "otlp"])
+
+
+def with_latest_genai(opted: str) -> str:
+    """Add OpenTelemetry's latest conventions for generative AI to the conventions opted into, unless there is a choice among those."""
+    names = [name for name in (part.strip() for part in opted.split(",")) if name]
+    return ",".join(names if any(name.startswith("gen_ai") for name in names) else [*names, "gen_ai_latest_experimental"])
 
 
 def merged_members(text: str, ours: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from agl_otel.runner.injection import injection
+from agl_otel.spans.conversations import read_call
 from agl_otel_hook import conventions
 from tests.environments import AbsentError, hooked, other_python, unhooked
 from tests.matrix.environments import Environment
@@ -108,6 +109,31 @@ async def test_an_agent_below_a_shell_is_recorded_with_nothing_of_ours_installed
         (found,) = await played(on, framework, framework.plays[:1], Environment(command, ""))
     assert found.problems == []
     assert (found.verdicts, found.exact, found.joined) == ({"complete": 2}, 6, {"traceparent": 6})
+
+
+OFFICIAL = {
+    "heeds the opt-in": ("openai==2.9.0", "opentelemetry-instrumentation-openai-v2==2.4b0", "opentelemetry-util-genai<1"),
+    "has no other conventions": ("openai==3.52.0", "opentelemetry-instrumentation-genai-openai==1.3b0"),
+}
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+async def test_the_official_instrumentations_write_the_latest_conventions(tmp_path: Path, name: str) -> None:
+    packages = ("opentelemetry-sdk==1.45.2", *OFFICIAL[name])
+    try:
+        agent = str(hooked("official", packages, sys.executable))
+    except AbsentError as absent:
+        pytest.skip(str(absent))
+    framework = dataclasses.replace(BY_NAME["openai"], environment={"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "span_only"})
+    async with ground(tmp_path, rollouts=1) as on:
+        (found,) = await played(on, framework, framework.plays[:1], Environment((agent, str(framework.folder / framework.program)), ""))
+        rows = await on.store.reader.query("SELECT DISTINCT RolloutId FROM otel_traces WHERE RolloutId != ''")
+        spans = await on.store.spans([row["RolloutId"] for row in rows])
+    assert found.problems == [] and found.exact == found.calls == 3 and found.joined == {"traceparent": 3}
+    own = [span for span in spans if span.name.startswith("chat ")]
+    said = [read_call(span) for span in own]
+    assert len(own) == 3 and all("gen_ai.input.messages" in span.attributes for span in own)
+    assert all(call is not None and call.conversation.prompt and call.conversation.reply for call in said)
 
 
 @pytest.mark.parametrize("command", ["python agent.py", "opentelemetry-instrument python agent.py"])

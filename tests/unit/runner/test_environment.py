@@ -143,6 +143,7 @@ def test_a_providers_key_and_endpoint_never_reach_the_agent() -> None:
     assert resources["prompt"]["template"] == "{x}"
 
 
+STABILITY, CAPTURE = "OTEL_SEMCONV_STABILITY_OPT_IN", "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 SECRET = "zQ81hunter2notforagents"
 
 
@@ -221,6 +222,22 @@ def test_resource_attributes_are_read_back_by_the_sdk(monkeypatch: pytest.Monkey
 def test_otlp_exporters_are_not_duplicated() -> None:
     assert with_otlp("otlp_proto_http") == "otlp_proto_http"
     assert with_otlp("") == with_otlp("none") == "otlp"
+
+
+@pytest.mark.parametrize(
+    ("users", "set_to"),
+    [
+        ({}, "gen_ai_latest_experimental"),
+        ({STABILITY: "http/dup, database"}, "http/dup,database,gen_ai_latest_experimental"),
+        ({STABILITY: "gen_ai_latest_experimental,http"}, "gen_ai_latest_experimental,http"),
+        ({STABILITY: "gen_ai"}, "gen_ai"),
+        ({CAPTURE: "span_only"}, "gen_ai_latest_experimental"),
+        ({CAPTURE: "true"}, None),  # older conventions' value, with which the latest ones leave messages out
+        ({CAPTURE: "True", STABILITY: "http"}, "http"),
+    ],
+)
+def test_agents_write_the_latest_conventions_unless_they_chose_others(users: dict[str, str], set_to: str | None) -> None:
+    assert telemetry_environment(users, ADDRESSES).get(STABILITY) == set_to
 
 
 def test_a_shared_process_reaches_the_proxy_without_ids_and_keeps_the_users_key() -> None:
