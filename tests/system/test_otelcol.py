@@ -46,6 +46,7 @@ from tests.clickhouse_server import ClickHouseServer
 from tests.contract.collector.otlp import request_of, span, span_request
 from tests.contract.collector.stack import until
 from tests.contract.store import test_conventions as conventions_of_ai
+from tests.contract.store import test_operations as operations_of_ai
 from tests.system.otelcol_process import CONFIGS, Otelcol, World, binary, post
 from tests.system.test_doors import ANSWERS, DOORS, PLACES, SHOWING, TOKEN, VISITORS, found_at
 
@@ -300,6 +301,22 @@ async def test_cases_of_the_conventions_are_read_like_from_the_python_collector(
             of = Attempt(rollout_id=ids[0], attempt_id="at-1", sequence_id=1, start_time=0.0)
             found = conventions_of_ai.as_read(read, (await reader.figures([of]))[0])
             assert {key: found[key] for key in vector["read"]} == vector["read"], (vector["name"], form)
+
+
+async def test_operations_of_the_conventions_are_shown_like_from_the_python_collector(world: World) -> None:
+    collector = await world.collector()
+    async with aiohttp.ClientSession(headers={"Content-Type": "application/x-protobuf"}) as session:
+        for number, case in enumerate(operations_of_ai.CASES):
+            request = operations_of_ai.request_of(case, {conventions.ROLLOUT_ID: f"ro-{number}", conventions.ATTEMPT_ID: "at-1"})
+            async with session.post(f"{collector.http}/v1/traces", data=request) as answer:
+                assert answer.status == 200, await answer.text()
+    async with world.reader(collector) as reader:
+        await reader.barrier()
+        for number, case in enumerate(operations_of_ai.CASES):
+            outline, _ = await reader.outline(f"ro-{number}", limit=10)
+            (own,) = [each for each in outline if each.name == case["span"]["name"]]
+            wanted = {name: case["read"][name] for name in ("is_agent", "agent", "tool")}
+            assert {name: getattr(own, name) for name in wanted} == wanted, case["name"]
 
 
 async def test_infinite_numbers_and_repeated_keys_in_values_are_stored_like_in_python(world: World) -> None:

@@ -214,6 +214,27 @@ async def test_nodes_of_a_langgraph_graph_and_runs_of_our_langchain_handler_are_
     assert traces.calls.agent == ["write", "inner", "check"]
 
 
+async def test_a_workflow_names_calls_that_no_agent_below_it_does(engine: TraceStore, reader: TraceReader) -> None:
+    workflow = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": "crew"}
+    insert(
+        engine,
+        row(1, "invoke_workflow crew", workflow),
+        row(2, "invoke_agent helper", {AGENT_NAME: "helper", "gen_ai.workflow.name": "crew"}, ParentSpanId="s1"),
+        row(3, "search_memory", {"gen_ai.operation.name": "search_memory"}, ParentSpanId="s2"),
+        row(4, "chat m", {"gen_ai.workflow.name": "crew"}, ParentSpanId="s3"),
+        call(5, 1, ParentSpanId="s4"),
+        call(6, 2, ParentSpanId="s1"),
+    )
+    traces = await reader.traces([rollout()], [attempt({"x": 2})])
+    assert traces.calls.agent == ["helper", "crew"]
+    shown, _ = await reader.outline(rollout().rollout_id, limit=10)
+    assert [(each.agent, each.is_agent, each.tool) for each in shown[:3]] == [
+        ("crew", True, ""),
+        ("helper", True, ""),
+        ("", False, "search_memory"),
+    ]
+
+
 async def test_rewards_are_ordered_and_counted_once(engine: TraceStore, reader: TraceReader) -> None:
     two = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": "0.5", "agentlightning.reward.1.name": "style"}
     insert(
