@@ -57,6 +57,7 @@ OTHERS_NOT_RUN: Final = {
     r"pip install": "the package itself: tests/try_wheel.py tries the wheel; others' from where a test has its own environment",
     r"python -(c|m) .*(make_policy|grpo\.server)|OPENAI_BASE_URL=\S+ \S+ agl-otel run": "the server stays: tests/contract/algorithms",
     r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
+    r"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=\S+ vllm serve": "it needs vllm: test_engine_spans.py in tests/contract/store has such an engine",
     r"OTEL_EXPORTER_OTLP_ENDPOINT=\S+ python send\.py": "of docs/otlp.md: a test below runs it on this stack's ports",
     r"python reward_later\.py": "of docs/late-rewards.md: a test below runs it on this stack",
     r"curl -s -d .*/(pause|resume)$": "of a proxy at its usual port: tests/contract/proxy/test_pool.py",
