@@ -83,6 +83,8 @@ async def test_a_span_of_the_engine_is_below_its_call(store: LightningStore, beg
     assert {name: of_engine.attributes[name] for name in LATENCIES} == LATENCIES
     outline = {span.name: span for span in (await store.reader.outline(begun.rollout_id, limit=10))[0]}
     assert outline["llm_request"].parent_id == call.span_id and not outline["llm_request"].is_call
+    verdict = traces.verdicts[begun.rollout_id, begun.attempt.attempt_id]
+    assert verdict.kind == "complete" and verdict.notes[0].startswith("1 span is not counted"), verdict
     assert len(traces.calls) == 1 and len(TraceTree.from_spans([*spans.values()]).find_llm_calls()) == 1
     out = StringIO()
     for tree in span_trees([*spans.values()]):
