@@ -28,7 +28,8 @@ REFUSED: Final = {
     "other_media": "leave audio and video out of the prompt",
     "no_image": "send images as data: URLs or public addresses, not as ids of files at a provider",
     "too_many_tokens": "shorten the conversation, or let it go on without edits, so that its calls become one trajectory",
-    "no_reply": "record messages (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true), or use a form of token ids (--as sft)",
+    "no_reply": "record messages (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only; older instrumentations: true), "
+    "or use a form of token ids (--as sft)",
     "unreadable_messages": "use a form of token ids (--as sft), or an adapter of your own (--adapter)",
     "shortened": "use a form of token ids (--as sft)",
     "prompt_too_long": "raise max_prompt_tokens",

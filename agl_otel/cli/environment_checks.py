@@ -156,7 +156,8 @@ VARIABLES: Final = (
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT|TRACELOOP_TRACE_CONTENT",
         _off,
         "keeps messages out of the agent's spans",
-        "set it to true if adapters should read messages from them; calls through the proxy have them anyway",
+        "set it to true (OTEL_…: to span_only, which older instrumentations call true) if adapters should read messages from them; "
+        "calls through the proxy have them anyway",
     ),
     Variable(
         "OPENINFERENCE_HIDE_(INPUTS|OUTPUTS|INPUT_MESSAGES|OUTPUT_MESSAGES)",
