@@ -5,7 +5,8 @@ them, and may be caused by a parameter, header or model that the agent chose. So
 identifies a Place (a model that the resource leaves to agents, and a key of their own), and its result holds for that Place only.
 
 A server may refuse the fields that request token ids; then calls are sent without them. It may have no route for Messages or Responses, or
-answer there without token ids although its chat/completions returns them; then calls are translated, and can be trained on. The answers
+answer there without token ids, or without all log-probs (vLLM's Responses), although its chat/completions returns them; then calls are
+translated, and can be trained on. The answers
 that triggered a probe are not usable as samples, and are counted. So are those of calls with another distribution than the logits' softmax
 until it is known of which distribution the server's log-probs are (logprob_mode.py).
 """
@@ -35,6 +36,7 @@ MAX_PLACES: Final = 10_000  # remembered places; the least recently called is dr
 MAX_MODEL: Final = 256  # characters of a model's name given by an agent
 NO_ROUTE: Final = frozenset({404, 405, 501})
 REFUSED: Final = frozenset({400, 422})
+_MISSING: Final = {False: "token ids", True: "log-probs of tool calls"}
 logger = logging.getLogger("agl_otel.proxy")
 Translate = Literal["auto", "missing", "always"]
 Ask = Callable[[Dialect, Json], Awaitable[tuple[int, bytes]]]
@@ -178,9 +180,9 @@ class Capabilities:
             self._start(self._detect(detected, place, dialect, ask))
 
     def answered(self, place: Place, call: Call, upstream: Upstream, ask: Ask) -> None:
-        """Start a probe if a call was answered without token ids."""
+        """Start a probe if a call was answered without token ids, or with vLLM's raw messages."""
         useful = self._translate == "auto" or not self._can_translate
-        if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_ids(call.reply):
+        if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_tokens(call.reply):
             self.probe(place, call.dialect, ask)
 
     def sampled(self, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
@@ -212,7 +214,8 @@ class Capabilities:
 
     async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
         status, answer = await _answer(dialect, place, ask)
-        refused = status in REFUSED and names_any(answer, frozenset(dialect.extras))
+        extras = prepare(dialect, dialect.smallest_request, model=None, sampling={}, capture=True).added
+        refused = status in REFUSED and names_any(answer, extras)
         if refused:
             status, answer = await _answer(dialect, place, ask, capture=False)
         reply = _reply(dialect, answer) if status == 200 else Reply()
@@ -221,13 +224,13 @@ class Capabilities:
         detected.again, detected.plain = float("inf"), refused
         if detected.plain:
             logger.warning("%s refuses in /%s what brings token ids: such calls cannot be trained on", place.base_url, place.path)
-        if not dialect.via_chat or not _lacks_ids(reply):
+        if not dialect.via_chat or not _lacks_tokens(reply):
             return
         if not self._can_translate:
             logger.warning(
-                "%s answers /%s without token ids: such calls cannot be trained on. Set up litellm, so that they are asked by "
+                "%s answers /%s without %s: such calls cannot be trained on. Set up litellm, so that they are asked by "
                 "chat/completions, which may have them: %s",
-                *(place.base_url, place.path, HOW),
+                *(place.base_url, place.path, _MISSING[reply.raw_messages], HOW),
             )
         elif self._translate == "auto":
             await self._detect_chat(detected, place, ask)
@@ -260,7 +263,7 @@ class Capabilities:
         reply = _reply(CHAT, answer) if status == 200 else Reply()
         detected.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
         message = (
-            "%s returns token ids in chat/completions but not in /%s: such calls are sent to chat/completions from now on"
+            "%s returns more tokens and log-probs in chat/completions than in /%s: such calls are sent to chat/completions from now on"
             if detected.by_chat
             else "%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on"
         )
@@ -290,7 +293,8 @@ def _reply(dialect: Dialect, answer: bytes) -> Reply:
     return reply
 
 
-def _lacks_ids(reply: Reply) -> bool:
-    """Whether a complete reply has no token ids."""
+def _lacks_tokens(reply: Reply) -> bool:
+    """Whether a complete reply has no token ids, or may lack log-probs of some."""
     sampled = any(choice.finish_reason for choice in reply.choices.values())
-    return sampled and not (reply.bad_ids or reply.too_many_ids) and not any(choice.token_ids for choice in reply.choices.values())
+    without = reply.raw_messages or not any(choice.token_ids for choice in reply.choices.values())
+    return sampled and without and not (reply.bad_ids or reply.too_many_ids)

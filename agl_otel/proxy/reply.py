@@ -105,6 +105,8 @@ class Reply:
     """Whether choices cannot be told apart; they are merged into one."""
     ids_missing: bool = False
     """Whether text without token ids was received between token ids of the same choice."""
+    raw_messages: bool = False
+    """Whether the token ids are those of vLLM's raw messages (dialects/responses.py)."""
     unreadable: bool = False
     """Whether an event of the stream has data that cannot be read."""
     ended: bool = False

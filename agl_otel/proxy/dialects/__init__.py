@@ -12,13 +12,15 @@ from typing import Any, Final, cast
 from agl_otel.proxy.dialects.anthropic import MESSAGES
 from agl_otel.proxy.dialects.dialect import Dialect
 from agl_otel.proxy.dialects.openai import CHAT, COMPLETIONS, EMBEDDINGS, TOKEN_IDS
-from agl_otel.proxy.dialects.responses import RESPONSES
+from agl_otel.proxy.dialects.responses import RAW_FIELDS, RAW_MESSAGES, RESPONSES, texts_of
 from agl_otel.proxy.reply import Json, dicts
 
 __all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "prepare", "take_out", "told_of"]
 
 DIALECTS: Final = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS)}
 _ID_FIELDS: Final = ("prompt_token_ids", "token_ids")
+_RESULTS: Final = {"include": "logprobs"}
+"""{field that requests something: the name of that, where it is another one}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,19 @@ def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sa
         fields["model"] = model
     if not capture:
         return Prepared(fields, frozenset())
-    added = {name: value for name, value in dialect.extras.items() if asked.get(name) is None or asked[name] is False}
-    return Prepared(fields | added, frozenset(added))
+    added = {name: _more(asked.get(name), value) for name, value in dialect.extras.items() if _lacks(asked.get(name), value)}
+    return Prepared(fields | added, frozenset(_RESULTS.get(name, name) for name in added))
+
+
+def _lacks(asked: Any, extra: Any) -> bool:
+    """Return whether the agent did not request `extra`; of a list: all of it."""
+    if asked is None or asked is False:
+        return True
+    return isinstance(extra, list) and isinstance(asked, list) and any(each not in asked for each in cast("list[Any]", extra))
+
+
+def _more(asked: Any, extra: Any) -> Any:
+    return [*cast("list[Any]", asked), *(each for each in extra if each not in asked)] if isinstance(asked, list) else extra
 
 
 def told_of(dialect: Dialect, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,9 +78,15 @@ def take_out(payload: Json, added: frozenset[str]) -> bool:
                 if name in part:
                     del part[name]
                     changed = True
+    if RAW_MESSAGES in added:
+        for part in (payload, *inner):
+            for name in RAW_FIELDS:
+                if part.get(name) is not None:
+                    part[name] = None  # as vLLM answers without the request
+                    changed = True
     if "logprobs" in added:
-        for choice in choices:
-            if choice.get("logprobs") is not None:
-                choice["logprobs"] = None
+        for part in choices or texts_of(payload):
+            if part.get("logprobs") is not None:
+                part["logprobs"] = [] if str(part.get("type")).startswith("response.") else None  # of events: never null
                 changed = True
     return changed
