@@ -120,6 +120,7 @@ def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> di
         out[mask] = [0] * len(out[mask])  # the replies are masked, or what they were sampled after
         if ids == "response_ids":
             out["logprobs"] = [0.0] * len(out["logprobs"])
+            out.pop("routed_experts", None)
     if given and "prompt_ids" in row:
         out["prompt_ids"] = [DROPPED_ID] * len(row["prompt_ids"])
     if "labels" in row:

@@ -78,7 +78,8 @@ async def pass_on(
     """
     call.status = response.status
     call.first_byte = (response.began if isinstance(response, Answer) else 0) or time.time_ns()
-    call.model_version = response.headers.get(conventions.HEADER_MODEL_VERSION, call.model_version)
+    version = response.headers.get(conventions.HEADER_MODEL_VERSION)
+    call.model_version, call.names_version = call.model_version if version is None else version, version is not None
     said = response.headers.getall(conventions.HEADER_SAMPLING, ())
     call.honoured = ",".join(said) if said else None
     vocabulary = response.headers.get(conventions.HEADER_VOCABULARY)

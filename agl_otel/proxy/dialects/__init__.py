@@ -18,7 +18,7 @@ from agl_otel.proxy.reply import Json, dicts
 __all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "prepare", "take_out", "told_of"]
 
 DIALECTS: Final = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS)}
-_ID_FIELDS: Final = ("prompt_token_ids", "token_ids")
+_ID_FIELDS: Final = ("prompt_token_ids", "token_ids", "response_token_ids", "weight_versions")
 _RESULTS: Final = {"include": "logprobs"}
 """{field that requests something: the name of that, where it is another one}."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
+from agl_otel.proxy.engines import VERSIONS, take_answer, take_choice
 from agl_otel.proxy.parts import chat_message, text_part
 from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, string
 
@@ -27,11 +28,14 @@ def take(reply: Reply, payload: Json) -> None:
             reply.mixed_choices = True  # the choice was finished: this is another one's
         reply.prompt(item)
         reply.tokens(choice, item)
+        take_choice(choice, item)
         if finish_reason := string(item.get("finish_reason")):
             choice.finish_reason = finish_reason
         message = item.get("message") or item.get("delta")
         has_text = _take_content(choice, item, cast("Json", message) if isinstance(message, dict) else {})
-        choice.text_without_ids |= has_text and bool(choice.token_ids) and not item.get("token_ids")
+        choice.text_without_ids |= has_text and bool(choice.token_ids) and not (item.get("token_ids") or item.get("response_token_ids"))
+    if "metadata" in payload or "sglext" in payload:
+        take_answer(reply, payload)
 
 
 def _take_content(choice: Choice, item: Json, message: Json) -> bool:
@@ -105,7 +109,7 @@ CHAT: Final = Dialect(
     "chat/completions",
     "chat",
     _BOTH | _CHAT | SAMPLING,
-    {TOKEN_IDS: True, "logprobs": True},
+    {TOKEN_IDS: True, "logprobs": True, VERSIONS: True},
     take,
     _messages,
     chat_message,
@@ -115,7 +119,7 @@ COMPLETIONS: Final = Dialect(
     "completions",
     "text_completion",
     _BOTH | {"best_of", "echo", "prompt", "suffix"} | SAMPLING,
-    {TOKEN_IDS: True, "logprobs": 0},
+    {TOKEN_IDS: True, "logprobs": 0, VERSIONS: True},
     take,
     _prompt,
     _text,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -162,3 +165,120 @@ async def test_a_server_that_refuses_log_probs_of_responses_is_asked_without(eng
     answer, _ = await engine.ask("responses", model="any", input="hello")
     assert isinstance(answer, dict) and answer["status"] == "completed"
     assert "include" not in engine.requests[-1] or engine.requests[-1]["include"] is None
+
+
+def _chat(*, body: dict[str, Any], tokens: int = 2, **choice: Any) -> dict[str, Any]:
+    usage = {"prompt_tokens": 3, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 2}}
+    ids = {"token_ids": list(range(7, 7 + tokens))} if body.get("return_token_ids") else {}
+    logprobs = {"content": [{"token": "t", "logprob": -0.5}] * tokens}
+    message = {"role": "assistant", "content": "hi"}
+    return {
+        "id": "c", "object": "chat.completion", "model": "served", "prompt_token_ids": [1, 2, 3], "usage": usage,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs, **ids, **choice}],
+    }  # fmt: skip
+
+
+def _spans(*spans: tuple[str, int, int]) -> list[dict[str, Any]]:
+    return [{"version": version, "start": start, "end": end} for version, start, end in spans]
+
+
+@pytest.mark.parametrize(
+    ("choice", "version", "by_token"),
+    [
+        ({"weight_versions": _spans(("7", 0, 2))}, "7", None),
+        ({"weight_versions": _spans(("7", 0, 1), ("8", 1, 2))}, "7", [["7", 0, 1], ["8", 1, 2]]),
+        ({"weight_versions": _spans(("default", 0, 2))}, "3", None),  # nobody named them: the version of the resources counts
+        ({"meta_info": {"weight_version": "8"}}, "8", None),
+        ({"meta_info": {"weight_version": "8", "weight_versions": _spans(("7", 0, 1), ("8", 1, 2))}}, "7", [["7", 0, 1], ["8", 1, 2]]),
+    ],
+)
+async def test_the_weights_that_an_engine_names_are_recorded(engine: Engine, choice: dict[str, Any], version: str, by_token: Any) -> None:
+    engine.answers["chat/completions"] = lambda body: _chat(body=body, **choice)
+    answer, span = await engine.ask("chat/completions", model="any", messages=HELLO)
+    assert span.attributes[conventions.LLM_MODEL_VERSION] == version and engine.requests[0]["return_weight_versions"] is True
+    held = span.attributes.get(conventions.LLM_WEIGHT_VERSIONS)
+    assert (json.loads(held) if held else None) == by_token and conventions.LLM_DEFECT not in span.attributes
+    assert isinstance(answer, dict) and "weight_versions" not in answer["choices"][0]
+
+
+async def test_sglang_names_the_weights_and_the_tokens_of_a_whole_answer(engine: Engine) -> None:
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        whole = _chat(body={}, prompt_token_ids=[1, 2, 3], response_token_ids=[7, 8])
+        return {**whole, "prompt_token_ids": None, "metadata": {"weight_version": "8", "weight_versions": _spans(("8", 0, 2))}}
+
+    engine.answers["chat/completions"] = answer
+    shown, span = await engine.ask("chat/completions", model="any", messages=HELLO)
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [7, 8] and span.attributes[conventions.LLM_MODEL_VERSION] == "8"
+    assert span.attributes[conventions.LLM_RESPONSE_LOGPROBS] == [-0.5, -0.5]
+    assert isinstance(shown, dict) and "response_token_ids" not in shown["choices"][0]
+
+
+@pytest.mark.parametrize("spans", [(("7", 0, 1),), (("7", 0, 1), ("8", 1, 3)), (("7", 0, 1), ("8", 0, 2)), (("7", 1, 2),)])
+async def test_versions_of_other_tokens_are_misaligned(engine: Engine, spans: Any) -> None:
+    engine.answers["chat/completions"] = lambda body: _chat(body=body, weight_versions=_spans(*spans))
+    _, span = await engine.ask("chat/completions", model="any", messages=HELLO)
+    assert span.attributes[conventions.LLM_DEFECT] == span.attributes[conventions.LLM_INCOMPLETE] == "routing_misaligned"
+    assert conventions.LLM_WEIGHT_VERSIONS not in span.attributes and not span.error
+
+
+def _npy(experts: Any) -> str:
+    file = io.BytesIO()
+    np.save(file, experts)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+EXPERTS = np.arange(4 * 3 * 2).reshape(4, 3, 2)  # of 3 + 2 - 1 tokens, in 3 layers, with 2 experts each
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "extension", "recorded"),
+    [
+        ({}, {"routed_experts": _npy(EXPERTS.astype(np.uint16))}, None, EXPERTS),
+        ({"routed_experts_prompt_start": 2}, {"routed_experts": _npy(EXPERTS[2:].astype(np.int32))}, None, EXPERTS[2:]),
+        ({}, {}, base64.b64encode(EXPERTS.astype("<i4").tobytes()).decode(), EXPERTS.reshape(4, 6)),
+        ({"routed_experts_start_len": 2}, {}, base64.b64encode(EXPERTS[2:].astype("<i4").tobytes()).decode(), EXPERTS[2:].reshape(2, 6)),
+    ],
+    ids=["vllm", "vllm, from a token on", "sglang", "sglang, from a token on"],
+)
+async def test_experts_are_recorded_with_a_row_for_each_token(
+    engine: Engine, asked: dict[str, Any], choice: dict[str, Any], extension: str | None, recorded: Any
+) -> None:
+    more = {"sglext": {"routed_experts": extension}} if extension else {}
+    engine.answers["chat/completions"] = lambda body: {**_chat(body=body, **choice), **more}
+    _, span = await engine.ask("chat/completions", model="any", messages=HELLO, return_routed_experts=True, **asked)
+    found = np.load(io.BytesIO(base64.b64decode(span.attributes[conventions.LLM_ROUTED_EXPERTS])))
+    assert found.dtype == np.uint8 and np.array_equal(found, recorded) and conventions.LLM_DEFECT not in span.attributes
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [_npy(EXPERTS[:3]), _npy(EXPERTS.astype(float)), base64.b64encode(bytes(5)).decode(), base64.b64encode(bytes(12)).decode(), "?", [1]],
+    ids=["a token less", "no numbers of experts", "a piece", "of three tokens", "no base64", "no text"],
+)
+async def test_experts_of_other_tokens_are_misaligned(engine: Engine, experts: Any) -> None:
+    engine.answers["chat/completions"] = lambda body: _chat(body=body, routed_experts=experts)
+    _, span = await engine.ask("chat/completions", model="any", messages=HELLO, return_routed_experts=True)
+    assert span.attributes[conventions.LLM_DEFECT] == span.attributes[conventions.LLM_INCOMPLETE] == "routing_misaligned"
+    assert conventions.LLM_ROUTED_EXPERTS not in span.attributes and span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("path", "usage", "read", "given"),
+    [
+        ("chat/completions", {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}, 4, 9),
+        ("responses", {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}, 4, 9),
+        ("messages", {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 2}, 4, 9),
+        ("chat/completions", {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": None}, None, 9),
+    ],
+)
+async def test_cached_tokens_are_recorded_by_their_conventional_name(
+    engine: Engine, path: str, usage: dict[str, Any], read: int | None, given: int
+) -> None:
+    text = {"messages": {"type": "message", "content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn"}}
+    response = {"object": "response", "output": [], "status": "completed"}
+    chat = {"choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}]}
+    engine.answers[path] = lambda _: {**({"responses": response} | text).get(path, chat), "usage": usage}
+    _, span = await engine.ask(path, model="any", messages=HELLO, input="hello", max_tokens=9)
+    assert span.attributes.get("gen_ai.usage.cache_read.input_tokens") == read
+    assert span.attributes["gen_ai.usage.input_tokens"] == given
+    assert span.attributes.get("gen_ai.usage.cache_creation.input_tokens") == (2 if path == "messages" else None)
