@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from agl_otel.net.posting import Answer
 from agl_otel.proxy.agent import Agent
-from agl_otel.proxy.dialects import take_out
+from agl_otel.proxy.dialects import is_bare, take_out
 from agl_otel.proxy.outgoing import OVERSIZED, oversized, whole
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import (
@@ -160,7 +160,10 @@ async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> b
             return None
         if not call.reply.ended:
             _record(event, payload, call)
-        shown.append(with_payload(event, payload) if payload is not None and take_out(payload, added) else event)
+        if payload is None or not take_out(payload, added):
+            shown.append(event)
+        elif not is_bare(payload):
+            shown.append(with_payload(event, payload))
     return b"".join(shown)
 
 

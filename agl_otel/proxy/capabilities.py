@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -96,6 +96,8 @@ class _Detected:
     """The earliest time of the next probe."""
     plain: bool = False
     """Whether the server refuses the fields that request token ids."""
+    in_sglext: bool = False
+    """Whether it refuses them in streams only, and takes others there (Dialect.stream_extras)."""
     by_chat: bool = False
     """Whether calls go to chat/completions."""
     logprobs: LogProbs = ""
@@ -141,9 +143,12 @@ class Capabilities:
             return False
         return (self._translate == "always" and self._can_translate) or self._detected.of(place).by_chat
 
-    def is_plain(self, place: Place) -> bool:
-        """Whether calls are sent without the fields that request token ids."""
-        return self._detected.of(place).plain
+    def extras(self, place: Place, dialect: Dialect, *, streamed: bool) -> Mapping[str, Any]:
+        """Return the fields that request token ids; empty where the server refuses them."""
+        detected = self._detected.of(place)
+        if detected.plain:
+            return {}
+        return dialect.stream_extras if streamed and detected.in_sglext else dialect.extras
 
     def logprobs(self, call: Call, place: Place, ask: Ask) -> Callable[[str | None], LogProbs]:
         """Return what tells of which distribution the log-probs of a call that begins now are, by the fingerprint of its answer.
@@ -213,15 +218,16 @@ class Capabilities:
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
-        status, answer = await _answer(dialect, place, ask)
-        extras = prepare(dialect, dialect.smallest_request, model=None, sampling={}, capture=True).added
-        refused = status in REFUSED and names_any(answer, extras)
+        status, answer = await _answer(dialect, place, ask, dialect.extras)
+        refused = _refuses(status, answer, dialect, dialect.extras)
         if refused:
-            status, answer = await _answer(dialect, place, ask, capture=False)
+            status, answer = await _answer(dialect, place, ask, {})
         reply = _reply(dialect, answer) if status == 200 else Reply()
         if not reply.choices:
             return  # inconclusive
         detected.again, detected.plain = float("inf"), refused
+        if not refused and dialect.stream_extras:
+            detected.in_sglext = await self._wants_others_in_streams(dialect, place, ask)
         if detected.plain:
             logger.warning("%s refuses in /%s what brings token ids: such calls cannot be trained on", place.base_url, place.path)
         if not dialect.via_chat or not _lacks_tokens(reply):
@@ -235,11 +241,18 @@ class Capabilities:
         elif self._translate == "auto":
             await self._detect_chat(detected, place, ask)
 
+    async def _wants_others_in_streams(self, dialect: Dialect, place: Place, ask: Ask) -> bool:
+        status, answer = await _answer(dialect, place, ask, {"stream": True, **dialect.extras})
+        if not _refuses(status, answer, dialect, dialect.extras):
+            return False
+        status, answer = await _answer(dialect, place, ask, {"stream": True, **dialect.stream_extras})
+        return status == 200 and b'"output_ids"' in answer
+
     async def _detect_logprobs(self, detected: _Detected, begun: float, outages: int, place: Place, ask: Ask) -> None:
         answers = list[Json]()
         try:
             for temperature in TEMPERATURES:
-                prepared = prepare(CHAT, CHAT.smallest_request, model=place.model, sampling={}, capture=False).fields
+                prepared = prepare(CHAT, CHAT.smallest_request, model=place.model, sampling={}, extras={}).fields
                 status, answer = await ask(CHAT, {**CHAT.smallest_request, **prepared, **FIELDS, "temperature": temperature})
                 answers.append((parse_object(answer) if status == 200 else None) or {})
         finally:
@@ -259,7 +272,7 @@ class Capabilities:
             )
 
     async def _detect_chat(self, detected: _Detected, place: Place, ask: Ask) -> None:
-        status, answer = await _answer(CHAT, place, ask)
+        status, answer = await _answer(CHAT, place, ask, CHAT.extras)
         reply = _reply(CHAT, answer) if status == 200 else Reply()
         detected.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
         message = (
@@ -277,9 +290,14 @@ def names_any(body: bytes, fields: frozenset[str]) -> bool:
     return any(name.encode() in body for name in fields)
 
 
-async def _answer(dialect: Dialect, place: Place, ask: Ask, *, capture: bool = True) -> tuple[int, bytes]:
-    """Send the smallest request, with the fields that request token ids or without; return status and body."""
-    body = dialect.smallest_request | prepare(dialect, dialect.smallest_request, model=place.model, sampling={}, capture=capture).fields
+def _refuses(status: int, answer: bytes, dialect: Dialect, extras: Mapping[str, Any]) -> bool:
+    asked = prepare(dialect, dialect.smallest_request, model=None, sampling={}, extras=extras).added
+    return status in REFUSED and names_any(answer, asked)
+
+
+async def _answer(dialect: Dialect, place: Place, ask: Ask, extras: Mapping[str, Any]) -> tuple[int, bytes]:
+    """Send the smallest request with these fields; return status and body."""
+    body = dialect.smallest_request | prepare(dialect, dialect.smallest_request, model=place.model, sampling={}, extras=extras).fields
     status, answer = await ask(dialect, body)
     if status in REFUSED and b"max_completion_tokens" in answer:  # newer models of OpenAI's take no other limit, and reason first
         status, answer = await ask(dialect, {name: value for name, value in body.items() if name != "max_tokens"})

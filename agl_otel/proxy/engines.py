@@ -2,11 +2,11 @@
 
 | | vLLM (0.33) | SGLang (0.5.23) |
 |---|---|---|
-| versions | `weight_versions` of a choice, if requested | `metadata` of a whole answer (its first choice), or `meta_info` of a choice |
-| experts | `routed_experts` of a choice: base64 of .npy | `routed_experts` of `sglext` (of the first choice) or `meta_info`: base64 of int32 |
-| token ids | `token_ids` of a choice | `response_token_ids` of a choice, or in a stream `input_ids` and `output_ids` of `sglext` |
+| versions | `weight_versions` of a choice, if requested | `metadata` of a whole answer, or `meta_info` of a choice |
+| experts | `routed_experts` of a choice: base64 of .npy | `routed_experts` of `sglext` or `meta_info`: base64 of int32 |
+| token ids | `token_ids` of a choice | `response_token_ids` of a choice; in a stream `input_ids`, `output_ids` of `sglext` |
 
-Both have experts of all tokens but the last, which no forward pass has read, and leave out those of the first prompt tokens if a request
+`metadata` and `routed_experts` of `sglext` are of the first choice. Both have experts of all tokens but the last, which no forward pass has read, and leave out those of the first prompt tokens if a request
 says so.
 """
 

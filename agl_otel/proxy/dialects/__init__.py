@@ -11,11 +11,11 @@ from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.anthropic import MESSAGES
 from agl_otel.proxy.dialects.dialect import Dialect
-from agl_otel.proxy.dialects.openai import CHAT, COMPLETIONS, EMBEDDINGS, TOKEN_IDS
+from agl_otel.proxy.dialects.openai import CHAT, COMPLETIONS, EMBEDDINGS, OUTPUT_IDS, TOKEN_IDS
 from agl_otel.proxy.dialects.responses import RAW_FIELDS, RAW_MESSAGES, RESPONSES, texts_of
 from agl_otel.proxy.reply import Json, dicts
 
-__all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "prepare", "take_out", "told_of"]
+__all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "is_bare", "prepare", "take_out", "told_of"]
 
 DIALECTS: Final = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS)}
 _ID_FIELDS: Final = ("prompt_token_ids", "token_ids", "response_token_ids", "weight_versions")
@@ -33,15 +33,15 @@ class Prepared:
     """Fields that the agent did not request; their results are removed from the answer."""
 
 
-def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sampling: Mapping[str, Any], capture: bool) -> Prepared:
-    """Return the fields to set in the agent's body: the model, defaults for unset sampling parameters, and what capture needs."""
+def prepare(
+    dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sampling: Mapping[str, Any], extras: Mapping[str, Any]
+) -> Prepared:
+    """Return the fields to set in the agent's body: the model, defaults for unset sampling parameters, and `extras`, which capture needs."""
     defaults = told_of(dialect, sampling)
     fields = {name: value for name, value in defaults.items() if asked.get(name) is None}  # null counts as unset
     if model and asked.get("model") != model:
         fields["model"] = model
-    if not capture:
-        return Prepared(fields, frozenset())
-    added = {name: _more(asked.get(name), value) for name, value in dialect.extras.items() if _lacks(asked.get(name), value)}
+    added = {name: _more(asked.get(name), value) for name, value in extras.items() if _lacks(asked.get(name), value)}
     return Prepared(fields | added, frozenset(_RESULTS.get(name, name) for name in added))
 
 
@@ -67,6 +67,11 @@ def as_sampled(asked: Mapping[str, Any], sampling: Mapping[str, Any]) -> Mapping
     return {**sampling, **{name: value for name, value in asked.items() if value is not None}} if sampling else asked
 
 
+def is_bare(payload: Json) -> bool:
+    """Return whether nothing is left of a chunk of SGLang's that had only token ids."""
+    return "sglext" in payload and not any(payload.get(name) for name in ("sglext", "choices", "usage", "error"))
+
+
 def take_out(payload: Json, added: frozenset[str]) -> bool:
     """Remove from an answer, or a chunk of one, what the agent did not request; return whether anything changed."""
     changed = False
@@ -84,6 +89,10 @@ def take_out(payload: Json, added: frozenset[str]) -> bool:
                 if part.get(name) is not None:
                     part[name] = None  # as vLLM answers without the request
                     changed = True
+    if OUTPUT_IDS in added and isinstance(payload.get("sglext"), dict):
+        extension: Json = payload["sglext"]
+        payload["sglext"] = {name: value for name, value in extension.items() if name not in ("input_ids", "output_ids")}
+        changed = True
     if "logprobs" in added:
         for part in choices or texts_of(payload):
             if part.get("logprobs") is not None:

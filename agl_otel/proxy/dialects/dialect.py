@@ -36,6 +36,8 @@ class Dialect:
     """The messages of a request, oldest first, as the agent sent them."""
     convert: Callable[[Any], Json]
     """Convert one of them to the OpenTelemetry conventions."""
+    stream_extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Those for a stream of a server that refuses `extras` there (SGLang)."""
     smallest_request: Json = field(default_factory=dict[str, Any])
     """The smallest request that samples something, without a model."""
     provider: str = "openai"

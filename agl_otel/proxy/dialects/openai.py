@@ -11,6 +11,7 @@ from agl_otel.proxy.parts import chat_message, text_part
 from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, string
 
 TOKEN_IDS: Final = "return_token_ids"
+OUTPUT_IDS: Final = "return_output_ids_in_sglext"
 _USAGE: Final = ("prompt_tokens", "completion_tokens")
 _TEXT: Final = frozenset({"content", "refusal"})
 _REASONING: Final = frozenset({"reasoning_content", "reasoning"})
@@ -113,6 +114,7 @@ CHAT: Final = Dialect(
     take,
     _messages,
     chat_message,
+    {"return_input_ids_in_sglext": True, OUTPUT_IDS: True, "logprobs": True},
     {"messages": HELLO, "max_tokens": 1},
 )
 COMPLETIONS: Final = Dialect(
@@ -123,7 +125,7 @@ COMPLETIONS: Final = Dialect(
     take,
     _prompt,
     _text,
-    {"prompt": "Hi", "max_tokens": 1},
+    smallest_request={"prompt": "Hi", "max_tokens": 1},
     several_prompts=_several_prompts,
 )
 EMBEDDINGS: Final = Dialect(

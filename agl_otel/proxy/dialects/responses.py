@@ -152,7 +152,7 @@ RESPONSES: Final = Dialect(
     take,
     _request_messages,
     _message,
-    {"input": "Hi", "max_output_tokens": 16},  # OpenAI takes no fewer
+    smallest_request={"input": "Hi", "max_output_tokens": 16},  # OpenAI takes no fewer
     sampling={
         "temperature": "temperature",
         "top_p": "top_p",

@@ -29,18 +29,16 @@ class Engine:
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
         self.requests: list[dict[str, Any]] = []
-        self.refusals: list[tuple[bytes, str]] = []
-        """(text in a request, the error that it gets)."""
+        self.refuse: Callable[[dict[str, Any]], str | None] = lambda _: None
+        """Returns the error that a request gets."""
         self.url = ""
         self.stand: Stand
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
-        body = json.loads(raw)
+        body = await request.json()
         self.requests.append(body)
-        for text, error in self.refusals:
-            if text in raw:
-                return web.json_response({"error": {"message": error, "type": "BadRequestError", "code": 400}}, status=400)
+        if (error := self.refuse(body)) is not None:
+            return web.json_response({"error": {"message": error, "type": "BadRequestError", "code": 400}}, status=400)
         given = self.answers[request.path.removeprefix("/v1/")](body)
         if isinstance(given, dict):
             return web.json_response(given)
@@ -160,7 +158,7 @@ async def test_tokens_of_vllms_responses_that_are_not_proven_are_not_recorded(
 
 
 async def test_a_server_that_refuses_log_probs_of_responses_is_asked_without(engine: Engine) -> None:
-    engine.refusals = [(b"message.output_text.logprobs", "logprobs are not supported with gpt-oss models")]
+    engine.refuse = lambda body: "logprobs are not supported with gpt-oss models" if body.get("include") else None
     engine.answers["responses"] = lambda body: _response(body, [_text(body)], [], 1)
     answer, _ = await engine.ask("responses", model="any", input="hello")
     assert isinstance(answer, dict) and answer["status"] == "completed"
@@ -282,3 +280,30 @@ async def test_cached_tokens_are_recorded_by_their_conventional_name(
     assert span.attributes.get("gen_ai.usage.cache_read.input_tokens") == read
     assert span.attributes["gen_ai.usage.input_tokens"] == given
     assert span.attributes.get("gen_ai.usage.cache_creation.input_tokens") == (2 if path == "messages" else None)
+
+
+async def test_a_stream_of_sglang_has_the_tokens_in_its_own_field(engine: Engine) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        whole = _chat(body={}, prompt_token_ids=[1, 2, 3], response_token_ids=[7, 8])
+        if not body.get("stream"):
+            return whole
+        choice = {"index": 0, "delta": {"content": "h"}, "finish_reason": None, "logprobs": {"content": [{"token": "t", "logprob": -0.5}]}}
+        ids = {"sglext": {"input_ids": [1, 2, 3], "output_ids": [[7, 8]]}} if body.get("return_output_ids_in_sglext") else {}
+        last = {**choice, "delta": {"content": "i"}, "finish_reason": "stop"}
+        return [{"id": "c", "choices": [choice]}, {"id": "c", "choices": [last]}, *([{"id": "c", "choices": [], **ids}] if ids else [])]
+
+    engine.refuse = lambda body: (
+        "return_token_ids is not supported with streaming on /v1/chat/completions."
+        if body.get("stream") and body.get("return_token_ids")
+        else None
+    )
+    engine.answers["chat/completions"] = answer
+    _, first = await engine.ask("chat/completions", model="any", messages=HELLO, stream=True)
+    assert conventions.LLM_RESPONSE_TOKEN_IDS not in first.attributes
+    shown, second = await engine.ask("chat/completions", model="any", messages=HELLO, stream=True)
+    while conventions.LLM_RESPONSE_TOKEN_IDS not in second.attributes:  # the probe after the first call tells nobody when it is done
+        shown, second = await engine.ask("chat/completions", model="any", messages=HELLO, stream=True)
+    assert second.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == [1, 2, 3]
+    assert second.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [7, 8]
+    assert second.attributes[conventions.LLM_RESPONSE_LOGPROBS] == [-0.5, -0.5]
+    assert len(shown) == 2 and "sglext" not in json.dumps(shown) and "-0.5" not in json.dumps(shown)
