@@ -50,7 +50,7 @@ def token_versions(calls: CallColumns, texts: CallTexts, rows: Sequence[int], ma
 
 
 def routed_experts(calls: CallColumns, texts: CallTexts, rows: Sequence[int], prompt: int, mask: NDArray[Any]) -> str | None:
-    """Return the experts of a trajectory's tokens as a span has them: base64 of .npy, a row for each token of prompt and response but the last.
+    """Return the experts of a trajectory's tokens as a span has them: a row for each token of prompt and response but the last.
 
     Those of a token are of the first call that read it, as in the engine's cache. None if those of a call are not known, or begin after
     what the calls before have.

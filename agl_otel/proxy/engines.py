@@ -6,8 +6,8 @@
 | experts | `routed_experts` of a choice: base64 of .npy | `routed_experts` of `sglext` or `meta_info`: base64 of int32 |
 | token ids | `token_ids` of a choice | `response_token_ids` of a choice; in a stream `input_ids`, `output_ids` of `sglext` |
 
-`metadata` and `routed_experts` of `sglext` are of the first choice. Both have experts of all tokens but the last, which no forward pass has read, and leave out those of the first prompt tokens if a request
-says so.
+`metadata` and `routed_experts` of `sglext` are of the first choice. Both engines have experts of all tokens but the last, which no forward
+pass has read, and leave out those of the first prompt tokens if a request says so.
 """
 
 from __future__ import annotations

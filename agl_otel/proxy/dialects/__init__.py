@@ -36,7 +36,7 @@ class Prepared:
 def prepare(
     dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sampling: Mapping[str, Any], extras: Mapping[str, Any]
 ) -> Prepared:
-    """Return the fields to set in the agent's body: the model, defaults for unset sampling parameters, and `extras`, which capture needs."""
+    """Return the fields to set in the agent's body: the model, defaults for unset sampling parameters, and the `extras` of capture."""
     defaults = told_of(dialect, sampling)
     fields = {name: value for name, value in defaults.items() if asked.get(name) is None}  # null counts as unset
     if model and asked.get("model") != model:
