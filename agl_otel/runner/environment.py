@@ -159,7 +159,7 @@ def process_environment(
 
 
 def llm_environment(llm: LLM, *, root: str | None = None) -> dict[str, str]:
-    """Build the variables that point model SDKs at `llm`. `root` is the base URL of Anthropic's and Google's protocols, if they are served."""
+    """Build the variables that point model SDKs at `llm`. `root` is the base URL of Anthropic's and Google's protocols, where served."""
     env = {
         "OPENAI_BASE_URL": llm.endpoint,
         "OPENAI_API_BASE": llm.endpoint,

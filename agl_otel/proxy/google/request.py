@@ -52,10 +52,11 @@ def _object(value: Any) -> Json:
 
 
 def _parts(content: Any) -> list[Json]:
-    """Return the parts of a content, which may also be a text, or a list of parts."""
+    """Return the parts of a content, which may also be a text, a part, or a list of parts."""
     if isinstance(content, str):
         return [{"text": content}]
-    parts: Any = content if isinstance(content, list) else _object(content).get("parts")
+    held = _object(content)
+    parts: Any = content if isinstance(content, list) else held.get("parts", held if "text" in held else None)
     return [{"text": part} if isinstance(part, str) else part for part in _items(parts)]
 
 

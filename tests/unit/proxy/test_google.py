@@ -32,6 +32,7 @@ def calls(*identities: str) -> list[dict[str, Any]]:
         (["hi"], [{"role": "user", "content": "hi"}]),
         ([{"parts": [{"text": "a"}, {"text": "b"}]}], [{"role": "user", "content": "a\nb"}]),
         ({"parts": {"text": "a"}}, [{"role": "user", "content": "a"}]),
+        ({"text": "a"}, [{"role": "user", "content": "a"}]),
         ([{"role": "model", "parts": [{"text": "a"}, {"text": "b"}]}], [{"role": "assistant", "content": "ab"}]),
         (
             [{"role": "model", "parts": [{"text": "hm", "thought": True}, {"text": "a"}]}],
