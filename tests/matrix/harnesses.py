@@ -119,8 +119,9 @@ HARNESSES: Final = (
             ),
         ),
         "itself",
-        "by `telemetry` of its settings, with `traces`; it sends no `traceparent`. It sends `topP` 0.95 and `topK` 64, its sub-agent does not: "
-        '`sampling_policy = "enforce"` of GRPO replaces both. It shortens its history only before a message of the user, so not within a question.',
+        "by `telemetry` of its settings, with `traces`; it sends no `traceparent`. It sends `topP` 0.95 and `topK` 64, its sub-agent does "
+        'not: `sampling_policy = "enforce"` of GRPO replaces both. It shortens its history only before a message of the user, so not '
+        "within a question.",
         program="agent.sh",
     ),
     Framework(

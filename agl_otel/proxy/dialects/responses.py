@@ -3,8 +3,9 @@
 A stream has the content twice: as deltas, and whole in its last event, which replaces the deltas.
 
 vLLM answers `enable_response_messages` with `input_messages` and `output_messages`, which hold the token ids of the prompt and of the reply
-(vLLM pull request 29549). Log-probs are only those of text (`include`): a reply that calls a tool has none, or fewer than tokens. If vLLM
-ran tools of its own, the messages have more tokens than `usage` counts.
+(vLLM pull request 29549). Log-probs are at the text (`include`): of a whole answer those of all tokens, also of thinking and tool calls; a
+reply without text has none. A stream has only those of the events with text, and of some twice where an event has more than text: they are
+taken where the reply is one text. If vLLM ran tools of its own, the messages have more tokens than `usage` counts.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ def take(reply: Reply, payload: Json) -> None:
         response = cast("Json", payload["response"])
         if kind in _WHOLE:
             reply.choices.clear()
-            _whole(reply, response)
+            _whole(reply, response, streamed=True)
         else:
             reply.head(response, _USAGE)
 
 
-def _whole(reply: Reply, response: Json) -> None:
+def _whole(reply: Reply, response: Json, *, streamed: bool = False) -> None:
     reply.head(response, _USAGE)
     if "output" not in response:
         return
     choice = reply.choice()
     reply.tokens(choice, response)
-    _raw_tokens(reply, choice, response)
+    _raw_tokens(reply, choice, response, streamed)
     for item in dicts(response.get("output")):
         _item(choice, item)
     details = response.get("incomplete_details")
@@ -69,15 +70,16 @@ def _whole(reply: Reply, response: Json) -> None:
     choice.finish_reason = {"completed": "stop", "max_output_tokens": "length"}.get(status, status)
 
 
-def _raw_tokens(reply: Reply, choice: Choice, response: Json) -> None:
+def _raw_tokens(reply: Reply, choice: Choice, response: Json, streamed: bool) -> None:
     """Take the token ids of vLLM's raw messages, and the log-probs of its texts, if the reply has none otherwise."""
     prompt, sampled = (_raw_ids(response.get(name)) for name in RAW_FIELDS)
     if choice.token_ids or not sampled:
         return
     reply.raw_messages = True
     reply.prompt({"prompt_token_ids": prompt})
-    logprobs = [each for text in texts_of(response) for each in dicts(text.get("logprobs"))]
-    reply.tokens(choice, {"token_ids": sampled, "logprobs": {"content": logprobs}})
+    texts = texts_of(response)
+    told = len(texts) == 1 and not (streamed and len(dicts(response.get("output"))) > 1)
+    reply.tokens(choice, {"token_ids": sampled, "logprobs": {"content": dicts(texts[0].get("logprobs")) if told else []}})
 
 
 def _raw_ids(messages: Any) -> list[Any]:

@@ -129,6 +129,20 @@ async def test_a_streamed_response_of_vllm_has_them_in_its_last_event(engine: En
     assert isinstance(answer, list) and answer[1]["logprobs"] == []
 
 
+@pytest.mark.parametrize(("streamed", "defect"), [(False, None), (True, "no_logprobs")])
+async def test_log_probs_of_text_beside_a_tool_call_are_of_all_tokens_unless_it_is_a_stream(
+    engine: Engine, streamed: bool, defect: str | None
+) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        whole = _response(body, [_text(body, -0.5, -0.25), TOOL], [_raw(7, 8)], 2)
+        return [{"type": "response.completed", "response": whole}] if streamed else whole
+
+    engine.answers["responses"] = answer
+    _, span = await engine.ask("responses", model="any", input="hello", stream=streamed)
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [7, 8] and span.attributes.get(conventions.LLM_DEFECT) == defect
+    assert span.attributes.get(conventions.LLM_RESPONSE_LOGPROBS) == (None if defect else [-0.5, -0.25])
+
+
 async def test_what_the_agent_requested_of_vllm_stays_in_the_answer(engine: Engine) -> None:
     engine.answers["responses"] = lambda body: _response(body, [_text(body, -0.5)], [_raw(7)], 1)
     answer, _ = await engine.ask(
@@ -142,11 +156,12 @@ async def test_what_the_agent_requested_of_vllm_stays_in_the_answer(engine: Engi
     ("output", "sampled", "counted", "ids", "defect"),
     [
         (lambda _: [TOOL], [_raw(7, 8)], 2, [7, 8], "no_logprobs"),
-        (lambda body: [_text(body, -0.5), TOOL], [_raw(7, 8)], 2, [7, 8], "logprobs_length"),
+        (lambda body: [_text(body, -0.5)], [_raw(7, 8)], 2, [7, 8], "logprobs_length"),
+        (lambda body: [_text(body, -0.5), _text(body, -0.5)], [_raw(7, 8)], 2, [7, 8], "no_logprobs"),
         (lambda body: [TOOL, _text(body, -0.5)], [_raw(7), _raw(1, 2, 3, 7, 4), _raw(8)], 2, None, "token_count"),
         (lambda body: [_text(body)], [{"role": "assistant", "content": []}], 2, None, None),
     ],
-    ids=["a tool call", "text and a tool call", "a tool of the server's own", "gpt-oss"],
+    ids=["a tool call", "too few", "several texts", "a tool of the server's own", "gpt-oss"],
 )
 async def test_tokens_of_vllms_responses_that_are_not_proven_are_not_recorded(
     engine: Engine, output: Callable[[Any], list[Any]], sampled: list[Any], counted: int, ids: list[int] | None, defect: str | None
