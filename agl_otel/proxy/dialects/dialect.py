@@ -13,6 +13,7 @@ SAMPLING: Final = frozenset(
         *("top_k", "min_p", "repetition_penalty", "length_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "bad_words"),
         *("allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
         *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "separate_reasoning", "return_token_ids"),
+        *("return_weight_versions", "return_input_ids_in_sglext", "return_output_ids_in_sglext", "enable_response_messages"),
         *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"),
     }
 )
