@@ -12,15 +12,13 @@ from typing import Any, Final, cast
 from agl_otel.proxy.dialects.anthropic import MESSAGES
 from agl_otel.proxy.dialects.dialect import Dialect
 from agl_otel.proxy.dialects.openai import CHAT, COMPLETIONS, EMBEDDINGS, OUTPUT_IDS, TOKEN_IDS
-from agl_otel.proxy.dialects.responses import RAW_FIELDS, RAW_MESSAGES, RESPONSES, texts_of
+from agl_otel.proxy.dialects.responses import INCLUDE, RAW_FIELDS, RAW_MESSAGES, RESPONSES, texts_of
 from agl_otel.proxy.reply import Json, dicts
 
 __all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "is_bare", "prepare", "take_out", "told_of"]
 
 DIALECTS: Final = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS)}
 _ID_FIELDS: Final = ("prompt_token_ids", "token_ids", "response_token_ids", "weight_versions")
-_RESULTS: Final = {"include": "logprobs"}
-"""{field that requests something: the name of that, where it is another one}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +39,13 @@ def prepare(
     fields = {name: value for name, value in defaults.items() if asked.get(name) is None}  # null counts as unset
     if model and asked.get("model") != model:
         fields["model"] = model
-    added = {name: _more(asked.get(name), value) for name, value in extras.items() if _lacks(asked.get(name), value)}
-    return Prepared(fields | added, frozenset(_RESULTS.get(name, name) for name in added))
-
-
-def _lacks(asked: Any, extra: Any) -> bool:
-    """Return whether the agent did not request `extra`; of a list: all of it."""
-    if asked is None or asked is False:
-        return True
-    return isinstance(extra, list) and isinstance(asked, list) and any(each not in asked for each in cast("list[Any]", extra))
-
-
-def _more(asked: Any, extra: Any) -> Any:
-    return [*cast("list[Any]", asked), *(each for each in extra if each not in asked)] if isinstance(asked, list) else extra
+    added = {name: value for name, value in extras.items() if asked.get(name) is None or asked[name] is False}
+    if INCLUDE not in extras:
+        return Prepared(fields | added, frozenset(added))
+    given: Any = asked.get(INCLUDE)
+    if isinstance(given, list) and (more := [each for each in extras[INCLUDE] if each not in given]):
+        added[INCLUDE] = [*cast("list[Any]", given), *more]
+    return Prepared(fields | added, frozenset("logprobs" if name == INCLUDE else name for name in added))
 
 
 def told_of(dialect: Dialect, sampling: Mapping[str, Any]) -> Mapping[str, Any]:

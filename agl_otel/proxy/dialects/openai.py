@@ -29,7 +29,8 @@ def take(reply: Reply, payload: Json) -> None:
             reply.mixed_choices = True  # the choice was finished: this is another one's
         reply.prompt(item)
         reply.tokens(choice, item)
-        take_choice(choice, item)
+        if "weight_versions" in item or "routed_experts" in item or "meta_info" in item:
+            take_choice(choice, item)
         if finish_reason := string(item.get("finish_reason")):
             choice.finish_reason = finish_reason
         message = item.get("message") or item.get("delta")

@@ -23,6 +23,7 @@ from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, string
 RAW_MESSAGES: Final = "enable_response_messages"
 RAW_FIELDS: Final = ("input_messages", "output_messages")
 """What it adds to an answer."""
+INCLUDE: Final = "include"
 _LOGPROBS: Final = "message.output_text.logprobs"
 _USAGE: Final = ("input_tokens", "output_tokens")
 _WHOLE: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -150,7 +151,7 @@ RESPONSES: Final = Dialect(
     "responses",
     "chat",
     _FIELDS | SAMPLING,
-    {TOKEN_IDS: True, RAW_MESSAGES: True, "include": [_LOGPROBS]},
+    {TOKEN_IDS: True, RAW_MESSAGES: True, INCLUDE: [_LOGPROBS]},
     take,
     _request_messages,
     _message,
