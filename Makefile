@@ -136,7 +136,13 @@ wheel: setup web ## build sdists and wheels into dist/ (dist/pure: for every pla
 	$(UV) build --quiet
 	$(UV) build --quiet --out-dir dist hook
 	$(if $(shell command -v cargo),AGL_BUILD_CORE=off $(UV) build --quiet --wheel --out-dir dist/pure dist/agl_otel-*.tar.gz)
+	$(MAKE) --no-print-directory dist/constraints.txt
 	$(RUN) python -m tests.try_wheels $(UV)
+
+dist/constraints.txt: uv.lock | $(UV) ## (of `make wheel`) the versions that CI tests, for pip's --constraint
+	@mkdir -p dist
+	$(UV) export --quiet --frozen --no-emit-project --no-emit-package agl-otel-hook --no-default-groups --extra kubernetes --extra postgres --extra train --extra lora \
+	  --no-hashes --no-annotate --no-header --output-file $@ >/dev/null
 
 .PHONY: proto test test-all test-long test-lowest compile search chaos chaos-queue proof fuzz fuzz-core fuzz-native matrix lint audit format web wheel
 
