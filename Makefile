@@ -150,7 +150,7 @@ demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2",
 	$(RUN) agl-otel demo $(ARGS)
 
 notebook: setup ## open the demo as a notebook, in JupyterLab (ARGS="--no-browser --port 8889")
-	$(RUN) --with jupyterlab jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) examples/first_light/demo.ipynb
+	$(RUN) --with jupyterlab --with ipywidgets jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) examples/first_light/demo.ipynb
 
 demo-matrix: setup ## the demo with every target, ten seeds and the control: half an hour
 	$(RUN) python bench/demo_matrix.py $(ARGS)
