@@ -165,7 +165,9 @@ async def evidence(address: str, folder: Path, version: str) -> list[TrainingSte
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
     async with await LightningStore.connect(address) as store:
         found = await store.training_steps(run_id)
-        rows = await store.reader.query(f"SELECT SpanName AS name, count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(run_id)}' GROUP BY name")
+        rows = await store.reader.query(
+            f"SELECT SpanName AS name, count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(run_id)}' GROUP BY name"
+        )
         spans = {row["name"]: int(row["n"]) for row in rows}
         assert spans.pop(conventions.SPAN_TRAIN_STEP) == len(found)
         assert list(spans) == [conventions.SPAN_TRAIN_RUN], "that it has begun, that it has ended, and both again after the kill"
