@@ -42,8 +42,7 @@ class TrainingRun(Model):
     run_id: str
     algorithm: str
     outcome: str = ""
-    """How it ended: `finished`, `interrupted`, or `error: ` and the error. Empty while it runs, if it was killed, and of a run that no
-    job started."""
+    """How it ended: `finished`, `interrupted`, or `error: ` and the error. Empty while it runs, and if it was killed."""
     steps: int
     last_step: int
     last_version: str
