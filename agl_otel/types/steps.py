@@ -49,3 +49,7 @@ class TrainingRun(Model):
     start_time: float
     end_time: float
     """Unix seconds."""
+
+    def has_made(self, step: int) -> bool:
+        """Return whether the run made this step, or may still; not so of one whose rollouts waited or ran when it was stopped or failed."""
+        return self.outcome in ("", "finished") or step <= self.last_step
