@@ -49,7 +49,8 @@ def cli_page() -> str:
         NOTE,
         "# The command line",
         "",
-        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted.",
+        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found what prevents training (✗); 130 interrupted.",
+        "`run` exits with 0 if the agent's command ended well, and with 1 if it failed; a ✗ of its closing check does not change that.",
         "SIGTERM, which a service manager sends, ends `up` and `store` with 0.",
         "",
     ]
