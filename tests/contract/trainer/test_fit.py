@@ -160,7 +160,10 @@ def test_a_baseline_that_is_kept_goes_on_and_runs_nothing_twice(store: Lightning
         run(["good"])
 
     async def steps() -> list[agl.TrainingStep]:
-        return await store.training_steps(told["run_id"])
+        found = await store.training_steps(told["run_id"])
+        (listed,) = await store.queue.query_runs(told["run_id"])
+        assert (listed.rollouts, listed.last_step) == (2, 1), "its rollouts are listed as the run's"
+        return found
 
     assert [(step.step, step.samples, len(step.attempts)) for step in asyncio.run(steps())] == [(1, 2, 2)]
 
